@@ -1,0 +1,71 @@
+# The house's verbs. `make demo` and `make test` are all a newcomer needs; both set themselves up.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+RUN_TESTS := $(BIN)/python -m pytest
+
+.PHONY: demo test test-full test-peers setup lint bench experiments tables lock clean help
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: .venv/core.stamp ## the road from made-up e-mails to a result, in coowned-demo/
+	$(BIN)/coowned demo
+
+test: .venv/core.stamp ## the quick suite
+	$(RUN_TESTS) -n 2 --dist worksteal -m "not full and not peers"
+
+test-full: .venv/all.stamp ## what the quick suite leaves out: Spark, browser, documentation, faults
+	$(RUN_TESTS) -m full
+
+test-peers: .venv-peers/peers.stamp ## conformance with torch, transformers and opacus
+	.venv-peers/bin/python -m pytest tests/peers -m peers
+
+setup: .venv/all.stamp ## the whole development environment
+
+lint: .venv/all.stamp ## ruff, pyright, import order of the stages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: .venv/all.stamp ## ratios against peers and limits; reads ../shared/data
+	$(BIN)/python -m benchmarks $(ONLY)
+
+experiments: .venv/all.stamp ## run the experiments' grids and store their rows; reads ../shared/data
+	$(BIN)/python -m experiments $(ONLY)
+
+tables: .venv/all.stamp ## put the stored rows into the documentation
+	$(BIN)/python -m experiments tables
+
+lock: ## pin every dependency anew (needs uv on the PATH)
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --extra dev --extra spark --extra cyclic pyproject.toml -o requirements/all.lock --upgrade
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  --extra dev -c requirements/all.lock pyproject.toml -o requirements/core.lock --upgrade
+
+clean: ## remove environments and caches
+	rm -rf .venv .venv-peers coowned-demo .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coowned needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/core.stamp: requirements/core.lock pyproject.toml | .venv/bin/python
+	@echo "setting up .venv (once) ..."
+	@test -e .venv/all.stamp || $(PIP) install --require-hashes -r requirements/core.lock
+	@test ! -e .venv/all.stamp || $(PIP) install --require-hashes -r requirements/all.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/all.stamp: requirements/all.lock .venv/core.stamp
+	$(PIP) install --require-hashes -r requirements/all.lock
+	@touch $@
+
+.venv-peers/peers.stamp: requirements/core.lock requirements/peers.txt pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes -r requirements/core.lock
+	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install -r requirements/peers.txt
+	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,36 @@
+"""Every exception of the package. A message says what was wrong, where, and what to do about it."""
+
+
+class CoownedError(Exception):
+    """The base of every error raised on purpose by this package."""
+
+
+class InputError(CoownedError, ValueError):
+    """A file, table, array or argument is not what was asked for."""
+
+
+class ConfigError(InputError):
+    """A configuration file has an unknown, missing or contradictory key."""
+
+
+class InfeasibleScheduleError(CoownedError):
+    """No schedule of the asked size was found.
+
+    Args:
+      message: what was asked, how far it got, and what to change.
+      filled: slots that were filled before the search ended.
+      needed: slots that were asked for.
+    """
+
+    def __init__(self, message: str, *, filled: int, needed: int):
+        super().__init__(message)
+        self.filled = filled
+        self.needed = needed
+
+
+class CertificateMismatchError(CoownedError):
+    """A certificate, a graph and a selection do not belong together."""
+
+
+class UncertifiableError(CoownedError):
+    """The certificate does not prove what the mechanism needs."""

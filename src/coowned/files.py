@@ -1,0 +1,95 @@
+"""Output files that appear whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from coowned.errors import InputError
+
+
+@contextlib.contextmanager
+def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
+    """Gives a temporary path beside each target; on a clean exit all take their targets' places, else none does.
+
+    Guarantees:
+      - After an error, an interrupt or a full disk no target has changed and nothing is left behind.
+        (test_nothing_half_written, test_failure_while_taking_places_is_undone)
+      - A folder of Parquet files left by an earlier run is replaced as a whole, any other refused.
+        (test_folder_is_replaced, test_folder_with_other_things_is_kept)
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> with whole_files(folder / "a.txt") as (temporary,):
+      ...     _ = temporary.write_text("all of it")
+      >>> [path.name for path in folder.iterdir()]
+      ['a.txt']
+    """
+    places = [Path(target) for target in targets]
+    for place in places:
+        _check_target(place)
+    with contextlib.ExitStack() as rooms:
+        # Beside the target, so that taking its place is one rename on the same disk.
+        temporary = [
+            Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)))
+            / place.name
+            for place in places
+        ]
+        yield temporary
+        for path in temporary:
+            _flush(path)
+        with contextlib.ExitStack() as undo:
+            for path, place in zip(temporary, places, strict=True):
+                _take_place(path, place, undo)
+            undo.pop_all()
+
+
+def _check_target(place: Path) -> None:
+    if not place.name or place.name == "..":
+        raise InputError(f"{place}: not the name of a file; name the file to write")
+    if not place.parent.is_dir():
+        raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
+    if not os.access(place.parent, os.W_OK):
+        raise InputError(f"{place}: the folder {place.parent} cannot be written to; choose another")
+    if place.is_dir():
+        foreign = [
+            file.name for file in place.iterdir() if not file.name.endswith(".parquet") and file.name[0] not in "._"
+        ]
+        if foreign:
+            raise InputError(f"{place}: a folder that holds other things ({sorted(foreign)[0]}); name another place")
+
+
+def _take_place(path: Path, place: Path, undo: contextlib.ExitStack) -> None:
+    """Moves path to place; what was there is kept aside, and undo puts it back."""
+    kept = path.with_name(f"{path.name}.replaced")
+    if (place.is_dir() and not place.is_symlink()) or (path.is_dir() and os.path.lexists(place)):
+        os.rename(place, kept)
+        undo.callback(_put_back, kept, place)
+    elif os.path.lexists(place):
+        with contextlib.suppress(OSError):  # a disk without links: then the old file cannot be put back
+            os.link(place, kept, follow_symlinks=False)
+            undo.callback(os.replace, kept, place)
+    else:
+        undo.callback(_remove, place)
+    os.replace(path, place)
+
+
+def _put_back(kept: Path, place: Path) -> None:
+    _remove(place)
+    os.rename(kept, place)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())

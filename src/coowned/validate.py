@@ -1,0 +1,72 @@
+"""Keyword guards: one line where a value is taken in, one uniform sentence where it is wrong.
+
+>>> positive(contribution_bound=3)
+>>> positive(contribution_bound=0)
+Traceback (most recent call last):
+  ...
+coowned.errors.InputError: contribution_bound must be a whole number of at least 1, not 0
+"""
+
+import math
+import numbers
+from collections.abc import Collection, Sized
+from typing import Any
+
+from coowned.errors import InputError
+
+
+def integer(*, at_least: int, at_most: int | None = None, **named: Any) -> None:
+    """Refuses what is not a whole number in [at_least, at_most]; booleans are not numbers here."""
+    for name, value in named.items():
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not whole or int(value) < at_least or (at_most is not None and int(value) > at_most):
+            upper = "" if at_most is None else f" and at most {at_most}"
+            raise InputError(f"{name} must be a whole number of at least {at_least}{upper}, not {value!r}")
+
+
+def positive(**named: Any) -> None:
+    """Refuses what is not a whole number of at least 1."""
+    integer(at_least=1, **named)
+
+
+def positive_number(**named: Any) -> None:
+    """Refuses what is not a finite number above 0."""
+    for name, value in named.items():
+        if not is_number(value) or value <= 0 or value == math.inf:
+            raise InputError(f"{name} must be a finite number above 0, not {value!r}")
+
+
+def in_range(low: float, high: float, *, open_low: bool = False, open_high: bool = False, **named: Any) -> None:
+    """Refuses what is not a number in the interval from low to high, ends excluded where said."""
+    for name, value in named.items():
+        inside = is_number(value) and (low < value if open_low else low <= value)
+        inside = inside and (value < high if open_high else value <= high)
+        if not inside:
+            brackets = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
+            raise InputError(f"{name} must be a number in {brackets}, not {value!r}")
+
+
+def one_of(choices: Collection[str], **named: Any) -> None:
+    """Refuses what is not one of the named choices."""
+    for name, value in named.items():
+        if not isinstance(value, str) or value not in choices:
+            listed = ", ".join(repr(choice) for choice in choices)
+            raise InputError(f"{name} must be one of {listed}, not {value!r}")
+
+
+def same_length(expected: int, **named: Sized) -> None:
+    """Refuses sequences that do not have the expected length."""
+    for name, value in named.items():
+        if len(value) != expected:
+            raise InputError(f"{name} must have {expected} entries, not {len(value)}")
+
+
+def seed(value: Any) -> None:
+    """Refuses what cannot be a seed: seeds are whole numbers in [0, 2^63)."""
+    integer(at_least=0, at_most=2**63 - 1, seed=value)
+
+
+def is_number(value: Any) -> bool:
+    """True for real numbers, false for booleans, nan and everything else."""
+    # nan is the one number that is not itself; math.isnan would overflow on very large whole numbers.
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value == value)
