@@ -1,0 +1,269 @@
+"""The attribution graph: which example belongs to which users."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from coowned import validate
+from coowned.attribution import digest as digests
+from coowned.attribution import kernels
+from coowned.attribution.identifiers import as_identifiers, utf8_buffers
+from coowned.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class AttributionGraph:
+    """A fixed hypergraph: its examples are the hyperedges, its users the nodes.
+
+    Arrays are kept by example in compressed rows, and by user once they are asked for. They are read-only views;
+    `from_csr` keeps the caller's memory where it can, so the caller must not write to it afterwards.
+
+    Guarantees:
+      - Neither the object nor its arrays can be changed.                (test_graph_is_immutable)
+      - A user repeated inside one example counts once.                  (test_repeated_users_collapse)
+      - Examples without users are legal and keep their place.           (test_examples_without_users)
+      - `digest` depends on the ids and the set of (id, key) pairs only. (test_digest_ignores_order_and_labels)
+
+    Cost: O(pairs) time and memory; `digest` hashes every pair once, when first asked for.
+    What it is not: a place for content. Nothing a selector may see is made from the text of examples.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]])
+      >>> graph
+      AttributionGraph(num_examples=5, num_users=4, num_pairs=11)
+      >>> graph.examples_per_user
+      array([2, 4, 3, 2])
+
+    References: Ganesh et al. (2025), Section 2, https://arxiv.org/abs/2503.03622
+    """
+
+    # Takes checked arrays as they are; use one of the `from_…` constructors instead.
+    indptr: np.ndarray  # (num_examples + 1,) int64
+    users: np.ndarray  # (num_pairs,) int32 where they fit, increasing inside each example
+    _: dataclasses.KW_ONLY
+    num_users: int
+    example_ids: pa.Array | None  # int64 or large_string, None: the index
+    user_keys: pa.Array | None  # int64 or large_string, None: the integer
+    columns_read: tuple[str, ...] = ()
+    num_unprotected_users: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "indptr", _read_only(self.indptr))
+        object.__setattr__(self, "users", _read_only(self.users))
+
+    @classmethod
+    def from_csr(
+        cls,
+        indptr: Any,
+        users: Any,
+        *,
+        num_users: int,
+        example_ids: Any = None,
+        user_keys: Any = None,
+        columns_read: Sequence[str] = (),
+        num_unprotected_users: int = 0,
+    ) -> "AttributionGraph":
+        """From compressed rows: the users of example i are users[indptr[i]:indptr[i + 1]]."""
+        validate.integer(at_least=0, num_users=num_users)
+        indptr = _integers(indptr, "indptr").astype(np.int64, copy=False)
+        users = _integers(users, "users")
+        if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(users):
+            raise InputError(
+                "indptr must start at 0 and end at len(users); it has one entry more than there are examples"
+            )
+        if len(indptr) > 1 and np.diff(indptr).min() < 0:
+            row = int(np.flatnonzero(np.diff(indptr) < 0)[0])
+            raise InputError(f"indptr must never fall, but does so after example {row}")
+        small = np.int32 if num_users <= np.iinfo(np.int32).max else np.int64
+        verdict = kernels.rows_are_increasing(indptr, users, num_users)
+        if verdict == 2:
+            wrong = int(np.flatnonzero((users < 0) | (users >= num_users))[0])
+            example = int(np.searchsorted(indptr, wrong, side="right")) - 1
+            raise InputError(
+                f"example {example} has user {users[wrong]}, but num_users is {num_users}, so that users are "
+                "at least 0 and below that; correct it or raise num_users"
+            )
+        if verdict == 1:
+            indptr, users = kernels.sort_and_collapse_rows(indptr, users.astype(small, copy=True))
+        return cls(
+            np.ascontiguousarray(indptr),
+            np.ascontiguousarray(users.astype(small, copy=False)),
+            num_users=int(num_users),
+            example_ids=as_identifiers(example_ids, name="example_ids", length=len(indptr) - 1),
+            user_keys=as_identifiers(user_keys, name="user_keys", length=num_users),
+            columns_read=tuple(columns_read),
+            num_unprotected_users=num_unprotected_users,
+        )
+
+    @classmethod
+    def from_pairs(
+        cls,
+        example: Any,
+        user: Any,
+        *,
+        num_examples: int,
+        num_users: int,
+        example_ids: Any = None,
+        user_keys: Any = None,
+    ) -> "AttributionGraph":
+        """From two arrays of equal length: example[j] belongs to user[j]."""
+        validate.integer(at_least=0, num_examples=num_examples, num_users=num_users)
+        example, user = _integers(example, "example"), _integers(user, "user")
+        validate.same_length(len(example), user=user)
+        outside = (example < 0) | (example >= num_examples)
+        if outside.any():
+            place = int(np.flatnonzero(outside)[0])
+            raise InputError(
+                f"pair {place} has example {example[place]}, but num_examples is {num_examples}, so that examples "
+                "are at least 0 and below that; correct it or raise num_examples"
+            )
+        grouped = np.empty(len(user), dtype=user.dtype)
+        indptr = kernels.group_pairs(example, user, num_examples, grouped)
+        return cls.from_csr(indptr, grouped, num_users=num_users, example_ids=example_ids, user_keys=user_keys)
+
+    @classmethod
+    def from_users_per_example(
+        cls,
+        users_per_example: Iterable[Iterable[int]],
+        *,
+        num_users: int | None = None,
+        example_ids: Any = None,
+        user_keys: Any = None,
+    ) -> "AttributionGraph":
+        """From lists of user integers, one list an example; num_users defaults to the largest plus one."""
+        rows = [list(row) for row in users_per_example]
+        users = _integers([user for row in rows for user in row], "users_per_example")
+        indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
+        if num_users is None:
+            num_users = int(users.max(initial=-1)) + 1
+            num_users = max(num_users, 0 if user_keys is None else len(user_keys))
+        return cls.from_csr(indptr, users, num_users=num_users, example_ids=example_ids, user_keys=user_keys)
+
+    def __repr__(self) -> str:
+        counts = f"num_examples={self.num_examples}, num_users={self.num_users}, num_pairs={self.num_pairs}"
+        return f"AttributionGraph({counts})"
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.users)
+
+    @functools.cached_property
+    def users_per_example(self) -> np.ndarray:
+        """(num_examples,) int32."""
+        return _read_only(np.diff(self.indptr).astype(np.int32))
+
+    @functools.cached_property
+    def examples_per_user(self) -> np.ndarray:
+        """(num_users,) int64."""
+        return _read_only(np.bincount(self.users, minlength=self.num_users).astype(np.int64))
+
+    @functools.cached_property
+    def by_user(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same pairs by user: (num_users + 1,) int64 and (num_pairs,) examples, increasing for each user."""
+        small = np.int32 if self.num_examples <= np.iinfo(np.int32).max else np.int64
+        examples = np.empty(self.num_pairs, dtype=small)
+        user_indptr = kernels.transpose(self.indptr, self.users, self.num_users, examples)
+        return _read_only(user_indptr), _read_only(examples)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """64 hexadecimal digits that name the ids and the set of (example id, user key) pairs, on every platform."""
+        return digests.finish("graph", *self.digest_sums())
+
+    def digest_sums(self) -> tuple[digests.RowSums, digests.RowSums]:
+        """The two mergeable sums behind `digest`, of the examples and of the pairs; parts of a graph add up."""
+        id_offsets, id_data = utf8_buffers(self.example_ids, length=self.num_examples)
+        key_offsets, key_data = utf8_buffers(self.user_keys, length=self.num_users)
+        everyone = np.arange(self.num_examples)
+        no_numbers = np.empty((self.num_examples, 0), dtype=np.int64)
+        return (
+            digests.sum_rows("example", no_numbers, everyone, id_offsets, id_data),
+            digests.sum_pairs(self.indptr, self.users, id_offsets, id_data, key_offsets, key_data),
+        )
+
+    def subgraph(self, examples: Any) -> "AttributionGraph":
+        """The same users with only these examples, in the order given; ids and keys stay with their rows."""
+        rows = np.asarray(examples)
+        if rows.dtype == bool:
+            validate.same_length(self.num_examples, examples=rows)
+            rows = np.flatnonzero(rows)
+        rows = _integers(rows, "examples")
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.num_examples):
+            raise InputError(f"examples must be in 0..{self.num_examples - 1}; take them from this graph's own rows")
+        if len(np.unique(rows)) != len(rows):
+            raise InputError("examples must not repeat; a subgraph holds an example once")
+        indptr = np.concatenate([[0], np.cumsum(np.diff(self.indptr)[rows])]).astype(np.int64)
+        users = np.empty(indptr[-1], dtype=self.users.dtype)
+        kernels.take_rows(self.indptr, self.users, rows, indptr, users)
+        ids = pa.array(rows.astype(np.int64)) if self.example_ids is None else self.example_ids.take(pa.array(rows))
+        return self._like(indptr, users, example_ids=ids)
+
+    def without_users(self, users: Any) -> "AttributionGraph":
+        """Takes users out of the attribution: they are no longer protected, and are counted, not named.
+
+        The list must be chosen without looking at the content of examples.
+        """
+        gone = np.unique(_integers(users, "users"))
+        if len(gone) and (gone.min() < 0 or gone.max() >= self.num_users):
+            raise InputError(f"users must be in 0..{self.num_users - 1}; take them from this graph's own users")
+        stays = np.ones(self.num_users, dtype=bool)
+        stays[gone] = False
+        new_label = np.cumsum(stays) - 1  # (num_users,) meaningful where stays
+        kept_pairs = stays[self.users]
+        kept_before = np.concatenate([[0], np.cumsum(kept_pairs)])
+        keys = pa.array(np.arange(self.num_users)) if self.user_keys is None else self.user_keys
+        return AttributionGraph(
+            kept_before[self.indptr],
+            new_label[self.users[kept_pairs]].astype(self.users.dtype),
+            num_users=self.num_users - len(gone),
+            example_ids=self.example_ids,
+            user_keys=keys.filter(pa.array(stays)),
+            columns_read=self.columns_read,
+            num_unprotected_users=self.num_unprotected_users + len(gone),
+        )
+
+    def ids_of(self, examples: Any) -> pa.Array:
+        """The ids of these examples, in the type of the input."""
+        rows = pa.array(np.asarray(examples, dtype=np.int64))
+        return rows if self.example_ids is None else self.example_ids.take(rows)
+
+    def _like(self, indptr: np.ndarray, users: np.ndarray, *, example_ids: pa.Array | None) -> "AttributionGraph":
+        return AttributionGraph(
+            indptr,
+            users,
+            num_users=self.num_users,
+            example_ids=example_ids,
+            user_keys=self.user_keys,
+            columns_read=self.columns_read,
+            num_unprotected_users=self.num_unprotected_users,
+        )
+
+
+def _integers(values: Any, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"{name} must be one row of whole numbers ({error}); give every entry one number") from None
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"{name} must be one row of whole numbers, not {array.dtype} of shape {array.shape}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        if array.max(initial=0) > np.iinfo(np.int64).max:
+            raise InputError(f"{name} must be below 2^63, not {array.max()}; number them from 0")
+        return array.astype(np.int64)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # compiled code wants this machine's byte order
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,168 @@
+"""Example ids and user keys as Arrow arrays: whole numbers or text, 7 and "7" being the same id."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute
+
+from coowned.errors import InputError
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+
+_LARGEST_INT64 = 2**63 - 1
+
+
+def as_identifiers(
+    values: Any, *, name: str, length: int, row_name: Callable[[int], str] = "row {}".format
+) -> pa.Array | None:
+    """Takes ids or keys in as an int64 or large_string array; None stays None and means "the index".
+
+    Guarantees:
+      - One entry a row, none null, each different, else `InputError`.   (test_identifiers_are_checked)
+
+    Example:
+      >>> as_identifiers(["m1", 7], name="example_ids", length=2).to_pylist()
+      ['m1', '7']
+    """
+    if values is None:
+        return None
+    array = text_or_integers(values, name=name)
+    if len(array) != length:
+        raise InputError(f"{name} must have {length} entries, one for each row, not {len(array)}")
+    if array.null_count:
+        row = first_true(array.is_null())
+        raise InputError(f"{name} has no value at {row_name(row)}; give every row one, or leave the argument out")
+    entries = pl.Series(array)
+    if entries.n_unique() != length:
+        row = int(np.flatnonzero(entries.is_duplicated().to_numpy())[0])
+        again = int(np.flatnonzero((entries == entries[row]).to_numpy())[1])
+        raise InputError(
+            f"{name} must be unique, but {row_name(row)} and {row_name(again)} are both {array[row].as_py()!r}; "
+            "make them unique, or read one pair a row with user=..."
+        )
+    return array
+
+
+def text_or_integers(values: Any, *, name: str) -> pa.Array:
+    """Any array-like of whole numbers or text as one int64 or large_string Arrow array."""
+    array = _to_arrow(values, name=name)
+    kind = array.type
+    if pa.types.is_integer(kind):
+        if pa.types.is_uint64(kind) and (pc.max(array).as_py() or 0) > _LARGEST_INT64:
+            return array.cast(pa.large_string())
+        return array.cast(pa.int64())
+    if is_text(kind) or pa.types.is_null(kind):
+        array = array.cast(pa.large_string())
+        check_valid(array, name)
+        return array
+    raise InputError(f"{name} must be whole numbers or text, not {kind}; cast the column to text")
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def utf8_buffers(array: pa.Array | None, *, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The UTF-8 of str(entry) of every entry, end to end: (length + 1,) int64 offsets and the (bytes,) uint8."""
+    values: Any = pa.array(np.arange(length, dtype=np.int64)) if array is None else array
+    text = values if pa.types.is_large_string(values.type) else pc.cast(values, pa.large_string())
+    if len(text) == 0:  # such an array may have no buffers at all
+        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    _, offsets_buffer, data_buffer = text.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
+    data = np.zeros(0, dtype=np.uint8) if data_buffer is None else np.frombuffer(data_buffer, dtype=np.uint8)
+    return offsets, data
+
+
+def first_true(mask: Any) -> int:
+    """The index of the first true entry of an Arrow or numpy mask that has one."""
+    return int(np.flatnonzero(np.asarray(mask))[0])
+
+
+def check_valid(
+    array: pa.Array | pa.ChunkedArray, name: str, *, row_name: Callable[[int], str] = "row {}".format
+) -> None:
+    """Refuses an Arrow array that breaks Arrow's own rules, above all text that is not UTF-8.
+
+    Files and foreign memory can hold such arrays, and everything downstream trusts them blindly.
+    """
+    before = 0
+    for chunk in array.chunks if isinstance(array, pa.ChunkedArray) else [array]:
+        try:
+            chunk.validate(full=True)
+        except pa.ArrowInvalid as error:
+            what = "is not UTF-8" if "UTF8" in str(error) else f"is not valid Arrow data ({one_line(error)})"
+            row = before + _first_invalid(chunk)
+            raise InputError(f"{name} {what} at {row_name(row)}; mend it, or write the data anew") from None
+        before += len(chunk)
+
+
+def one_line(error: object) -> str:
+    return " ".join(str(error).split())
+
+
+def _first_invalid(array: pa.Array) -> int:
+    """The first row of an array that is known to be invalid."""
+    low, high = 0, len(array)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _is_valid(array.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _is_valid(part: pa.Array) -> bool:
+    try:
+        if pa.types.is_list(part.type) or pa.types.is_large_list(part.type):
+            part.validate()
+            part = part.flatten()  # full validation of a slice of lists would look at the whole of their entries
+        part.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _to_arrow(values: Any, *, name: str) -> pa.Array:
+    if isinstance(values, pl.Series):
+        values = values.to_arrow()
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return _one_array(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuS":
+        if values.dtype.kind == "S":
+            raise InputError(f"{name} holds bytes; decode them to text first")
+        if values.ndim != 1:
+            raise InputError(f"{name} must be one row of entries, not of shape {values.shape}")
+        return pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
+    if isinstance(values, (str, bytes)):
+        raise InputError(f"{name} must be a list of ids, not one {type(values).__name__}")
+    listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    for value in listed:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str, np.integer))):
+            raise InputError(
+                f"{name} must be whole numbers or text, not {type(value).__name__} ({value!r}); cast them to text"
+            )
+    if not any(isinstance(value, str) for value in listed):
+        try:
+            return pa.array([None if value is None else int(value) for value in listed])
+        except (pa.ArrowInvalid, OverflowError):  # beyond 64 bits: as text
+            pass
+    text = [None if value is None else str(value) for value in listed]
+    try:
+        return pa.array(text, pa.large_string())
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name} holds text that is not Unicode ({error.object!r}: {error.reason}); mend it") from None
+
+
+def _one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if isinstance(values, pa.Array):
+        return values
+    if is_text(values.type):  # 64-bit offsets first: the chunks together may hold more than 2 GB
+        values = values.cast(pa.large_string())
+    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()

@@ -1,0 +1,219 @@
+"""The people of an address header: every address of From, To, Cc and the like, well-formed or not."""
+
+import re
+from typing import NamedTuple
+
+from coowned.attribution.mail_headers import decode_words
+
+_ATOM = r"[^\s<>@,;:\"()\[\]\\']+"
+# One well-formed mailbox without comment, route or quoted local part, up to the next comma: nearly all there are.
+_PLAIN_MAILBOX = re.compile(
+    rf"\s*+(?:(?:\"[^\"\\]*\"|[^<>@,;:\"()\[\]\\]+)*+<\s*+({_ATOM}@{_ATOM})\s*+>|({_ATOM}@{_ATOM}))\s*+(?:,|$)"
+)
+_WRITTEN_AT = re.compile(r"(\S+) at (\S+\.\S+)", re.IGNORECASE)  # how list archives hide addresses from robots
+_NO_LIST_GIVEN = re.compile(
+    r"(?:undisclosed|unlisted|suppressed|hidden)[\s_-]*(?:recipients?|list)|recipients? list not shown", re.I
+)
+_QUOTED_END = re.compile(r'(?:[^"\\]|\\.)*+"', re.DOTALL)
+_QUOTED_LOCAL = re.compile(r'"([^"]*)"@([^\s"]+)')
+_PARENTHESIS = re.compile(r"\\.|[()]", re.DOTALL)
+_DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
+
+
+class AddressList(NamedTuple):
+    """What one header value names.
+
+    Attributes:
+      addresses: the addresses as written; what is not an address stands as its own text in lower case.
+      unreadable: how many of them are not addresses.
+      unnamed: the header says that there are recipients it does not list.
+    """
+
+    addresses: tuple[str, ...]
+    unreadable: int
+    unnamed: bool
+
+
+def parse_addresses(value: str) -> AddressList:
+    """Every address of a header value: nobody is dropped because of how the value is written.
+
+    Guarantees:
+      - An entry that is no address is kept as its own text, unless it says that it
+        names nobody.                                   (test_unparsable_entries_are_kept)
+      - Damage around an address does not hide it.      (test_damage_hides_nobody)
+    Cost: linear in the value.
+
+    Example:
+      >>> parse_addresses('"Doe, Ann" <ann@x.org>, team: bob@x.org, carol@x.org;, broken@').addresses
+      ('ann@x.org', 'bob@x.org', 'carol@x.org', 'broken@')
+      >>> parse_addresses("undisclosed-recipients:;")
+      AddressList(addresses=(), unreadable=0, unnamed=True)
+
+    References: RFC 5322, section 3.4.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(value):
+        match = _PLAIN_MAILBOX.match(value, at)
+        if match is None:
+            return _Reader(value).read()
+        found.append(match.group(1) or match.group(2))
+        at = match.end()
+    if any(address[-1] == "." for address in found):
+        return _Reader(value).read()
+    return AddressList(tuple(found), 0, False)
+
+
+class _Reader:
+    """Reads one header value character by character, each once; brackets that never close are text."""
+
+    def __init__(self, value: str, *, decoded: bool = False):
+        self.value = value
+        self.decoded = decoded  # encoded words have been decoded already
+        self.found: list[str] = []
+        self.unreadable = 0
+        self.unnamed = False
+        self.clear()
+
+    def clear(self) -> None:
+        self.text: list[str] = []  # outside of angle brackets and comments, quotes kept
+        self.angles: list[str] = []
+        self.comments: list[str] = []
+
+    def read(self) -> AddressList:
+        value, at = self.value, 0
+        quotes = comments = True
+        last_angle, last_bracket = value.rfind(">"), value.rfind("]")
+        group_start: int | None = None  # addresses found when the group began
+        while at < len(value):
+            character = value[at]
+            after = at + 1
+            if character == '"':
+                closed = _QUOTED_END.match(value, after) if quotes else None
+                if closed is None:
+                    quotes = False
+                    self.text.append(" ")
+                else:
+                    after = closed.end()
+                    self.text.append(value[at:after])
+            elif character == "(" and comments:
+                end = _end_of_comment(value, at)
+                if end is None:
+                    comments = False
+                    self.text.append(" ")
+                else:
+                    self.comments.append(value[after : end - 1])
+                    after = end
+            elif character == "<" and after <= last_angle:
+                following = value.find("<", after)
+                end = value.find(">", after, following if following >= 0 else len(value))
+                if end < 0:
+                    self.text.append(" ")
+                else:
+                    self.angles.append(value[after:end])
+                    after = end + 1
+            elif character == "[" and after <= last_bracket and value[at - 1 : at] == "@":
+                after = value.find("]", after) + 1
+                self.text.append(value[at:after])
+            elif character == ":":
+                # The name of a group is no person, unless somebody's address stands in it.
+                name = "".join(self.text)
+                if "@" in name or self.angles:
+                    self.finish()
+                else:
+                    self.unnamed |= _NO_LIST_GIVEN.search(name) is not None
+                self.clear()
+                group_start = len(self.found)
+            elif character in ",;":
+                self.finish()
+                if character == ";" and group_start is not None:
+                    self.unnamed |= group_start == len(self.found)
+                    group_start = None
+            elif character in "<>()":
+                self.text.append(" ")
+            else:
+                self.text.append(character)
+            at = after
+        self.finish()
+        return AddressList(tuple(self.found), self.unreadable, self.unnamed)
+
+    def finish(self) -> None:
+        """Takes what stands between two separators as one entry, which may still hold several addresses."""
+        text, angles, comments = "".join(self.text), self.angles, self.comments
+        self.clear()
+        before = len(self.found)
+        for angle in angles:
+            self.take_words(_without_route(angle))
+        if angles:
+            # A display name in quotes is well-formed and ignored; an address beside the brackets is not.
+            self.take_words(re.sub(r'"[^"]*"', " ", text))
+        else:
+            text = _close_up(text)
+            for local, domain in _QUOTED_LOCAL.findall(text):
+                self.take_address(f"{local}@{domain}" if _DOT_ATOM.fullmatch(local) else f'"{local}"@{domain}')
+            self.take_words(_QUOTED_LOCAL.sub(" ", text))
+            if len(self.found) == before:
+                self.take_words(text.replace('"', " "))
+        if len(self.found) == before:
+            self.take_unreadable(" ".join(angles).strip() or text, comments)
+
+    def take_words(self, text: str) -> None:
+        for word in _close_up(text).replace(",", " ").replace(";", " ").split():
+            if "@" in word and '"' not in word:
+                self.take_address(word)
+
+    def take_address(self, word: str) -> None:
+        address = word.strip("'").rstrip(".").removeprefix("mailto:")
+        local, _, domain = address.rpartition("@")
+        if not local or not domain or ("@" in local and not local.startswith('"')):
+            self.unreadable += 1
+            address = address.lower()
+        self.found.append(address)
+
+    def take_unreadable(self, text: str, comments: list[str]) -> None:
+        """An entry without any address: its own text is its key, so that whoever it names is still counted."""
+        text = " ".join(text.replace('"', " ").split())
+        if not text and not self.found and not self.unnamed:
+            text = " ".join(" ".join(comments).split())
+        if not text:
+            return
+        if "=?" in text and not self.decoded:
+            # Some senders encode whole addresses, against the standard.
+            inner = _Reader(decode_words(text), decoded=True).read()
+            self.found.extend(inner.addresses)
+            self.unreadable += inner.unreadable
+            self.unnamed |= inner.unnamed
+            return
+        written = _WRITTEN_AT.fullmatch(text)
+        if written:
+            self.found.append(f"{written.group(1)}@{written.group(2)}")
+        elif _NO_LIST_GIVEN.fullmatch(text):
+            self.unnamed = True
+        elif any(character.isalnum() for character in text):
+            self.found.append(text.lower())
+            self.unreadable += 1
+
+
+def _close_up(text: str) -> str:
+    """`ann @ x.org` is ann@x.org."""
+    return " ".join(text.split()).replace(" @", "@").replace("@ ", "@")
+
+
+def _without_route(angle: str) -> str:
+    """`@relay:ann@x.org` is ann@x.org; so is mailto:ann@x.org."""
+    if angle.lstrip().startswith("@") or angle.lower().lstrip().startswith("mailto:"):
+        return angle.rpartition(":")[2] if angle.rpartition(":")[2].strip() else angle
+    return angle
+
+
+def _end_of_comment(value: str, at: int) -> int | None:
+    """Where the comment that opens at `at` has closed, comments inside it included."""
+    depth = 0
+    for found in _PARENTHESIS.finditer(value, at):
+        if found.group() == "(":
+            depth += 1
+        elif found.group() == ")":
+            depth -= 1
+            if not depth:
+                return found.end()
+    return None

@@ -1,0 +1,235 @@
+"""Where mail lies: mbox files, Maildir and MH folders, .eml files. Gives one message at a time, as bytes."""
+
+import functools
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from coowned.errors import InputError
+
+_CHUNK = 4 << 20  # bytes read at a time
+_HEAD = 1 << 16  # bytes looked at to tell what a file is
+_LOOK_AHEAD = 1 << 12  # bytes after a "From " line that decide whether it separates
+_SEPARATOR = b"\nFrom "
+_DATED = re.compile(
+    rb"From [^\n]{0,500}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? [^\n]{0,40}?"
+    rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[^\n]{0,40}?\d{1,2}:\d\d[^\n]{0,100}"
+)
+_UNDATED = re.compile(rb"From (?:\S{0,500}|\S{1,500} [^\n]{0,200}\d[^\n]{0,200})\r?$")
+_HEADER_LINE = re.compile(rb"(?:>?From [^\n]*\n)?([!-9;-~]{1,200})[ \t]*:")
+_MAIL_HEADERS = frozenset(
+    b"from to cc bcc sender subject date message-id received return-path delivered-to reply-to mime-version "
+    b"content-type in-reply-to references x-original-to resent-from resent-to list-id dkim-signature status x-status "
+    b"x-mozilla-status x-gmail-labels x-gm-thrid envelope-to apparently-to arc-seal".split()
+)
+_NUMBERED = re.compile(r"\d+\.?")  # the files of an MH folder
+_FLAGS = re.compile(r"[:!;]2,[A-Za-z]*$")  # Maildir flags change when a message is read; its name does not
+
+
+class RawMessage(NamedTuple):
+    """One message as it lies in the box.
+
+    Attributes:
+      content: all its bytes, a leading "From " line included.
+      name: what to call it where it has no Message-ID: made of file name and position, never of content.
+      escaped: lines of the body that begin with "From " carry one ">" too many.
+      is_file: the message is a file of its own.
+    """
+
+    content: bytes
+    name: str
+    escaped: bool
+    is_file: bool
+
+
+def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) -> Iterator[RawMessage]:
+    """Every message of a file or folder, in file order, files sorted by their path inside the folder.
+
+    Guarantees:
+      - Nothing depends on the order in which the disk lists a folder.       (test_folder_is_read_in_name_order)
+      - A box cut off in the middle of a message gives what is left of it.   (test_truncated_mbox_is_read)
+    Cost: memory for one chunk of 4 MiB and the largest message.
+    """
+    place = Path(path)
+    kind = _kind(place)
+    if stat.S_ISDIR(kind):
+        yield from _folder_messages(place, report)
+    elif stat.S_ISREG(kind):
+        head = read_head(place)
+        if not head.strip():
+            raise InputError(f"{place}: the file is empty; give a mailbox (mbox, Maildir, .eml or a folder of .eml)")
+        if not begins_like_mail(head):
+            raise InputError(
+                f"{place}: not a mailbox: at byte 0 there is neither a 'From ' line nor a mail header; "
+                "give an mbox, a Maildir, an .eml file or a folder of .eml files"
+            )
+        yield from _file_messages(place, _FLAGS.sub("", _valid_name(place.name)), "", report)
+    else:
+        raise InputError(f"{place}: neither a file nor a folder; give a mailbox on disk")
+
+
+def begins_like_mail(head: bytes, *, known_headers: int = 1) -> bool:
+    """True where bytes begin with the "From " line of an mbox, or a header with enough names known from mail."""
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    if head.startswith(b"From "):
+        line, _, rest = head.partition(b"\n")
+        return _DATED.match(line) is not None or (_UNDATED.match(line) is not None and _names_header(rest, 0))
+    head = head.replace(b"\r\n", b"\n").replace(b"\r", b"\n").partition(b"\n\n")[0]
+    if b"\0" in head or not _HEADER_LINE.match(head):
+        return False
+    names = {line.partition(b":")[0].rstrip().lower() for line in head.split(b"\n") if b":" in line}
+    return len(names & _MAIL_HEADERS) >= known_headers
+
+
+def folder_files(folder: Path) -> tuple[list[str], int]:
+    """The mail files of a folder, as sorted paths inside it with "/" between parts, and the number of other files."""
+    found: list[str] = []
+    others = 0
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error.filename or folder, error)
+
+    for parent, _, names in os.walk(folder, onerror=refuse):
+        inside = Path(parent).relative_to(folder)
+        in_maildir = inside.name in ("cur", "new") or (inside == Path() and Path(parent).name in ("cur", "new"))
+        for name in names:
+            if _is_mail_name(name, in_maildir=in_maildir):
+                found.append((inside / name).as_posix())
+            else:
+                others += 1
+    return sorted(found), others
+
+
+def read_head(file: Path) -> bytes:
+    """The first bytes of a file, enough to tell what it is."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(_HEAD)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _is_mail_name(name: str, *, in_maildir: bool) -> bool:
+    if in_maildir:
+        return not name.startswith(".")
+    return name.lower().endswith((".eml", ".mbox")) or _NUMBERED.fullmatch(name) is not None
+
+
+def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[RawMessage]:
+    files, others = folder_files(folder)
+    if not files:
+        raise InputError(
+            f"{folder}: no message in this folder ({others} other files); a folder holds .eml or .mbox files, "
+            "or is a Maildir with cur/ and new/"
+        )
+    like_mail = 0
+    for number, inside in enumerate(files):
+        file = folder / inside
+        if not stat.S_ISREG(_kind(file)):
+            raise InputError(f"{file}: not a regular file; take it out of the folder")
+        like_mail += begins_like_mail(read_head(file))
+        report_part = functools.partial(_report_part, report, number, len(files))
+        yield from _file_messages(file, _FLAGS.sub("", _valid_name(inside)), f"{_valid_name(inside)}/", report_part)
+    if not like_mail:
+        raise InputError(f"{folder}: none of its {len(files)} files begins like mail; give a folder of .eml files")
+
+
+def _file_messages(file: Path, name: str, prefix: str, report: Callable[[float], None]) -> Iterator[RawMessage]:
+    """The messages of one file: several where it is an mbox, one where it is a message of its own."""
+    try:
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            start = opened.read(_LOOK_AHEAD)
+            opened.seek(0)
+            # In a folder only .mbox files hold several messages; a file given by itself does unless it is an .eml.
+            is_mbox = file.suffix.lower() == ".mbox" if prefix else file.suffix.lower() != ".eml"
+            start = start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+            if not is_mbox and not (start.startswith(b"From ") and begins_like_mail(start)):
+                yield RawMessage(opened.read(), name, False, True)
+                report(1.0)
+                return
+            # The position counts messages, not bytes: a byte offset would carry the length of other people's words
+            # into the id, and from there into the order of selection.
+            for position, content in enumerate(split_mbox(opened, lambda done: report(done / max(size, 1)))):
+                yield RawMessage(content, f"{prefix}message {position + 1}", True, False)
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def split_mbox(opened: BinaryIO, report: Callable[[int], None]) -> Iterator[bytes]:
+    """The messages of an mbox, in pieces of the file that together are the whole of it.
+
+    A line that begins with "From " separates two messages where a header line follows it at once, and it either carries
+    a date ("From ann@x.org Mon Jan  1 10:00:00 2024") or follows a blank line and names an address or nothing. Every
+    other such line is text. Writers of mbox escape text as ">From ", so that only a box written without escaping (or by
+    Content-Length alone) leaves room for doubt.
+
+    Guarantees:
+      - The pieces joined are the file.   (test_split_mbox_keeps_every_byte)
+    Cost: linear in the file.
+    """
+    buffer, start, scanned, done, at_end = b"", 0, 0, 0, False
+    while True:
+        at = buffer.find(_SEPARATOR, scanned)
+        if at >= 0 and (at_end or len(buffer) - at >= _LOOK_AHEAD):
+            scanned = at + 1
+            if _separates(buffer, at + 1) and buffer[start : at + 1].strip():
+                yield buffer[start : at + 1]
+                start = at + 1
+            continue
+        if at_end:
+            break
+        scanned = at if at >= 0 else max(len(buffer) - len(_SEPARATOR) + 1, scanned, start)
+        # A message larger than a chunk doubles the next read: joining stays linear in its size.
+        more = opened.read(max(_CHUNK, len(buffer) - start))
+        at_end = not more
+        buffer, scanned, start = buffer[start:] + more, scanned - start, 0
+        done += len(more)
+        report(done)
+    if start < len(buffer):
+        yield buffer[start:]
+
+
+def _separates(buffer: bytes, at: int) -> bool:
+    end = buffer.find(b"\n", at, at + 2000)
+    if end < 0:
+        return False
+    line = buffer[at:end]
+    if _DATED.match(line):
+        return _HEADER_LINE.match(buffer, end + 1) is not None
+    after_blank = buffer[max(at - 2, 0) : at] == b"\n\n" or buffer[max(at - 3, 0) : at] == b"\n\r\n"
+    return after_blank and _UNDATED.match(line) is not None and _names_header(buffer, end + 1)
+
+
+def _names_header(buffer: bytes, at: int) -> bool:
+    match = _HEADER_LINE.match(buffer, at)
+    if match is None:
+        return False
+    name = match.group(1).lower()
+    return name in _MAIL_HEADERS or name.startswith(b"x-")
+
+
+def _report_part(report: Callable[[float], None], number: int, files: int, part: float) -> None:
+    report((number + part) / files)
+
+
+def _valid_name(name: str) -> str:
+    """A file name as valid Unicode: Arrow takes no other text."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _kind(place: Path) -> int:
+    try:
+        return os.stat(place).st_mode
+    except FileNotFoundError:
+        raise InputError(f"{place}: no such file or folder; check the path of the mailbox") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(place, error) from error
+
+
+def _unreadable(place: object, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"{place}: cannot be read ({reason}); check the path and its permissions")

@@ -1,0 +1,132 @@
+"""What a graph looks like: counts, histograms, components, and what its heaviest users cost."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from coowned.attribution import kernels
+from coowned.attribution.graph import AttributionGraph
+
+_HEAVIEST = 10
+_BOUNDS = (1, 3, 10)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphStatistics:
+    """The figures that `coowned inspect` prints. All are statistics of the graph, which stays open.
+
+    Guarantees:
+      - Every count equals a plain recount.                                        (test_counts_equal_a_recount)
+      - `blocked` is a true lower bound on what any selection leaves out.          (test_blocked_is_a_lower_bound)
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0, 1], [0, 2], [0], [3]])
+      >>> statistics = GraphStatistics.of(graph)
+      >>> statistics.users_per_example_histogram
+      [(1, 2), (2, 2)]
+      >>> statistics.blocked[1]
+      2
+    """
+
+    num_examples: int
+    num_users: int
+    num_pairs: int
+    num_unprotected_users: int
+    num_examples_without_users: int
+    num_users_without_examples: int
+    mean_users_per_example: float
+    median_users_per_example: float
+    max_users_per_example: int
+    mean_examples_per_user: float
+    median_examples_per_user: float
+    max_examples_per_user: int
+    users_per_example_histogram: list[tuple[int, int]]  # (from, examples): classes 0, 1, 2, 3, 4, 5-8, 9-16, …
+    examples_per_user_histogram: list[tuple[int, int]]
+    heaviest_users: list[tuple[int, int]]  # (user, examples), heaviest first
+    num_components: int
+    largest_component_users: int
+    largest_component_examples: int
+    blocked: dict[int, int]  # bound -> examples that the heaviest users alone force out of any S without duplicates
+
+    @classmethod
+    def of(cls, graph: AttributionGraph) -> "GraphStatistics":
+        users_per_example, examples_per_user = graph.users_per_example, graph.examples_per_user
+        heaviest = _heaviest(examples_per_user)
+        component = kernels.connected_components(graph.indptr, graph.users, graph.num_users)
+        _, component_of_user, component_users = np.unique(component, return_inverse=True, return_counts=True)
+        first_user = graph.users[graph.indptr[:-1][users_per_example > 0]]
+        component_examples = np.bincount(component_of_user[first_user], minlength=len(component_users))
+        return cls(
+            num_examples=graph.num_examples,
+            num_users=graph.num_users,
+            num_pairs=graph.num_pairs,
+            num_unprotected_users=graph.num_unprotected_users,
+            num_examples_without_users=int((users_per_example == 0).sum()),
+            num_users_without_examples=int((examples_per_user == 0).sum()),
+            mean_users_per_example=_mean(users_per_example),
+            median_users_per_example=_median(users_per_example),
+            max_users_per_example=int(users_per_example.max(initial=0)),
+            mean_examples_per_user=_mean(examples_per_user),
+            median_examples_per_user=_median(examples_per_user),
+            max_examples_per_user=int(examples_per_user.max(initial=0)),
+            users_per_example_histogram=_histogram(users_per_example),
+            examples_per_user_histogram=_histogram(examples_per_user),
+            heaviest_users=[(int(user), int(examples_per_user[user])) for user in heaviest],
+            num_components=len(component_users),
+            largest_component_users=int(component_users.max(initial=0)),
+            largest_component_examples=int(component_examples.max(initial=0)),
+            blocked={bound: blocked_by(graph, heaviest, bound) for bound in _BOUNDS},
+        )
+
+    def blocked_at(self, graph: AttributionGraph, contribution_bound: int) -> int:
+        """What the heaviest users alone force out of any S without duplicates at another bound."""
+        return blocked_by(
+            graph, np.array([user for user, _ in self.heaviest_users], dtype=np.int64), contribution_bound
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def blocked_by(graph: AttributionGraph, users: np.ndarray, contribution_bound: int) -> int:
+    """How many examples any S without duplicates must leave out because of these users alone.
+
+    Of the examples that contain at least one of the first j of them, S holds at most j times contribution_bound; the
+    best j counts, so that light users at the end of the list take nothing away.
+    """
+    rank = np.full(
+        graph.num_users, len(users), dtype=np.int64
+    )  # (num_users,) place in the list, its length if not there
+    rank[users] = np.arange(len(users))
+    attributed = graph.indptr[:-1][graph.users_per_example > 0]
+    if not len(attributed):
+        return 0
+    best_rank = np.minimum.reduceat(rank[graph.users], attributed)  # (attributed examples,)
+    touched = np.cumsum(np.bincount(best_rank, minlength=len(users) + 1)[: len(users)])  # (users,) by the first j
+    room = np.cumsum(np.minimum(graph.examples_per_user[users], contribution_bound))
+    return int((touched - room).max(initial=0))
+
+
+def _heaviest(examples_per_user: np.ndarray) -> np.ndarray:
+    # By weight, ties by label; only those with an example.
+    order = np.lexsort((np.arange(len(examples_per_user)), -examples_per_user))[:_HEAVIEST]
+    return order[examples_per_user[order] > 0]
+
+
+def _histogram(values: np.ndarray) -> list[tuple[int, int]]:
+    """Counts in classes 0, 1, 2, 3, 4, 5-8, 9-16, …, each named by where it begins; empty classes are left out."""
+    largest = int(values.max(initial=0))
+    begins = [0, 1, 2, 3, 4, 5]
+    while begins[-1] <= largest:
+        begins.append(2 * begins[-1] - 1)
+    counts, _ = np.histogram(values, bins=[*begins, max(begins[-1], largest) + 1])
+    return [(begin, int(count)) for begin, count in zip(begins, counts, strict=True) if count]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values)) if len(values) else 0.0

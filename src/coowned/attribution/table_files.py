@@ -1,0 +1,319 @@
+"""Tables in files: Parquet, CSV and JSON lines, one file or a folder of them."""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.identifiers import check_valid, one_line
+from coowned.attribution.places import Place
+from coowned.attribution.tables import attribute_table, user_columns
+from coowned.attribution.user_keys import Aliases, UserKeyRules
+from coowned.errors import InputError
+
+_BLOCK_BYTES = 1 << 24
+_LARGEST_BLOCK = 1 << 30
+_PEEKED_LINES = 1000
+
+
+def read_parquet(
+    path: str | os.PathLike[str],
+    users: str | Sequence[str] | None = None,
+    user: str | None = None,
+    example_id: str | None = None,
+    separator: str | None = None,
+    *,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+) -> AttributedExamples:
+    """Attributed examples from a Parquet file or a folder of them; arguments as in `from_table`."""
+    table, where = read_parquet_table(path)
+    return attribute_table(table, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+
+
+def read_csv(
+    path: str | os.PathLike[str],
+    users: str | Sequence[str] | None = None,
+    user: str | None = None,
+    example_id: str | None = None,
+    separator: str | None = None,
+    *,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+) -> AttributedExamples:
+    """Attributed examples from a CSV file with a header line, or a folder of them; arguments as in `from_table`.
+
+    Ids and users are read as text: 007 stays 007, and 0704.0001 does not become a number.
+    """
+    as_text = [name for name in (*user_columns(users), user, example_id) if isinstance(name, str)]
+    table, where = _read_all(path, (".csv", ".tsv"), lambda file: _read_csv_file(file, as_text))
+    return attribute_table(table, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+
+
+def read_jsonl(
+    path: str | os.PathLike[str],
+    users: str | Sequence[str] | None = None,
+    user: str | None = None,
+    example_id: str | None = None,
+    separator: str | None = None,
+    *,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+) -> AttributedExamples:
+    """Attributed examples from JSON lines, one object a line, or a folder of them; arguments as in `from_table`."""
+    table, where = _read_all(path, (".jsonl", ".ndjson", ".json"), _read_json_file)
+    return attribute_table(table, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+
+
+def read_parquet_table(path: str | os.PathLike[str]) -> tuple[pa.Table, Place]:
+    """A Parquet file, or a folder of them, as one table, and the place its rows came from."""
+    return _read_all(path, (".parquet", ".pq"), _read_parquet_file)
+
+
+def _read_all(
+    path: str | os.PathLike[str], suffixes: tuple[str, ...], read: Callable[[Path], pa.Table]
+) -> tuple[pa.Table, Place]:
+    files = files_of(path, suffixes)
+    tables: list[pa.Table] = []
+    for file in files:
+        try:
+            table = read(file)
+            names = _names(table.schema)
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{file}: the name of a column is not UTF-8 at byte {error.start} of it; save the file as UTF-8"
+            ) from error
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(
+                f"{file}: cannot be read ({one_line(error)}; the file has {file.stat().st_size:,} bytes); "
+                "write it anew, or name its format"
+            ) from error
+        if tables and names != tables[0].column_names:
+            raise InputError(
+                f"{file}: its columns are {names}, those of {files[0]} are {tables[0].column_names}; "
+                "give the files of one folder the same columns"
+            )
+        for number, name in enumerate(names):
+            check_valid(table.column(number), f"{file}: column {name!r}")
+        tables.append(table)
+    place = Place(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
+    if len(tables) == 1:
+        return tables[0], place
+    try:
+        return pa.concat_tables(tables, promote_options="permissive"), place
+    except pa.ArrowException as error:
+        for file, table in zip(files, tables, strict=True):
+            if table.schema != tables[0].schema:
+                raise InputError(
+                    f"{file}: its columns are of other types than those of {files[0]} ({one_line(error)}); "
+                    "give the files of one folder the same types"
+                ) from error
+        raise
+
+
+def _names(schema: pa.Schema) -> list[str]:
+    return [schema.field(number).name for number in range(len(schema))]
+
+
+def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
+    """The file itself, or the folder's files with these suffixes by name; those that start with . or _ do not count."""
+    place = Path(path)
+    if place.is_file():
+        if place.stat().st_size == 0:
+            raise InputError(f"{place}: the file is empty; give one with data")
+        return [place]
+    if not place.is_dir():
+        raise InputError(f"{place}: no such file or folder; check the path")
+    files = sorted(
+        file
+        for file in place.rglob("*")
+        if file.name.lower().endswith(suffixes)
+        and file.is_file()
+        and not any(part.startswith((".", "_")) for part in file.relative_to(place).parts)
+    )
+    if not files:
+        raise InputError(f"{place}: the folder has no {' or '.join(suffixes)} file; check the path or the format")
+    for file in files:
+        if file.stat().st_size == 0:
+            raise InputError(f"{file}: the file is empty; remove it or write it anew")
+    return files
+
+
+def _read_parquet_file(file: Path) -> pa.Table:
+    # Without reading ahead the peak is the table and the pages at hand.
+    with pyarrow.parquet.ParquetFile(file, memory_map=True, pre_buffer=False) as parquet:
+        return parquet.read(use_threads=True)
+
+
+def _read_csv_file(file: Path, as_text: Sequence[str]) -> pa.Table:
+    """Types come from the first block; where a later one does not fit, all is read again with that column as text."""
+    types: dict[str, pa.DataType] = {name: pa.large_string() for name in as_text}
+    block_bytes = _BLOCK_BYTES
+    while True:
+        try:
+            return _read_csv_once(file, types, block_bytes)
+        except _WrongColumnType as error:
+            types[error.column] = pa.large_string()
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error):
+                raise _csv_error(file, error) from error
+            # One row longer than a block: the next try has room for it.
+            block_bytes = _larger_block(
+                file, block_bytes, "a quote that is never closed makes one row of all that follows"
+            )
+
+
+class _WrongColumnType(Exception):
+    def __init__(self, column: str):
+        super().__init__(column)
+        self.column = column
+
+
+def _read_csv_once(file: Path, types: dict[str, pa.DataType], block_bytes: int) -> pa.Table:
+    convert = pyarrow.csv.ConvertOptions(
+        column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=True
+    )
+    read = pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False)
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+    batches, schema = [], None
+    try:
+        with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
+            schema = reader.schema
+            for field in schema:
+                if pa.types.is_binary(field.type):  # text that is not UTF-8: as text, the reader says in which row
+                    raise _WrongColumnType(field.name)
+            batches.extend(reader)
+    except pa.ArrowInvalid as error:
+        column = _column_of_conversion_error(str(error), schema)
+        if column is not None and column not in types:
+            raise _WrongColumnType(column) from error
+        raise
+    return pa.Table.from_batches(batches, schema)
+
+
+def _column_of_conversion_error(message: str, schema: pa.Schema | None) -> str | None:
+    found = re.search(r"In CSV column #(\d+):", message)
+    if schema is None or found is None or "invalid UTF8" in message:
+        return None
+    number = int(found[1])
+    return schema.field(number).name if number < len(schema) else None
+
+
+def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
+    """Says the row, counted from 0 after the header, and never shows a cell: cells are somebody's data."""
+    message = one_line(error)
+    row = re.search(r"Row #(\d+):", message)
+    place = f"{file}, row {int(row[1]) - 2}" if row and int(row[1]) > 1 else str(file)
+    width = re.search(r"Expected (\d+) columns, got (\d+)", message)
+    column = re.search(r"In CSV column #(\d+):", message)
+    if width:
+        return InputError(
+            f"{place}: {width[2]} cells where the header has {width[1]}; quote cells that hold the delimiter or a quote"
+        )
+    if "invalid UTF8" in message:
+        where = f" in column {int(column[1])} (counted from 0)" if column else ""
+        return InputError(f"{place}: not UTF-8{where}; save the file as UTF-8")
+    if "Empty CSV" in message:
+        return InputError(f"{place}: the file has no header line, at byte 0; give one with data")
+    return InputError(f"{place}: {message.split(' conversion error')[0]}; mend the file or name its format")
+
+
+def _larger_block(file: Path, block_bytes: int, why: str) -> int:
+    if block_bytes >= min(file.stat().st_size, _LARGEST_BLOCK):
+        raise InputError(f"{file}: a row has more than {block_bytes:,} bytes; {why}: mend it")
+    return block_bytes * 8
+
+
+def _read_json_file(file: Path) -> pa.Table:
+    schema = _peek_schema(file)
+    block_bytes = _BLOCK_BYTES
+    while True:
+        try:
+            return pyarrow.json.read_json(
+                file,
+                read_options=pyarrow.json.ReadOptions(block_size=block_bytes, use_threads=True),
+                parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer"),
+            )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if "straddl" not in str(error):
+                raise _json_error(file, error) from error
+            block_bytes = _larger_block(file, block_bytes, "is it one object a line?")
+
+
+def _peek_schema(file: Path) -> pa.Schema | None:
+    """Fields that begin as text stay text: left to itself the reader makes dates of what looks like some."""
+    kinds: dict[str, pa.DataType] = {}
+    for _, line in itertools.islice(_lines(file), _PEEKED_LINES):
+        with contextlib.suppress(ValueError, RecursionError):  # what is wrong with it, the reader will say
+            fields = json.loads(line)
+            for name, value in fields.items() if isinstance(fields, dict) else ():
+                listed = isinstance(value, list)
+                first = next((entry for entry in value if entry is not None), None) if listed else value
+                if isinstance(first, str):
+                    kinds.setdefault(name, pa.list_(pa.string()) if listed else pa.string())
+    try:
+        return pa.schema(list(kinds.items())) if kinds else None
+    except UnicodeEncodeError:
+        return None
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    with file.open("rb") as lines:
+        yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def _json_error(file: Path, error: pa.ArrowException) -> InputError:
+    """Finds the line in plain Python: the reader counts rows from the start of a block."""
+    kinds: dict[str, str] = {}
+    for number, line in _lines(file):
+        place = f"{file}, line {number}"
+        try:
+            fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_unrepeated)
+            if not isinstance(fields, dict):
+                return InputError(f"{place}: {_kind(fields)} where an object was expected; write one object a line")
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeDecodeError as problem:
+            return InputError(f"{place}: not UTF-8 at byte {problem.start} of the line; save the file as UTF-8")
+        except UnicodeEncodeError:
+            return InputError(f"{place}: half a surrogate pair in a text; save the file as UTF-8")
+        except (ValueError, RecursionError) as problem:
+            return InputError(f"{place}: not JSON ({one_line(problem)}); write one whole object a line")
+        for path, value in _leaves("", fields):
+            kind = _kind(value)
+            if kinds.setdefault(path, kind) != kind:
+                return InputError(f"{place}: {path[1:]!r} is {kind} there and {kinds[path]} before; give it one type")
+    message = one_line(error).split(" in row ")[0]
+    return InputError(f"{file}: {message}; give every field one type and write one object a line")
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field is there twice in one object")
+    return fields
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value inside a JSON value that is not null, with the path of its column."""
+    if value is None:
+        return
+    yield path, value
+    for name, part in value.items() if isinstance(value, dict) else ():
+        yield from _leaves(f"{path}.{name}", part)
+    for part in value if isinstance(value, list) else ():
+        yield from _leaves(f"{path}[]", part)
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", dict: "an object", list: "a list"}
+    return names.get(type(value), "null")

@@ -1,0 +1,304 @@
+"""Tables in memory: pandas, polars, Arrow, Hugging Face datasets, anything with the Arrow C interface."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute
+
+from coowned.attribution.examples import AttributedExamples, attribute, unify
+from coowned.attribution.identifiers import check_valid, first_true, is_text, one_line, text_or_integers
+from coowned.attribution.places import Place
+from coowned.attribution.user_keys import Aliases, UserKeyRules
+from coowned.errors import InputError
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+def from_table(
+    table: Any,
+    users: str | Sequence[str] | None = None,
+    user: str | None = None,
+    example_id: str | None = None,
+    separator: str | None = None,
+    *,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+    place: str = "",
+) -> AttributedExamples:
+    """Attributed examples from a table, one example a row, or one (example, user) pair a row with `user=`.
+
+    Args:
+      table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns, or anything with the Arrow
+        C stream interface.
+      users: the column, or columns, that name an example's users ("users" by default): lists, or one name a cell.
+        With several columns, or with a separator, an empty cell names nobody; with one column it is an error.
+      user: the column with the one user of a row; rows with the same example_id are one example and must be equal
+        in every other column.
+      example_id: the column with the ids, never made from content; the row number by default.
+      separator: what stands between two users of one cell ("a@x; b@y").
+      user_keys: the rules that make keys of spellings; `UserKeyRules()` by default, which merges on the safe side.
+      aliases: who stands for whom, or the path of a CSV file `key,user`.
+      place: what to call the table in errors.
+
+    Guarantees:
+      - One example a row, in row order, whatever the kind of table.   (test_every_kind_of_table)
+
+    Example:
+      >>> examples = from_table({"sender": ["Ann", "Bob"], "to": ["bob; carol", ""]}, ["sender", "to"], separator=";")
+      >>> examples.graph.users_per_example
+      array([3, 1], dtype=int32)
+      >>> examples.user_keys.to_pylist()
+      ['ann', 'bob', 'carol']
+    """
+    arrow = to_arrow_table(table)
+    where = Place(place)
+    for number, name in enumerate(arrow.column_names):
+        check_valid(arrow.column(number), f"{where}column {name!r}")
+    return attribute_table(arrow, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+
+
+def attribute_table(
+    table: pa.Table,
+    users: str | Sequence[str] | None,
+    user: str | None,
+    example_id: str | None,
+    separator: str | None,
+    *,
+    user_keys: UserKeyRules | None,
+    aliases: Aliases | str | os.PathLike[str] | None,
+    where: Place,
+) -> AttributedExamples:
+    """`from_table` on an Arrow table that is known to be valid."""
+    if separator is not None and (not isinstance(separator, str) or not separator):
+        raise InputError(
+            f"{where}separator must be text of at least one character, not {separator!r}; leave it out or give one"
+        )
+    if user is not None:
+        if users is not None:
+            raise InputError(f"{where}give users= (all users of a row) or user= (one pair a row), not both")
+        return _from_pairs(table, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+    columns = user_columns(users)
+    if not columns:
+        raise InputError(f"{where}users= names no column; name at least one")
+    lists = _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where)
+    return attribute(
+        lists,
+        example_ids=None if example_id is None else _ids(table, example_id, where),
+        payload=table,
+        user_keys=user_keys,
+        aliases=aliases,
+        columns_read=[*([] if example_id is None else [example_id]), *columns],
+        place=where,
+    )
+
+
+def user_columns(users: str | Sequence[str] | None) -> list[str]:
+    """The columns that name users: "users" unless said otherwise."""
+    if users is None:
+        return ["users"]
+    return [users] if isinstance(users, str) else list(users)
+
+
+def to_arrow_table(table: Any) -> pa.Table:
+    """Any kind of table as an Arrow table, without a copy where its memory allows."""
+    if isinstance(table, pa.Table):
+        return table
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    try:
+        if isinstance(table, pl.LazyFrame):
+            table = table.collect()
+        if isinstance(table, pl.DataFrame):
+            return table.to_arrow()
+        if isinstance(table, Mapping):
+            return pa.table(dict(table))
+        if hasattr(table, "with_format") and hasattr(table, "features"):  # a Hugging Face dataset
+            return pa.table(table.with_format("arrow")[:])
+        if type(table).__module__.split(".")[0] == "pandas" and hasattr(table, "columns"):
+            return pa.Table.from_pandas(table, preserve_index=False)
+        if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+            return pa.table(table)
+    except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"the table cannot be read as Arrow ({one_line(error)}); give every column one type and the same length"
+        ) from error
+    raise InputError(
+        f"{type(table).__name__} is not a table; give a pandas, polars or Arrow table, a Hugging Face dataset, "
+        "or anything with __arrow_c_stream__"
+    )
+
+
+def _column(table: pa.Table, name: str, where: Place) -> pa.ChunkedArray:
+    count = table.column_names.count(name) if isinstance(name, str) else 0
+    if count > 1:
+        raise InputError(f"{where}{count} columns are named {name!r}; rename them")
+    if count == 0:
+        near = difflib.get_close_matches(str(name), table.column_names, n=1)
+        listed = ", ".join(map(repr, table.column_names)) or "no columns"
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {listed}: name one of them"
+        raise InputError(f"{where}there is no column {name!r}; {hint}")
+    return table.column(name)
+
+
+def _ids(table: pa.Table, name: str, where: Place) -> pa.Array:
+    return text_or_integers(_column(table, name, where), name=f"{where}column {name!r}")
+
+
+def _is_name(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return is_text(kind) or pa.types.is_integer(kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return views or pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _names_by_row(
+    table: pa.Table, names: Sequence[str], separator: str | None, *, lenient: bool, where: Place
+) -> pa.ChunkedArray:
+    """The users of each row as lists; lenient: an empty cell names nobody."""
+    columns = [_column(table, name, where) for name in names]
+    for name, column in zip(names, columns, strict=True):
+        _check_kind(column.type, name, separator, nobody_is_fine=lenient or len(column) == 0, where=where)
+    if len(columns) == 1 and _is_list(columns[0].type):
+        return columns[0]
+    parts = []
+    # Some rows at a time, and only codes kept: what is cut and joined on the way is never there for all rows at once.
+    for begin in range(0, table.num_rows, _ROWS_AT_ONCE):
+        lists = [
+            _as_lists(column.slice(begin, _ROWS_AT_ONCE), name, separator, begin, lenient=lenient, where=where)
+            for name, column in zip(names, columns, strict=True)
+        ]
+        offsets, entries = lists[0] if len(lists) == 1 else _side_by_side(lists)
+        parts.append(pa.LargeListArray.from_arrays(pa.array(offsets), entries.dictionary_encode()))
+    return pa.chunked_array(parts, pa.large_list(pa.dictionary(pa.int32(), pa.large_string())))
+
+
+def _check_kind(kind: pa.DataType, name: str, separator: str | None, *, nobody_is_fine: bool, where: Place) -> None:
+    if _is_list(kind) and (_is_name(kind.value_type) or pa.types.is_null(kind.value_type)):
+        if separator:
+            raise InputError(f"{where}column {name!r} already holds lists; leave the separator out")
+    elif not _is_name(kind) and not (pa.types.is_null(kind) and (nobody_is_fine or separator)):
+        raise InputError(
+            f"{where}column {name!r} is {kind}; users are text, whole numbers, or lists of them: name another column"
+        )
+
+
+def _as_lists(
+    column: pa.ChunkedArray, name: str, separator: str | None, begin: int, *, lenient: bool, where: Place
+) -> tuple[np.ndarray, pa.Array]:
+    """The (rows + 1,) ends of each row's names, and the names end to end; begin: the number of the first row."""
+    if _is_list(column.type):  # beside other columns: a null list names nobody
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
+        return _ends(lengths), _text(pc.list_flatten(column))
+    text = _text(column)
+    if separator:
+        lists = pc.split_pattern(pc.fill_null(text, ""), separator)
+        names = pc.utf8_trim_whitespace(lists.flatten())
+        filled = np.asarray(pc.utf8_length(names)) > 0
+        return _ends(filled)[np.asarray(lists.offsets) - lists.offsets[0].as_py()], names.filter(pa.array(filled))
+    if not lenient:
+        if text.null_count:
+            row = where.row(begin + first_true(text.is_null()))
+            raise InputError(f"{where}no user in column {name!r} at {row}; fill it in, or drop the row")
+        return np.arange(len(text) + 1), text
+    present = np.asarray(pc.fill_null(pc.utf8_length(pc.utf8_trim_whitespace(text)), 0)) > 0
+    return _ends(present), text.filter(pa.array(present))
+
+
+def _ends(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _text(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    # 64-bit offsets first: the chunks together may hold more than 2 GB.
+    text = column.cast(pa.large_string())
+    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
+
+
+def _side_by_side(lists: Sequence[tuple[np.ndarray, pa.Array]]) -> tuple[np.ndarray, pa.Array]:
+    """Row by row, the names of the first column, then of the second, …"""
+    lengths = [np.diff(ends) for ends, _ in lists]
+    row = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in lengths])  # (names,)
+    order = np.argsort(row, kind="stable")
+    return _ends(np.sum(lengths, axis=0)), pa.concat_arrays([names for _, names in lists]).take(pa.array(order))
+
+
+def _from_pairs(
+    table: pa.Table,
+    user: str,
+    example_id: str | None,
+    separator: str | None,
+    *,
+    user_keys: UserKeyRules | None,
+    aliases: Aliases | str | os.PathLike[str] | None,
+    where: Place,
+) -> AttributedExamples:
+    if example_id is None:
+        raise InputError(f"{where}one pair a row needs example_id=, the column that says which rows are one example")
+    if _is_list(_column(table, user, where).type):
+        raise InputError(f"{where}column {user!r} holds lists; name it with users= instead of user=")
+    row_lists = _names_by_row(table, [user], separator, lenient=False, where=where)
+    ids = _ids(table, example_id, where)
+    if ids.null_count:
+        row = where.row(first_true(ids.is_null()))
+        raise InputError(f"{where}no id in column {example_id!r} at {row}; fill it in")
+    encoded = ids.dictionary_encode()
+    example = np.asarray(encoded.indices)  # (rows,) in order of first appearance
+    _, first_row = np.unique(example, return_index=True)  # (examples,) increasing
+    _check_same_payload(table, user, example, first_row, example_id, where)
+    codes, spellings = unify(pc.list_flatten(row_lists))  # (entries,)
+    entry_example = np.repeat(example, np.asarray(pc.list_value_length(row_lists), dtype=np.int64))  # (entries,)
+    order = np.argsort(entry_example, kind="stable")
+    entries = pa.DictionaryArray.from_arrays(pa.array(codes[order]), spellings)
+    is_first = np.zeros(table.num_rows, dtype=bool)
+    is_first[first_row] = True
+    return attribute(
+        pa.LargeListArray.from_arrays(pa.array(_ends(np.bincount(entry_example, minlength=len(first_row)))), entries),
+        example_ids=encoded.dictionary,
+        payload=table.remove_column(table.column_names.index(user)).filter(pa.array(is_first)),
+        user_keys=user_keys,
+        aliases=aliases,
+        columns_read=[example_id, user],
+        place=where,
+    )
+
+
+def _check_same_payload(
+    table: pa.Table, user: str, example: np.ndarray, first_row: np.ndarray, example_id: str, where: Place
+) -> None:
+    again = np.flatnonzero(first_row[example] != np.arange(len(example)))  # rows that repeat an example
+    for begin in range(0, len(again), _ROWS_AT_ONCE):
+        rows = again[begin : begin + _ROWS_AT_ONCE]
+        first = first_row[example[rows]]
+        for number, name in enumerate(table.column_names):
+            if name in (user, example_id):
+                continue
+            column = table.column(number)
+            differs = _differ(column.take(pa.array(rows)), column.take(pa.array(first)))
+            if differs.any():
+                at = int(np.flatnonzero(differs)[0])
+                raise InputError(
+                    f"{where}{where.row(int(first[at]))} and {where.row(int(rows[at]))} are one example "
+                    f"by {example_id!r} but differ in column {name!r}; give rows of one example the same payload"
+                )
+
+
+def _differ(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
+    """(rows,) whether two cells differ; two nulls, and two nan, are the same."""
+    if pa.types.is_nested(one.type):
+        return np.array(
+            [repr(a) != repr(b) for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True)], dtype=bool
+        )
+    return pl.Series(one).ne_missing(pl.Series(other)).to_numpy()

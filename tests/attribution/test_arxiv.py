@@ -1,0 +1,100 @@
+"""arXiv metadata: papers and their authors."""
+
+# ruff: noqa: E501 (tables of cases: one case a line)
+
+import contextlib
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from coowned import InputError, UserKeyRules, read_arxiv
+
+PAPERS = [
+    {"id": "0704.0001", "title": "A\n  title", "abstract": " One. ", "categories": "hep-ph", "authors_parsed": [["Müller", "Jean-Luc", ""], ["Nadolsky", "P. M.", "Jr"]], "license": None},
+    {"id": "math/0001", "title": "B", "abstract": "Two.", "authors_parsed": [["Muller", "Jean Luc"]]},
+    {"id": "0704.0003", "title": "C", "abstract": None, "authors_parsed": [["", "", ""]]},
+]  # fmt: skip
+
+
+def write(file, papers):
+    file.write_text("".join(json.dumps(paper) + "\n" for paper in papers), encoding="utf-8")
+    return file
+
+
+def users_of(examples):
+    graph, keys = examples.graph, examples.user_keys.to_pylist()
+    return [{keys[user] for user in graph.users[a:b]} for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
+
+
+def test_papers_and_authors(tmp_path, monkeypatch):
+    monkeypatch.setattr("coowned.attribution.arxiv._PAPERS_PER_CHUNK", 2)  # the last chunk is not full
+    examples = read_arxiv(write(tmp_path / "arxiv.json", PAPERS))
+    assert examples.ids.to_pylist() == ["0704.0001", "math/0001", "0704.0003"]
+    assert users_of(examples) == [{"jean luc muller", "p m nadolsky jr"}, {"jean luc muller"}, set()]
+    assert examples.payload["abstract"].to_pylist() == ["One.", "Two.", ""]
+    assert examples.payload["title"].to_pylist() == ["A title", "B", "C"]
+    assert examples.graph.columns_read == ("id", "authors_parsed")
+    assert examples.user_mapping.spellings_of("jean luc muller") == ["Jean-Luc Müller", "Jean Luc Muller"]
+
+
+def test_initials_and_aliases(tmp_path):
+    file = write(tmp_path / "arxiv.json", PAPERS)
+    merged = read_arxiv(file, user_keys=UserKeyRules.authors(initials=True))
+    assert "j muller" in merged.user_keys.to_pylist()
+    aliases = tmp_path / "aliases.csv"
+    aliases.write_text("key,user\nP. M. Nadolsky Jr,Jean-Luc Müller\n", encoding="utf-8")
+    assert users_of(read_arxiv(file, aliases=aliases))[0] == {"jean luc muller"}
+
+
+def test_folder(tmp_path):
+    write(tmp_path / "a.json", PAPERS[:1])
+    write(tmp_path / "b.jsonl", PAPERS[1:])
+    assert read_arxiv(tmp_path).graph.num_examples == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"id": "x", "authors_parsed": [["A"]', "line 2: not JSON .*; is the file cut off"),
+        (b'["x"]', "line 2: a JSON object was expected, one paper a line; is it"),
+        (b'{"id": "x"}', "line 2: there is no list 'authors_parsed'; is it the arXiv"),
+        (b'{"id": "x", "authors_parsed": ["A"]}', r"line 2: an author in 'authors_parsed' is not a list \[last"),
+        (b'{"id": "x", "authors_parsed": [[]]}', "line 2: an author in 'authors_parsed' is not a list"),
+        (b'{"id": "x", "authors_parsed": [[null]]}', "line 2: an author in 'authors_parsed' is not a list"),
+        (b'{"id": 7, "authors_parsed": []}', "line 2: 'id' is int, text was expected; is it"),
+        (b'{"authors_parsed": []}', "line 2: 'id' is NoneType, text was expected"),
+        (b'{"id": "x", "authors_parsed": [["\xff"]]}', "line 2: not UTF-8"),
+        (b'{"id": "x", "authors_parsed": [["\\ud800"]]}', "line 2: not UTF-8 .*surrogates"),
+        (
+            b'{"id": "0704.0001", "authors_parsed": []}',
+            "column 'id' must be unique, but row 0 and row 1 are both '0704.0001'",
+        ),
+    ],
+)
+def test_bad_lines(tmp_path, line, message):
+    file = write(tmp_path / "arxiv.json", PAPERS[:1])
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    with pytest.raises(InputError, match=f"arxiv.json.*{message}"):
+        read_arxiv(file)
+
+
+def test_missing_and_empty(tmp_path):
+    with pytest.raises(InputError, match="no such file or folder; check the path"):
+        read_arxiv(tmp_path / "no.json")
+    (tmp_path / "empty.json").touch()
+    with pytest.raises(InputError, match="the file is empty"):
+        read_arxiv(tmp_path / "empty.json")
+
+
+@given(st.integers(0, 10_000), st.binary(max_size=6), st.integers(0, 8))
+@settings(max_examples=150)
+def test_mangled(tmp_path_factory, at, put_in, cut):
+    file = write(tmp_path_factory.getbasetemp() / "mangled.json", PAPERS)
+    data = file.read_bytes()
+    at %= len(data)
+    file.write_bytes(data[:at] + put_in + data[at + cut :])
+    with contextlib.suppress(InputError):  # nothing else may be raised
+        examples = read_arxiv(file)
+        assert examples.graph.num_examples == examples.payload.num_rows

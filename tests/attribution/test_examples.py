@@ -1,0 +1,123 @@
+"""Attributed examples: rows stay together, unprotected users go, selected rows come back."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from coowned import InputError, Selection, from_table, take
+from coowned.attribution.examples import attribute, unify
+
+TABLE = {
+    "id": ["m1", "m2", "m3"],
+    "users": [["Ann", "bob"], [], ["bob", "carol"]],
+    "text": ["one", "two", "three"],
+}
+
+
+def users_of(examples):
+    """The set of keys of each example."""
+    graph, keys = examples.graph, examples.user_keys.to_pylist()
+    return [{keys[user] for user in graph.users[a:b]} for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.lists(st.sampled_from("abcd"), max_size=4)), unique_by=lambda row: row[0])
+)
+def test_rows_stay_together(rows):
+    ids, users = [row[0] for row in rows], [row[1] for row in rows]
+    table = {
+        "id": pa.array(ids, pa.int64()),
+        "users": pa.array(users, pa.list_(pa.string())),
+        "text": [f"text {i}" for i in ids],
+    }
+    examples = from_table(table, example_id="id")
+    assert examples.ids.to_pylist() == ids
+    assert examples.payload["text"].to_pylist() == [f"text {i}" for i in ids]
+    assert users_of(examples) == [set(row) for row in users]
+    assert examples.graph.user_keys.to_pylist() == examples.user_keys.to_pylist()
+    assert examples.graph.columns_read == ("id", "users")
+    left = examples.without_users(["a"])
+    assert users_of(left) == [set(row) - {"a"} for row in users]
+    assert left.payload is examples.payload
+    assert left.graph.user_keys.to_pylist() == left.user_keys.to_pylist()
+
+
+def test_ids_default_to_the_row():
+    examples = from_table({"users": [["a"], ["b"]]})
+    assert examples.ids.to_pylist() == [0, 1]
+    assert examples.graph.example_ids is None
+    assert examples.graph.columns_read == ("users",)
+
+
+def test_without_users():
+    examples = from_table(TABLE, example_id="id")
+    left = examples.without_users([" BOB ", "nobody", "also nobody", "bob"])
+    assert users_of(left) == [{"ann"}, set(), {"carol"}]
+    assert left.graph.num_unprotected_users == 1
+    assert left.notes == {"unprotected_keys_not_in_the_data": 2}
+    assert left.graph.digest != examples.graph.digest
+    twice = left.without_users(["carol"])
+    assert twice.graph.num_unprotected_users == 2
+    assert users_of(twice) == [{"ann"}, set(), set()]
+    assert examples.without_users([]).graph.digest == examples.graph.digest
+    assert from_table({"users": [[7], [8]]}).without_users([7]).graph.num_unprotected_users == 1
+    with pytest.raises(InputError, match="write \\[key\\]"):
+        examples.without_users("bob")
+
+
+def test_take():
+    examples = from_table(TABLE, example_id="id")
+    taken = take(examples, Selection.from_copies(examples.graph, [2, 0, 1]))
+    assert taken.to_pydict() == {**{name: [TABLE[name][0], TABLE[name][2]] for name in TABLE}, "copies": [2, 1]}
+    assert taken.schema.field("copies").type == pa.int32()
+    nothing = take(examples, Selection.from_copies(examples.graph, [0, 0, 0]))
+    assert (nothing.num_rows, nothing.column_names) == (0, ["id", "users", "text", "copies"])
+    other = from_table({"users": [["a"]]})
+    with pytest.raises(InputError, match=r"the selection is for 1 examples, these are 3; select from examples.graph"):
+        take(examples, Selection.from_copies(other.graph, [1]))
+    named = from_table({"users": [["a"]], "copies": [1]})
+    with pytest.raises(InputError, match="rename it"):
+        take(named, Selection.from_copies(named.graph, [1]))
+
+
+def test_take_keeps_chunks():
+    table = pa.concat_tables([pa.table({"users": [["a"]], "text": [f"t{i}"]}) for i in range(5)])
+    examples = from_table(table)
+    assert take(examples, Selection.from_copies(examples.graph, [0, 1, 0, 1, 1]))["text"].to_pylist() == [
+        "t1",
+        "t3",
+        "t4",
+    ]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        pa.array(["b", "a", "b"]),
+        pa.array(["b", "a", "b"], pa.string_view()),
+        pa.chunked_array([["b"], [], ["a", "b"]], pa.string()),
+        pa.chunked_array([pa.array(["b"]).dictionary_encode(), pa.array(["a", "b"]).dictionary_encode()]),
+        pa.DictionaryArray.from_arrays(pa.array([2, 1, 2], pa.int8()), pa.array(["unused", "a", "b"])),
+        pa.DictionaryArray.from_arrays(pa.array([9, 2, 1, 2, 9][1:4], pa.uint8()), pa.array(["", "a", "b"])),
+    ],
+)
+def test_unify(entries):
+    codes, words = unify(entries)
+    assert words.type == pa.large_string()
+    assert [words[int(code)].as_py() for code in codes] == ["b", "a", "b"]
+    assert sorted(words.to_pylist()) == ["a", "b"]
+
+
+def test_attribute_checks_its_arguments():
+    payload = pa.table({"x": [1, 2]})
+    with pytest.raises(InputError, match="mail: 1 lists of users for 2 rows of payload"):
+        attribute(pa.array([["a"]]), example_ids=None, payload=payload, place="mail")
+    hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), hidden)
+    with pytest.raises(InputError, match="mail: a null user in users at row 1"):
+        attribute(lists, example_ids=None, payload=payload, place="mail")
+    examples = attribute(pa.array([["a"], ["a"]]), example_ids=[5, 6], payload=payload, notes={"odd": 3})
+    assert (examples.notes, examples.ids.to_pylist()) == ({"odd": 3}, [5, 6])
+    assert np.array_equal(examples.graph.users, [0, 0])

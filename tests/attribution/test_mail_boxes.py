@@ -1,0 +1,185 @@
+"""Where one message ends and the next begins, and what is no mailbox at all."""
+
+import io
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coowned.attribution import mail_boxes
+from coowned.attribution.mail_boxes import begins_like_mail, raw_messages, split_mbox
+from coowned.errors import InputError
+
+_FROM = b"From ann@x.org Mon Jan  1 10:00:00 2024\n"
+
+
+def _split(content: bytes) -> list[bytes]:
+    return list(split_mbox(io.BytesIO(content), lambda done: None))
+
+
+def _all(path) -> list[mail_boxes.RawMessage]:
+    return list(raw_messages(path, lambda done: None))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"From ann@x.org Mon Jan  1 10:00:00 2024",
+        b"From ann at x.org  Mon Jan  1 10:00:00 2024",
+        b"From - Mon Jan 01 10:00:00 2024",
+        b"From 1551@xxx Sat Apr 25 18:43:27 +0000 2015",
+        b"From 0123456789abcdef Mon Sep 17 00:00:00 2001",
+        b"From ann@x.org Mon, 1 Jan 2024 10:00:00 +0000",
+        b"From ann@x.org",
+        b"From MAILER-DAEMON",
+        b"From ",
+        b"From ann@x.org 2024-01-01T10:00:00Z",
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_lines_that_separate(line, end):
+    first = _FROM + b"Subject: 1\n\none\n\n"
+    second = line + b"\nSubject: 2\n\ntwo\n"
+    assert _split((first + second).replace(b"\n", end)) == [first.replace(b"\n", end), second.replace(b"\n", end)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\nFrom here on:\nall is well\n",
+        b"\nFrom ann@x.org Mon Jan  1 10:00:00 2024\nno header follows\n",
+        b"\nFrom the docs of 2024\nNote: none\n",
+        b"From ann@x.org\nSubject: no blank line before\n",
+        b"\n>From ann@x.org Mon Jan  1 10:00:00 2024\nSubject: escaped\n",
+    ],
+)
+def test_lines_that_are_text(text):
+    content = _FROM + b"Subject: 1\n\none\n" + text
+    assert _split(content) == [content]
+
+
+def test_a_dated_line_separates_without_a_blank_line():
+    first, second = _FROM + b"Subject: 1\n\ncut of", _FROM + b"Subject: 2\n\ntwo\n"
+    assert _split(first + b"\n" + second) == [first + b"\n", second]
+
+
+_PIECES = st.sampled_from(
+    [_FROM, b"Subject: a\n", b"\n", b"\r\n", b"From ", b"text\n", b">From x\n", b"From ann@x.org\n"]
+)
+
+
+@given(st.lists(_PIECES | st.binary(max_size=3), max_size=30), st.integers(1, 40))
+def test_split_mbox_keeps_every_byte(pieces, chunk):
+    content = b"".join(pieces)
+    whole = _split(content)
+    assert b"".join(whole) == content
+    # However the file is read in pieces, the messages are the same.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mail_boxes, "_CHUNK", chunk)
+        assert _split(content) == whole
+
+
+def test_truncated_mbox_is_read(tmp_path):
+    content = _FROM + b"Message-ID: <1>\n\none\n\n" + _FROM + b"Message-ID: <2>\nTo: bob@x.org\n\ntwo\n"
+    file = tmp_path / "box.mbox"
+    for length in range(len(_FROM), len(content)):
+        file.write_bytes(content[:length])
+        assert b"".join(message.content for message in _all(file)) == content[:length]
+
+
+def test_folder_is_read_in_name_order(tmp_path, monkeypatch):
+    for name in (
+        "b/2.eml",
+        "a.eml",
+        "b/1.EML",
+        "c.mbox",
+        "d/cur/77.host:2,S",
+        "d/new/78.host",
+        "d/tmp/79.host",
+        "mh/12",
+        "note.txt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(_FROM + b"Subject: a\n\nx\n" if name == "c.mbox" else b"Subject: a\n\nx\n")
+    expected = ["a.eml", "b/1.EML", "b/2.eml", "c.mbox/message 1", "d/cur/77.host", "d/new/78.host", "mh/12"]
+    assert [message.name for message in _all(tmp_path)] == expected
+    walk = os.walk
+
+    def backwards(*args, **kwargs):
+        return [(parent, folders, names[::-1]) for parent, folders, names in list(walk(*args, **kwargs))[::-1]]
+
+    monkeypatch.setattr(os, "walk", backwards)
+    assert [message.name for message in _all(tmp_path)] == expected
+
+
+def test_file_names_that_are_not_unicode(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.eml")).write_bytes(b"Subject: a\n\nx")
+    assert [message.name for message in _all(tmp_path)] == ["caf�.eml"]
+
+
+def test_an_eml_is_one_message_whatever_its_text_quotes(tmp_path):
+    file = tmp_path / "a.eml"
+    file.write_bytes(b"Subject: a\n\nquoted:\n\n" + _FROM + b"Subject: b\n\nx\n")
+    assert len(_all(file)) == 1
+    file.rename(tmp_path / "a.mbox")
+    assert len(_all(tmp_path / "a.mbox")) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n\r\n \n", "is empty"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "not a mailbox: at byte 0"),
+        (b"date,from,to\n2024-01-01,ann,bob\n", "not a mailbox: at byte 0"),
+        (b'{"from": "ann"}\n', "not a mailbox: at byte 0"),
+        (b"From the beginning\nthere was text\n", "not a mailbox: at byte 0"),
+        (b"key: value\nother: value\n", "not a mailbox: at byte 0"),
+    ],
+)
+def test_files_that_are_no_mailbox(tmp_path, content, message):
+    file = tmp_path / "box.mbox"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        _all(file)
+    assert str(file) in str(caught.value)
+
+
+def test_places_that_are_no_mailbox(tmp_path):
+    with pytest.raises(InputError, match="no such file or folder"):
+        _all(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="cannot be read"):
+        _all(tmp_path / "with\0null")
+    (tmp_path / "note.txt").write_text("hello")
+    with pytest.raises(InputError, match=r"no message in this folder \(1 other files\)"):
+        _all(tmp_path)
+    (tmp_path / "a.eml").write_bytes(b"\x89PNG")
+    with pytest.raises(InputError, match="none of its 1 files begins like mail"):
+        _all(tmp_path)
+    (tmp_path / "a.eml").unlink()
+    (tmp_path / "a.eml").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"a\.eml: no such file"):
+        _all(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        _all(tmp_path / "pipe")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "a.eml"
+    file.write_bytes(b"Subject: a\n\nx")
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(InputError, match=r"a\.eml: cannot be read \(Permission denied\)"):
+        _all(file)
+
+
+def test_begins_like_mail_asks_for_known_names():
+    assert begins_like_mail(b"Subject: a\n\n")
+    assert not begins_like_mail(b"Subject: a\n\nFrom: b\n", known_headers=2)
+    assert begins_like_mail(b"\xef\xbb\xbf\nX-Other: 1\r\nSubject: a\r\nFrom: b\r\n\r\n", known_headers=2)
+    assert not begins_like_mail(b"Subject: a\0\nFrom: b\n\n")

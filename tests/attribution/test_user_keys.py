@@ -1,0 +1,193 @@
+"""User keys: one person, one key; merging is safe, splitting is not."""
+
+# ruff: noqa: E501 (tables of cases: one case a line)
+
+import dataclasses
+
+import hypothesis.strategies as st
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+
+from coowned import Aliases, InputError, UserKeyRules, from_table
+from coowned.attribution.user_keys import read_keys
+
+RULES = [field.name for field in dataclasses.fields(UserKeyRules)]
+
+# Letters, marks and signs that the rules look at, their look-alikes among the compatibility forms, and odd cases of case.
+ALPHABET = "aBbéÉe\u0301ßẞSsςσΣİıiKÅﬁ½김 \t\u00a0\n,，.．+＋@＠<>＜-'|ᾳΑ\u0345¨;"
+spellings = st.one_of(
+    st.text(st.sampled_from(ALPHABET), max_size=10),
+    st.text(max_size=8),
+    st.builds(
+        "{}{}{}@{}".format,
+        st.sampled_from(["", "Bob <", "a, b <"]),
+        st.sampled_from(["bob", "B.ob", ".", "b..ob+x", ".+x", "+x", "bob+", "bob+é", "bob+＠"]),
+        st.sampled_from(["", "+lists", ".", "+a.b"]),
+        st.sampled_from(["gmail.com", "googlemail.com>", "GMAIL.com", "x.org>", "x.org", "x.org> "]),
+    ),
+)
+rule_sets = st.sets(st.sampled_from(RULES))
+
+
+def rules_of(names):
+    return UserKeyRules(**{name: name in names for name in RULES})
+
+
+@given(st.lists(spellings, min_size=1, max_size=5), rule_sets)
+@settings(max_examples=150)
+@example([",,"], {"author_names"})
+@example(["Σ̃ΑΣ"], {"case", "unicode"})
+def test_canonical_is_idempotent(words, names):
+    rules = rules_of(names)
+    keys = rules.canonical(words).to_list()
+    assert rules.canonical(keys).to_list() == keys
+
+
+@given(st.lists(spellings, min_size=2, max_size=6), rule_sets, rule_sets)
+@settings(max_examples=200)
+@example(["x <a@b.c>", "x a b c"], {"author_names"}, {"bracketed_addresses"})
+@example(["a+z@x.y", "a z x y"], {"author_names"}, {"plus_tags"})
+@example(["x，y", "x y"], {"author_names"}, {"unicode"})
+@example(["x,y,\nz", "x y z"], {"author_names"}, {"whitespace"})
+@example([".+x@gmail.com", "+x@gmail.com"], {"dots"}, {"plus_tags"})
+@example(["a+＠@x.y", "a@x.y"], {"plus_tags"}, {"unicode"})
+def test_rules_only_merge(words, few, more):
+    fewer = rules_of(few).canonical(words).to_list()
+    many = rules_of(few | more).canonical(words).to_list()
+    for i in range(len(words)):
+        for j in range(i):
+            if fewer[i] == fewer[j]:
+                assert many[i] == many[j], (words[i], words[j], many[i], many[j])
+
+
+@pytest.mark.parametrize(
+    ("rules", "one", "other"),
+    [
+        (UserKeyRules(), "Ann@X.org", "ann@x.org"),
+        (UserKeyRules(), "  Carol   Jones", "carol jones"),
+        (UserKeyRules(), "Bob Stone <bob@x.org>", "bob@x.org"),
+        (UserKeyRules(), "bob+news@x.org", "bob@x.org"),
+        (UserKeyRules(), "b.o.b@gmail.com", "bob@googlemail.com"),
+        (UserKeyRules(), "STRASSE", "Straße"),
+        (UserKeyRules(), "ΟΔΥΣΣΕΥΣ", "οδυσσευς"),
+        (UserKeyRules(), "e\u0301", "é"),
+        (UserKeyRules(), "ｂｏｂ", "bob"),
+        (UserKeyRules.authors(), "Müller, Jean-Luc", "Jean Luc Muller"),
+        (UserKeyRules.authors(), "김 철수", "김  철수"),
+        (UserKeyRules.authors(initials=True), "Müller, Jean-Luc", "J. Müller"),
+        (UserKeyRules.authors(initials=True), "Jean Luc Müller", "J. L. Muller"),
+    ],
+)
+def test_one_person(rules, one, other):
+    keys = rules.canonical([one, other]).to_list()
+    assert keys[0] == keys[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "one", "other"),
+    [
+        (UserKeyRules(), "b.ob@x.org", "bob@x.org"),
+        (UserKeyRules(), "ann", "anne"),
+        (UserKeyRules.exact(), "Ann", "ann"),
+        (UserKeyRules.exact(), "ann ", "ann"),
+        (UserKeyRules.email(plus_tags=False), "bob+a@x.org", "bob@x.org"),
+        (UserKeyRules.email(dots=False), "b.ob@gmail.com", "bob@gmail.com"),
+        (UserKeyRules.authors(), "J. Müller", "Jean Müller"),
+        (UserKeyRules.authors(), "--", "..."),
+    ],
+)
+def test_two_people(rules, one, other):
+    keys = rules.canonical([one, other]).to_list()
+    assert keys[0] != keys[1]
+
+
+def test_canonical_leaves_its_argument_alone():
+    series = pl.Series("names", ["Müller, Jean", "Bob <b@x.org>", "a+b@x.org"])
+    before = series.to_list()
+    UserKeyRules.authors().canonical(series)
+    assert (series.to_list(), series.name) == (before, "names")
+    assert UserKeyRules().canonical(pa.array(["A"], pa.large_string())).to_list() == ["a"]
+    assert UserKeyRules().canonical([]).to_list() == []
+
+
+def test_aliases_chains_lists_and_circles():
+    rules = UserKeyRules()
+    pairs = [("Bob@Home", "bob@work"), ("bob@old", "bob@home"), ("team@x", "ann@x"), ("team@x", "bob@old"),
+             ("all@x", "team@x"), ("all@x", "carol@x"), ("carol@x", "carol@x")]  # fmt: skip
+    resolved = Aliases.from_pairs(pairs).canonical(rules).users_of
+    assert resolved["bob@old"] == ("bob@work",)
+    assert resolved["team@x"] == ("ann@x", "bob@work")
+    assert resolved["all@x"] == ("ann@x", "bob@work", "carol@x")
+    assert resolved["carol@x"] == ("carol@x",)
+    with pytest.raises(InputError, match="the aliases go in a circle: b -> c -> b; remove one of these lines"):
+        Aliases.from_pairs([("a", "b"), ("b", "c"), ("c", "B")]).canonical(rules)
+    for wrong in [("", "b"), ("a", " ")]:
+        with pytest.raises(InputError, match="an alias needs a key and a user"):
+            Aliases.from_pairs([wrong])
+
+
+def test_aliases_go_deep_and_wide():
+    long = [(f"k{i}", f"k{i + 1}") for i in range(5000)]
+    assert Aliases.from_pairs(long).canonical(UserKeyRules()).users_of["k0"] == ("k5000",)
+    # Sixty layers of two: 2^60 paths, two users.
+    layers = [(f"l{i}{a}", f"l{i + 1}{b}") for i in range(60) for a in "xy" for b in "xy"]
+    assert Aliases.from_pairs(layers).canonical(UserKeyRules()).users_of["l0x"] == ("l60x", "l60y")
+
+
+def test_aliases_in_data(tmp_path):
+    file = tmp_path / "aliases.csv"
+    file.write_text(
+        "\ufeffkey,user,why\nbob@home,Bob@Work,two addresses\nteam@x,ann@x\nteam@x,bob@home\n", encoding="utf-8"
+    )
+    table = {"users": [["bob@work", "BOB@home"], ["team@x"], ["carol@x"], ["team@x", "ann@x"]]}
+    examples = from_table(table, aliases=file)
+    keys = examples.user_keys.to_pylist()
+    rows = np.split(examples.graph.users, examples.graph.indptr[1:-1])
+    assert [{keys[user] for user in row} for row in rows] == [
+        {"bob@work"},
+        {"ann@x", "bob@work"},
+        {"carol@x"},
+        {"ann@x", "bob@work"},
+    ]
+    mapping = examples.user_mapping
+    assert mapping.users_of("team@x") == ["ann@x", "bob@work"]
+    assert mapping.users_of("nobody") == []
+    assert mapping.spellings_of("bob@work") == ["bob@work", "BOB@home", "team@x"]
+    assert mapping.spellings_of("nobody") == []
+    left = examples.without_users(["ANN@x"])
+    assert left.user_mapping.users_of("team@x") == ["bob@work"]
+    assert left.user_mapping.users_of("ann@x") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1: '' is not the line key,user; start the alias file with that"),
+        (b"from,to\na,b\n", "line 1: 'from,to' is not the line key,user"),
+        (b"key,user\na,b\nc\n", "line 3: a key or a user is missing; fill it in, or remove the line"),
+        (b"key,user\na, \n", "line 2: a key or a user is missing"),
+        (b"key,user\n\xff,b\n", "not UTF-8 .*; save the aliases as CSV in UTF-8"),
+        (b'key,user\n"a"b,c\n', "not CSV .*; save the aliases as CSV"),
+    ],
+)
+def test_bad_alias_files(tmp_path, content, message):
+    file = tmp_path / "aliases.csv"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=f"aliases.csv.*{message}"):
+        Aliases.read(file)
+    with pytest.raises(InputError, match=r"no.csv: cannot be read \(No such file or directory\); check the path"):
+        Aliases.read(tmp_path / "no.csv")
+
+
+def test_key_files(tmp_path):
+    file = tmp_path / "keys.txt"
+    file.write_bytes("\ufeff# robots\nbot@x\r\n\n  list@x  \n".encode())
+    assert read_keys(file) == ["bot@x", "list@x"]
+    file.write_bytes(b"bot@x\n\xff\n")
+    with pytest.raises(InputError, match=r"keys.txt: not UTF-8 at byte 6; save the keys"):
+        read_keys(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_keys(tmp_path)
