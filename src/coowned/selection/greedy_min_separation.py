@@ -1,0 +1,221 @@
+"""Greedy batches in which every user's participations lie apart, for DP-MF."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.errors import InfeasibleScheduleError, InputError
+from coowned.selection import kernels
+from coowned.selection.order import ordered_rows, part
+from coowned.selection.selector import OrderedSelector, Progress, Schedule
+
+_ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well under a second
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GreedyMinSeparation(OrderedSelector[Schedule]):
+    """Fills batch after batch, going round the examples, fewest users first.
+
+    A candidate enters batch t if none of its users is in batch t or in one of the `min_separation` - 1 batches before
+    it. A candidate that cannot enter is passed over; the walk goes on from there, round and round, until exactly
+    `iterations` * `batch_size` slots are filled (the paper's `<=` is a slip). Where no candidate at all can enter the
+    current batch, it raises `InfeasibleScheduleError`.
+
+    Guarantees:
+      - Any `min_separation` consecutive batches together hold at most one copy that contains a given user.
+        (test_separation_is_held)
+      - A user is in at most ceil(iterations / min_separation) copies.
+        (test_separation_is_held)
+      - Exactly the paper's sequential result in the shared order.   (test_equals_the_paper)
+
+    Args:
+      batch_size: examples in each batch.
+      iterations: number of batches.
+      min_separation: any two batches with the same user are at least this far apart; above `iterations` it means no
+        more than `iterations` does.
+      unattributed: "keep" lets an example without users appear once in the whole schedule.
+
+    Cost: an example is examined again only when the user that blocked it is free: O(slots + pairs * iterations /
+    min_separation) examinations at most, besides one look at every 64 examples a round, where the plain walk may
+    examine every example for every batch. O(pairs) memory besides the graph and the slots.
+    What it is not: the schedule with the smallest contribution bound (`MinSeparationProgram`, for small graphs).
+    That it fails does not prove that no schedule exists.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [0, 1]])
+      >>> separated = GreedyMinSeparation(batch_size=1, iterations=4, min_separation=2, ties="input")
+      >>> separated.select(graph).batches.tolist()
+      [[0], [1], [2], [3]]
+
+    References: Ganesh et al. (2025), Algorithm 4, https://arxiv.org/abs/2503.03622
+    """
+
+    batch_size: int
+    iterations: int
+    min_separation: int
+
+    name: ClassVar[str] = "greedy-min-separation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=2**30 - 1, batch_size=self.batch_size, iterations=self.iterations)
+        validate.positive(min_separation=self.min_separation)
+
+    def _check(self, graph: AttributionGraph) -> None:
+        super()._check(graph)
+        kept = int(np.count_nonzero(graph.users_per_example == 0)) if self.unattributed == "keep" else 0
+        attributed = int(np.count_nonzero(graph.users_per_example))
+        active = int(np.count_nonzero(graph.examples_per_user))
+        window = min(self.min_separation, self.iterations)
+        most = min(active, attributed) + kept
+        if self.batch_size * window > most:
+            needed = self.batch_size * self.iterations
+            raise InfeasibleScheduleError(
+                f"{window} consecutive batches of {self.batch_size} need {self.batch_size * window} examples without a "
+                f"common user, but {attributed} examples of {active} users"
+                f"{f' and {kept} without users' if kept else ''} give at most {most}; "
+                f"reduce batch_size ({self.batch_size}) or min_separation ({self.min_separation})",
+                filled=0,
+                needed=needed,
+            )
+
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
+        walk = _Walk(graph, seed, self.ties, self.unattributed, part(progress, 0.0, 0.1))
+        filled, slots = walk.fill(self.batch_size, self.iterations, self.min_separation, part(progress, 0.1, 1.0))
+        needed = self.batch_size * self.iterations
+        if filled < needed:
+            raise InfeasibleScheduleError(
+                f"filled {filled} of {needed} slots: no example can enter batch {filled // self.batch_size} of "
+                f"{self.iterations}; reduce min_separation ({self.min_separation}), batch_size ({self.batch_size})"
+                f"{' or iterations' if filled >= self.batch_size else ''}",
+                filled=filled,
+                needed=needed,
+            )
+        return Schedule(
+            graph=graph,
+            batches=walk.examples[slots].reshape(self.iterations, self.batch_size),
+            num_examples=graph.num_examples,
+            min_separation=int(self.min_separation),
+            selector=self.settings(),
+            seed=seed,
+        )
+
+
+def max_min_separation(
+    graph: AttributionGraph,
+    *,
+    batch_size: int,
+    iterations: int,
+    seed: int = 0,
+    ties: str = "hash",
+    unattributed: str = "drop",
+    progress: Progress | None = None,
+) -> int:
+    """The largest min separation up to which `GreedyMinSeparation` never fails: the paper's sweep, done faster.
+
+    The paper raises the min separation until Algorithm 4 first fails and takes the value before that. Success at one
+    value does not prove success at a smaller one, so this is what is returned: the largest b such that every one of
+    1..b succeeds, at most `iterations`, beyond which nothing changes. Where even 1 fails it raises
+    `InfeasibleScheduleError`.
+
+    Guarantees:
+      - The same number as the plain sweep.   (test_max_min_separation_is_the_sweep)
+
+    Cost: the walk is laid out once. No value is tried that must succeed (so few examples fit in the window that they
+    cannot block all others) or must fail: until batch b nobody is free again, so one run that frees nobody tells where
+    every b gets stuck that gets stuck so early. Each value between the two takes one run of `GreedyMinSeparation`.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [0, 1]])
+      >>> max_min_separation(graph, batch_size=1, iterations=4)
+      3
+
+    References: Ganesh et al. (2025), Appendix on hyperparameters, https://arxiv.org/abs/2503.03622
+    """
+    if not isinstance(graph, AttributionGraph):
+        raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+    validate.seed(seed)
+    report = progress or (lambda done, message: None)
+    first = GreedyMinSeparation(
+        batch_size=batch_size, iterations=iterations, min_separation=1, ties=ties, unattributed=unattributed
+    )
+    first._check(graph)
+    walk = _Walk(graph, seed, ties, unattributed, part(report, 0.0, 0.05))
+    filled, _ = walk.fill(batch_size, iterations, iterations, part(report, 0.05, 0.1))
+    most = min(filled // batch_size, iterations)  # b > most fails before batch b
+    if most == 0:
+        raise InfeasibleScheduleError(
+            f"not even one batch can be filled: {filled} of {batch_size} slots; reduce batch_size ({batch_size})",
+            filled=filled,
+            needed=batch_size * iterations,
+        )
+    safe = walk.safe_separation(batch_size)
+    doubtful = range(min(safe, most) + 1, most + (most < iterations))  # b = iterations has just succeeded
+    for tried, b in enumerate(doubtful):
+        begin, end = 0.1 + 0.9 * tried / len(doubtful), 0.1 + 0.9 * (tried + 1) / len(doubtful)
+        filled, _ = walk.fill(batch_size, iterations, b, part(report, begin, end))
+        if filled < batch_size * iterations:
+            if b == 1:
+                raise InfeasibleScheduleError(
+                    f"filled {filled} of {batch_size * iterations} slots with min_separation=1; reduce batch_size "
+                    f"({batch_size}) or iterations ({iterations})",
+                    filled=filled,
+                    needed=batch_size * iterations,
+                )
+            return b - 1
+    return most
+
+
+class _Walk:
+    """The rows of a graph laid out in walking order, for one or more runs of Algorithm 4."""
+
+    def __init__(self, graph: AttributionGraph, seed: int, ties: str, unattributed: str, progress: Progress):
+        rows = ordered_rows(graph, seed=seed, ties=ties, progress=progress)
+        first = 0 if unattributed == "keep" else rows.num_unattributed  # rows without users come first
+        self.examples = rows.examples[first:]  # (rows,) example of each row
+        self.indptr = rows.indptr[first:]  # (rows + 1,)
+        self.users = rows.users
+        self.graph = graph
+        self.num_attributed = len(rows.attributed)
+
+    def fill(
+        self, batch_size: int, iterations: int, min_separation: int, progress: Progress
+    ) -> tuple[int, npt.NDArray[Any]]:
+        """Runs Algorithm 4: how many slots it filled, and with which row each."""
+        rows = len(self.examples)
+        needed = batch_size * iterations
+        separation = min(min_separation, iterations)
+        free_from = np.zeros(self.graph.num_users, np.int32)  # (num_users,) first batch each may be in
+        due = np.zeros(rows, np.int32)  # (rows,) no row can enter a batch before this one
+        first_due = np.zeros(-(-rows // kernels.ROWS_TOGETHER), np.int32)  # the least of each group of rows
+        slots = np.empty(needed, self.examples.dtype)  # (needed,) row in each slot
+        state = np.zeros(4, np.int64)
+        verdict = 0
+        while verdict == 0:
+            progress(float(state[0] / needed), f"min_separation {min_separation}: {state[0]} of {needed} slots filled")
+            verdict = kernels.fill_batches(
+                self.indptr, self.users, batch_size, iterations, separation, _ROWS, state, free_from, due, first_due,
+                slots,
+            )  # fmt: skip
+        return int(state[0]), slots
+
+    def safe_separation(self, batch_size: int) -> int:
+        """A min separation up to which no run can get stuck.
+
+        While a slot of the current batch is empty, at most batch_size * b - 1 other copies are in the last b batches,
+        of different examples, each of which blocks at most the examples of its users. Where the largest that many
+        such numbers sum to less than the number of examples, some example is free.
+        """
+        if not self.num_attributed:
+            return 0
+        blocked = np.zeros(len(self.examples), np.int64)  # (rows,) examples that a copy of each row blocks
+        attributed = self.indptr[:-1] < self.indptr[1:]
+        others = self.graph.examples_per_user[self.users] - 1
+        blocked[attributed] = 1 + np.add.reduceat(others, self.indptr[:-1][attributed])
+        total = np.cumsum(np.sort(blocked)[::-1])  # (rows,) most examples that 1, 2, ... copies block
+        copies = int(np.searchsorted(total, self.num_attributed, side="left"))  # so many leave an example free
+        return (copies + 1) // batch_size

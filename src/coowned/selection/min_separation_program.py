@@ -1,0 +1,205 @@
+"""The paper's integer program for batches with min separation, solved by HiGHS."""
+
+import dataclasses
+import math
+import time
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.errors import InfeasibleScheduleError, InputError
+from coowned.selection.greedy_min_separation import GreedyMinSeparation
+from coowned.selection.order import part
+from coowned.selection.selector import OrderedSelector, Progress, Schedule
+
+_MOST_NONZEROS = 50_000_000  # of the constraints: some gigabytes in the solver
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSeparationProgram(OrderedSelector[Schedule]):
+    """The schedule with the smallest contribution bound for a given min separation, on small graphs.
+
+    One variable says whether an example is in a batch; every window of `min_separation` batches holds at most one
+    copy that contains a user (for a min separation above `iterations` the one window is all batches), every batch has
+    exactly `batch_size` examples, and the most copies that contain one user are minimized. HiGHS starts from the
+    schedule of `GreedyMinSeparation` where that finds one.
+
+    Guarantees:
+      - The schedule has the min separation asked for.   (test_separation_is_held)
+      - No such schedule has a contribution bound below `lower_bound`; `proven_optimal` says that this one reaches it.
+        (test_equals_brute_force)
+      - Where no schedule exists it raises `InfeasibleScheduleError`; its message says whether that is proven or the
+        time was up.   (test_infeasible)
+
+    Args:
+      batch_size, iterations, min_separation: as in `GreedyMinSeparation`.
+      time_limit: seconds for the whole call.
+      ties: the order of the greedy start.
+      unattributed: "keep" lets an example without users appear once in the whole schedule.
+
+    Cost: examples * iterations variables and pairs * iterations * min_separation entries; exponential time in the
+    worst case. Meant to measure how far `GreedyMinSeparation` is from the optimum.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [0, 1]])
+      >>> program = MinSeparationProgram(batch_size=1, iterations=4, min_separation=2)
+      >>> schedule = program.select(graph)
+      >>> schedule.proven_optimal, schedule.lower_bound
+      (True, 2)
+
+    References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622
+    """
+
+    batch_size: int
+    iterations: int
+    min_separation: int
+    time_limit: float = 60
+
+    name: ClassVar[str] = "min-separation-program"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=2**30, batch_size=self.batch_size, iterations=self.iterations)
+        validate.positive(min_separation=self.min_separation)
+        validate.positive_number(time_limit=self.time_limit)
+
+    def _check(self, graph: AttributionGraph) -> None:
+        super()._check(graph)
+        self._greedy()._check(graph)  # what no schedule can have
+        window = min(self.min_separation, self.iterations)
+        windows = self.iterations - window + 1
+        nonzeros = graph.num_pairs * (windows * window + self.iterations) + graph.num_examples * self.iterations
+        if nonzeros > _MOST_NONZEROS:
+            raise InputError(
+                f"the integer program would have {nonzeros} entries, and {_MOST_NONZEROS} are the most it is made for; "
+                "use GreedyMinSeparation, or fewer examples or iterations"
+            )
+
+    def _greedy(self) -> GreedyMinSeparation:
+        return GreedyMinSeparation(
+            batch_size=self.batch_size,
+            iterations=self.iterations,
+            min_separation=self.min_separation,
+            ties=self.ties,
+            unattributed=self.unattributed,
+        )
+
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
+        from coowned.selection import highs_program  # the solver's library takes time to import
+
+        deadline = time.monotonic() + self.time_limit
+        needed = self.batch_size * self.iterations
+        filled = 0
+        start = None
+        try:
+            start = self._greedy().select(graph, seed=seed, progress=part(progress, 0.0, 0.1))
+        except InfeasibleScheduleError as error:  # of the greedy walk: a schedule may exist
+            filled = error.filled
+        examples = np.arange(graph.num_examples)
+        if self.unattributed != "keep":
+            examples = np.flatnonzero(graph.users_per_example)
+        program = self._program(graph, examples)
+        outcome = highs_program.minimize(
+            program,
+            warm_start=None if start is None else self._as_values(graph, start, examples),
+            absolute_gap=0.99,  # contribution bounds are whole
+            time_limit=max(deadline - time.monotonic(), 0.1),
+            seed=seed,
+            progress=part(progress, 0.1, 1.0),
+        )
+        if outcome.values is not None:
+            chosen = outcome.values[:-1].reshape(self.iterations, len(examples))
+            batches = examples[np.nonzero(chosen)[1]].reshape(self.iterations, self.batch_size)
+        elif start is not None:
+            batches = start.batches
+        else:
+            raise InfeasibleScheduleError(
+                f"{'no' if outcome.infeasible else f'in {self.time_limit} seconds no'} schedule of {self.iterations} "
+                f"batches of {self.batch_size} with min_separation {self.min_separation} was found"
+                f"{', and none exists; reduce' if outcome.infeasible else '; raise time_limit, or reduce'} "
+                "min_separation, batch_size or iterations",
+                filled=filled,
+                needed=needed,
+            )
+        reached = _contribution_bound(graph, batches)
+        lowest = 0
+        if math.isfinite(outcome.dual_bound):
+            lowest = max(lowest, math.ceil(outcome.dual_bound - 1e-3))
+        lowest = min(lowest, reached)
+        return Schedule(
+            graph=graph,
+            batches=np.asarray(batches, np.int32),
+            num_examples=graph.num_examples,
+            min_separation=int(self.min_separation),
+            lower_bound=lowest,
+            proven_optimal=reached == lowest,
+            selector=self.settings(),
+            seed=seed,
+        )
+
+    def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> Any:
+        """The columns are x[t, i] for every batch t and example i, and k last."""
+        from coowned.selection import highs_program
+
+        rows_of_users, entries = graph.subgraph(examples).by_user
+        users, _ = highs_program.distinct_rows(rows_of_users, entries)
+        users = users[np.diff(rows_of_users)[users] > 0]
+        # An order of the constraints that does not depend on how users are labelled.
+        users = sorted(users.tolist(), key=lambda u: entries[rows_of_users[u] : rows_of_users[u + 1]].tolist())
+        window = min(self.min_separation, self.iterations)
+        count, last = len(examples), len(examples) * self.iterations
+        rows: list[npt.NDArray[Any]] = []
+        lower: list[float] = []
+        upper: list[float] = []
+        coefficients: list[npt.NDArray[Any]] = []
+
+        def state(columns: npt.NDArray[Any], low: float, high: float, minus_bound: bool = False) -> None:
+            rows.append(np.append(columns, last) if minus_bound else columns)
+            coefficients.append(np.append(np.ones(len(columns)), -1.0) if minus_bound else np.ones(len(columns)))
+            lower.append(low)
+            upper.append(high)
+
+        def over(own: npt.NDArray[Any], first: int, length: int) -> npt.NDArray[Any]:
+            return (np.arange(first, first + length)[:, None] * count + own[None, :]).ravel()
+
+        for u in users:
+            own = entries[rows_of_users[u] : rows_of_users[u + 1]].astype(np.int64)
+            for first in range(self.iterations - window + 1):
+                state(over(own, first, window), -np.inf, 1.0)
+            state(over(own, 0, self.iterations), -np.inf, 0.0, minus_bound=True)
+        for batch in range(self.iterations):
+            state(over(np.arange(count), batch, 1), float(self.batch_size), float(self.batch_size))
+        for i in np.flatnonzero(graph.users_per_example[examples] == 0):  # kept, and never repeated
+            state(over(np.array([i]), 0, self.iterations), -np.inf, 1.0)
+        cost = np.zeros(last + 1)
+        cost[last] = 1.0
+        largest = np.ones(last + 1)
+        largest[last] = -(-self.iterations // window)
+        return highs_program.Program(
+            cost=cost,
+            upper=largest,
+            indptr=np.concatenate([[0], np.cumsum([len(row) for row in rows])]),
+            columns=np.concatenate(rows),
+            coefficients=np.concatenate(coefficients),
+            row_lower=np.array(lower),
+            row_upper=np.array(upper),
+        )
+
+    def _as_values(
+        self, graph: AttributionGraph, start: Schedule, examples: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        values = np.zeros((self.iterations, len(examples)))
+        column = np.full(graph.num_examples, -1)
+        column[examples] = np.arange(len(examples))
+        values[np.arange(self.iterations)[:, None], column[start.batches]] = 1.0
+        return np.append(values.ravel(), _contribution_bound(graph, start.batches))
+
+
+def _contribution_bound(graph: AttributionGraph, batches: npt.NDArray[Any]) -> int:
+    copies = np.bincount(np.ravel(batches), minlength=graph.num_examples)
+    loads = np.zeros(graph.num_users, np.int64)
+    np.add.at(loads, graph.users, np.repeat(copies, graph.users_per_example))
+    return int(loads.max(initial=0))

@@ -1,0 +1,236 @@
+"""Prices of users: a primal-dual first-order method on the linear program behind contribution bounding.
+
+The method is the primal-dual hybrid gradient method with diagonal steps (one over the number of users of an item, one
+over the number of items of a user), reflected, each point averaged with an anchor by the weights of Halpern; the
+anchor is moved to the current point at intervals that grow with the number of iterations.
+
+References:
+  Chambolle and Pock (2011), https://doi.org/10.1007/s10851-010-0251-1; Pock and Chambolle (2011), diagonal steps,
+  https://doi.org/10.1109/ICCV.2011.6126441; Applegate et al. (2021), restarts, https://arxiv.org/abs/2106.04756;
+  Lu and Yang (2024), reflected Halpern iteration, https://arxiv.org/abs/2407.16144
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.attribution import kernels as attribution_kernels
+from coowned.selection import priced_kernels as kernels
+from coowned.selection.packing import Packing
+from coowned.selection.selector import Progress
+
+_MOST_ITERATIONS = 2000
+_FEWEST_ITERATIONS = 100
+_CHECK_EVERY = 20  # iterations between two looks at the bound, each of which costs about half an iteration
+_PATIENCE = 3  # looks over which the bound must fall by a part of itself: by
+_PROGRESS = 3e-6  # for a core of up to
+_SMALL_CORE = 1 << 18  # pairs, and by in proportion more for a larger one, whose iterations cost more
+_LARGE_CORE = 1 << 20  # pairs, from which on
+_SHRINK_AT = (80, 160)  # iterations items are left alone whose
+_CLEAR = 0.15  # reduced profit is beyond this, and whose value agrees
+_BALANCE = 0.5  # of the steps of users to those of items
+_SHORTEST_ANCHOR = 32  # iterations an anchor is kept at least, and
+_ANCHOR_PART = 0.4  # as a part of all iterations so far
+_PAIRS_PER_THREAD = 1 << 18  # fewer are not worth a thread
+
+Ranges = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What the search found for a packing problem."""
+
+    best: npt.NDArray[np.float32]  # (num_users,) the prices with the lowest bound
+    bound: float  # that bound, in float arithmetic: to steer by, not to claim
+    last: npt.NDArray[np.float32]  # (num_users,) the prices of the last iteration
+    values: npt.NDArray[np.float32]  # (num_items,) fractional copies, as parts of the largest limit
+    reduced: npt.NDArray[np.float32]  # (num_items,) profit less the last prices of its users
+    iterations: int
+
+
+def find_prices(packing: Packing, *, deadline: float | None, progress: Progress) -> Prices:
+    """Prices whose bound is near the optimum of the linear program.
+
+    On a large core, items that are clearly in or out after some iterations are left so for the rest of the search; the
+    bound, in which they all count, is true whatever the prices.
+
+    Guarantees:
+      - The same on every run and with any number of threads, unless a deadline (of time.monotonic) ends it.
+        (test_threads_do_not_matter)
+
+    Cost: O(pairs) an iteration, some hundreds of iterations; 4 bytes for each of three values an item and four a user.
+    """
+    whole = _Problem.of(packing)
+    large = packing.num_pairs >= _LARGE_CORE
+    least = _PROGRESS * max(1.0, packing.num_pairs / _SMALL_CORE)
+    active = whole  # what is iterated on
+    kept = None  # (active.packing.num_items,) its items among all, where they are not all of them
+    values, item_anchor, reflected = (np.zeros(packing.num_items, np.float32) for _ in range(3))
+    decided = np.zeros(packing.num_items if large else 0, np.float32)  # values of the items left alone
+    prices, user_anchor, reached, best = (np.zeros(packing.num_users, np.float32) for _ in range(4))
+    lowest, history, last_anchor, iteration = np.inf, [], 0, 0
+    with _threads(packing.num_pairs) as over:
+        while iteration < _MOST_ITERATIONS:
+            since = iteration - last_anchor + 1
+            weight = np.float32(since / (since + 1))
+            over(
+                active.packing.num_items, kernels.move_items, *active.rows, *active.classes,
+                active.item_steps, weight, prices, item_anchor, values, reflected,
+            )  # fmt: skip
+            over(
+                packing.num_users, kernels.move_users, *active.user_rows, active.packing.capacity, active.scale,
+                active.user_steps, weight, reflected, user_anchor, prices, reached,
+            )  # fmt: skip
+            iteration += 1
+            if since >= max(_SHORTEST_ANCHOR, _ANCHOR_PART * iteration):
+                np.copyto(item_anchor, values)
+                np.copyto(user_anchor, prices)
+                last_anchor = iteration
+            late = deadline is not None and time.monotonic() > deadline
+            if iteration % _CHECK_EVERY and not late:
+                continue
+            bound = _dual_bound(whole, reached, over)
+            if bound < lowest:
+                lowest = bound
+                np.copyto(best, reached)
+            progress(iteration / _MOST_ITERATIONS, f"prices after {iteration} iterations, bound {lowest:.1f}")
+            history.append(lowest)
+            settled = iteration >= _FEWEST_ITERATIONS and len(history) > _PATIENCE
+            if late or (settled and history[-1 - _PATIENCE] - lowest <= max(0.01, least * lowest)):
+                break
+            if large and iteration in _SHRINK_AT:
+                open_items, full_items = _split(active, values, reached, over)
+                decided[full_items if kept is None else kept[full_items]] = active.largest_values()[full_items]
+                kept = open_items if kept is None else kept[open_items]
+                active = _without(active, open_items, full_items)
+                values, item_anchor = values[open_items], item_anchor[open_items]
+                reflected = np.empty_like(values)
+        if kept is not None:
+            decided[kept] = values
+            values = decided
+        reduced = np.empty(packing.num_items, np.float32)
+        _reduce(whole, reached, reduced, over)
+    return Prices(best=best, bound=lowest, last=reached, values=values, reduced=reduced, iterations=iteration)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """A packing problem as the kernels take it; copies are counted in parts of the largest limit."""
+
+    packing: Packing
+    rows: tuple[Any, ...]
+    user_rows: tuple[Any, ...]
+    classes: tuple[Any, ...]  # number of first items, their profit and limit, profit and limit of the others
+    item_steps: npt.NDArray[np.float32]  # by number of users
+    user_steps: npt.NDArray[np.float32]  # by number of items
+    scale: np.float32
+
+    @classmethod
+    def of(cls, packing: Packing) -> "_Problem":
+        scale = 1.0 / max(packing.first_limit, packing.limit)
+        numbers = (packing.first_profit, packing.first_limit * scale, packing.profit, packing.limit * scale)
+        return cls(
+            packing=packing,
+            rows=(_unsigned(packing.indptr), _unsigned(packing.users)),
+            user_rows=(_unsigned(packing.user_indptr), _unsigned(packing.items)),
+            classes=(np.uint64(packing.num_first), *map(np.float32, numbers)),
+            item_steps=_steps(packing.indptr, 1.0 / _BALANCE),
+            user_steps=_steps(packing.user_indptr, _BALANCE),
+            scale=np.float32(scale),
+        )
+
+    def largest_values(self) -> npt.NDArray[np.float32]:
+        """The value of each item that is in with all its copies."""
+        return self.packing.limits() * self.scale
+
+
+def _split(problem: _Problem, values: Any, prices: Any, over: Ranges) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The items still in doubt, and those clearly in; the others are clearly out."""
+    reduced = np.empty_like(values)
+    _reduce(problem, prices, reduced, over)
+    out = (reduced < -_CLEAR) & (values <= 0.0)
+    full = (reduced > _CLEAR) & (values >= 0.999 * problem.largest_values())
+    return np.flatnonzero(~(out | full)), np.flatnonzero(full)
+
+
+def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.NDArray[Any]) -> _Problem:
+    """The problem of the open items with the capacity that the full ones leave."""
+    packing = problem.packing
+    capacity = packing.capacity.copy()
+    copies = np.zeros(packing.num_items, np.int32)
+    copies[full_items] = packing.limits()[full_items]
+    kernels.loads(packing.indptr, packing.users, copies, capacity)
+    indptr = np.concatenate([[0], np.cumsum(np.diff(packing.indptr)[open_items])])
+    users = np.empty(int(indptr[-1]), packing.users.dtype)
+    attribution_kernels.take_rows(packing.indptr, packing.users, open_items, indptr, users)
+    items = np.empty(len(users), packing.items.dtype)
+    return _Problem.of(
+        dataclasses.replace(
+            packing,
+            indptr=indptr,
+            users=users,
+            user_indptr=attribution_kernels.transpose(indptr, users, packing.num_users, items),
+            items=items,
+            capacity=capacity,
+            num_first=int(np.searchsorted(open_items, packing.num_first)),
+        )
+    )
+
+
+def _reduce(problem: _Problem, prices: Any, reduced: Any, over: Ranges) -> None:
+    num_first, first_profit, _, profit, _ = problem.classes
+    over(len(reduced), kernels.reduced_profits, *problem.rows, num_first, first_profit, profit, prices, reduced)
+
+
+def _unsigned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array.view(np.uint32 if array.dtype.itemsize == 4 else np.uint64)
+
+
+def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32]:
+    """The step of a row by its length."""
+    longest = int(np.diff(indptr).max(initial=0))
+    return (step / np.maximum(np.arange(longest + 1), 1)).astype(np.float32)
+
+
+def available_threads() -> int:
+    """Threads that can run at once here."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _dual_bound(problem: _Problem, prices: Any, over: Ranges) -> float:
+    packing = problem.packing
+    highest = np.float32(max(packing.first_profit, packing.profit))
+    item_sums = np.empty(-(-packing.num_items // kernels.ROWS_PER_SUM))
+    user_sums = np.empty(-(-packing.num_users // kernels.ROWS_PER_SUM))
+    over(len(item_sums), kernels.item_bounds, *problem.rows, *problem.classes, prices, item_sums)
+    over(len(user_sums), kernels.user_bounds, packing.capacity, prices, highest, user_sums)
+    return float(item_sums.sum()) / float(problem.scale) + float(user_sums.sum())
+
+
+@contextmanager
+def _threads(num_pairs: int) -> Iterator[Ranges]:
+    """A function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays.
+
+    Threads of Python's own, since those of numba end the process when two callers use them at once or after a fork.
+    """
+    number = min(available_threads(), num_pairs // _PAIRS_PER_THREAD)
+    if number < 2:
+        yield lambda total, kernel, *arguments: kernel(0, total, *arguments)
+        return
+    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+
+        def over(total: int, kernel: Callable[..., Any], *arguments: Any) -> None:
+            parts = 4 * number  # rows differ in length
+            edges = [total * i // parts for i in range(parts + 1)]
+            jobs = [pool.submit(kernel, edges[i], edges[i + 1], *arguments) for i in range(parts)]
+            for job in jobs:
+                job.result()
+
+        yield over

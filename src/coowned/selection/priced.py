@@ -1,0 +1,202 @@
+"""Near-optimal contribution bounding at any size, with a proven bound."""
+
+import dataclasses
+import time
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.selection import priced_kernels as kernels
+from coowned.selection.order import ordered_rows, part
+from coowned.selection.packing import FULL, Packing, Peeled, fill, pack, peel
+from coowned.selection.passes import MOST_COPIES
+from coowned.selection.price_bound import price_bound
+from coowned.selection.price_search import Prices, find_prices
+from coowned.selection.selector import OrderedSelector, Progress, Selection
+
+_SWAPS = 12  # in one walk
+_MOST_ROUNDS = 400  # of walks from every user who has room at a price
+_PATIENCE = 20  # rounds that together must gain this part of what is not decided:
+_PROGRESS = 5e-5
+_MARGIN = 0.02  # reduced profits beyond it are taken at their word
+_MOST_FILLS = 8
+_PAIRS_OF_ALL_FILLS = 2_000_000  # a small core is filled more than once, with the order disturbed a little
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Priced(OrderedSelector[Selection]):
+    """Puts a price on every user, takes examples worth more than their users' prices, and improves that by swaps.
+
+    What can be decided without losing an optimum is decided first (see `packing`). A first-order method on the linear
+    relaxation then gives every user left a price, and the prices prove a bound on the size of any S (see
+    `price_bound`). S is filled by reduced profit and fractional copies, with the same safe decisions after every
+    choice, then improved by walks of swaps that end by dropping one example and adding two.
+
+    Guarantees:
+      - No user is in more than `contribution_bound` selected copies.   (test_check_suite)
+      - No copy could be added without breaking that.   (test_nothing_can_be_added)
+      - No S under the same bound is larger than `upper_bound`, with duplicates where they are allowed; the bound is
+        summed in exact arithmetic. `proven_optimal` says that the size reaches it.   (test_bound_holds_for_every_set)
+      - The same S on every run, with any number of threads, and however users are labelled, unless `time_limit` ends
+        the work: how much is done by then is up to the machine.   (test_threads_do_not_matter)
+
+    Args:
+      contribution_bound: most selected copies that contain one user.
+      allow_duplicates: whether an example may be selected more than once.
+      distinct_weight: from 0 to 1; with duplicates, S is chosen for a large size + distinct_weight * num_distinct, so
+        that distinct examples are not given up for copies of those with few users. `upper_bound` remains one on the
+        size alone. Without duplicates it changes nothing.
+      time_limit: seconds after which the best S so far is returned, with the bound proven so far; looked at between
+        steps, so that it may be overrun by one (laying out the graph, or one round).
+      ties: the order among examples of equal worth.
+      unattributed: what becomes of an example without users; one that is kept is counted in size and bound.
+
+    Cost: O(pairs) time for each of some hundreds of iterations, on all cores, over what the safe decisions leave;
+    O(pairs) memory.
+    What it is not: a proof of optimality where bound and size differ; `IntegerProgram` closes that on small graphs.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0, 1], [1, 2], [2, 3], [3, 4], [0, 4], [1, 3]])
+      >>> selection = Priced(contribution_bound=1).select(graph)
+      >>> selection.size, selection.upper_bound, selection.proven_optimal
+      (2, 2, True)
+
+    References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622, for the integer program
+    """
+
+    contribution_bound: int
+    allow_duplicates: bool = False
+    distinct_weight: float = 0.0
+    time_limit: float | None = None
+
+    name: ClassVar[str] = "priced"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
+        validate.in_range(0, 1, distinct_weight=self.distinct_weight)
+        if self.time_limit is not None:
+            validate.positive_number(time_limit=self.time_limit)
+
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
+        start = time.monotonic()
+        deadline = None if self.time_limit is None else start + self.time_limit
+        # Prices may use half of the time that is left after laying out; swaps use the rest.
+        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.02))
+        limit = int(self.contribution_bound) if self.allow_duplicates else 1
+        progress(0.02, "laying out the rows by user")
+        packing = pack(rows, graph.num_users, contribution_bound=int(self.contribution_bound), limit=limit)
+        weighted = limit > 1 and self.distinct_weight > 0
+        by_size = peel(packing, part(progress, 0.05, 0.08))
+        prices = find_prices(
+            by_size.core, deadline=_halfway(deadline), progress=part(progress, 0.08, 0.3 if weighted else 0.6)
+        )
+        bound = price_bound(
+            graph,
+            _spread(by_size, prices.best),
+            contribution_bound=int(self.contribution_bound),
+            max_copies=limit,
+            unattributed=self.unattributed,
+        )
+        if weighted:
+            packing = packing.with_further_copies(distinct_weight=float(self.distinct_weight))
+            chosen = peel(packing, part(progress, 0.3, 0.33))
+            prices = find_prices(chosen.core, deadline=_halfway(deadline), progress=part(progress, 0.33, 0.6))
+        else:
+            chosen = by_size
+        kept = rows.num_unattributed if self.unattributed == "keep" else 0
+        enough = None if weighted else bound - kept - int(chosen.taken.sum(dtype=np.int64))
+        taken = chosen.taken
+        taken[chosen.core_items] += _fill_and_swap(
+            chosen.core, prices, seed=seed, enough=enough, deadline=deadline, progress=part(progress, 0.6, 1.0)
+        )
+        if weighted:
+            taken = taken[: graph.num_examples] + taken[graph.num_examples :]
+        copies = np.empty(graph.num_examples, np.int32)
+        copies[rows.examples] = taken
+        if self.unattributed == "keep":
+            copies[rows.examples[: rows.num_unattributed]] = 1
+        return Selection(
+            graph=graph,
+            copies=copies,
+            upper_bound=bound,
+            proven_optimal=int(copies.sum(dtype=np.int64)) == bound,
+            selector=self.settings(),
+            seed=seed,
+        )
+
+
+def _halfway(deadline: float | None) -> float | None:
+    return None if deadline is None else (time.monotonic() + deadline) / 2
+
+
+def _spread(peeled: Peeled, core_prices: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Prices of all users of the packing problem: 0 for free ones, 1 for full ones, those of the core for the rest."""
+    prices = (peeled.user_state == FULL).astype(np.float32)
+    prices[peeled.core_users] = core_prices
+    return prices
+
+
+def _fill_and_swap(
+    core: Packing, prices: Prices, *, seed: int, enough: int | None, deadline: float | None, progress: Progress
+) -> npt.NDArray[np.int32]:
+    """The best copies found for the core, of `enough` where that many are known to be the most."""
+    largest = max(core.first_limit, core.limit)
+    wanted = np.ones(core.num_items, np.int32)
+    if largest > 1:
+        wanted = np.floor(prices.values * largest + 0.01).astype(np.int32)
+    worth = prices.reduced + prices.values / (core.limits() / np.float32(largest))  # (num_items,)
+    fills = min(_MOST_FILLS, max(1, _PAIRS_OF_ALL_FILLS // max(core.num_pairs, 1)))
+    random = np.random.default_rng([seed, 0x5EED])
+    best, best_value = np.zeros(core.num_items, np.int32), -1.0
+    for number in range(fills):
+        report = part(progress, number / fills, (number + 1) / fills)
+        report(0.0, f"filling, {number + 1} of {fills}")
+        disturbed = worth if number == 0 else worth + random.uniform(0, 0.01 * number, core.num_items)
+        copies = fill(core, np.argsort(-disturbed, kind="stable").astype(core.items.dtype), wanted)
+        _swap(core, prices, copies, random=random, enough=enough, deadline=deadline, progress=report)
+        value = _value(core, copies)
+        if value > best_value:
+            best, best_value = copies, value
+        late = deadline is not None and time.monotonic() > deadline
+        if late or (enough is not None and best_value >= enough):
+            break
+    return best
+
+
+def _swap(
+    core: Packing,
+    prices: Prices,
+    copies: npt.NDArray[np.int32],
+    *,
+    random: np.random.Generator,
+    enough: int | None,
+    deadline: float | None,
+    progress: Progress,
+) -> None:
+    """Improves the copies in place, round after round, until the rounds gain too little."""
+    room = core.capacity.copy()
+    kernels.loads(core.indptr, core.users, copies, room)
+    size = int(copies.sum(dtype=np.int64))
+    sizes = [size]
+    states = random.integers(1, 2**63, _MOST_ROUNDS, dtype=np.uint64)
+    for number in range(_MOST_ROUNDS):
+        if (enough is not None and size >= enough) or (deadline is not None and time.monotonic() > deadline):
+            return
+        progress(number / _MOST_ROUNDS, f"swapping, round {number + 1}")
+        size += kernels.swap_round(
+            core.indptr, core.users, core.user_indptr, core.items, core.num_first, core.first_limit, core.limit,
+            prices.reduced, prices.last, _MARGIN, _MARGIN, _SWAPS, states[number], room, copies,
+        )  # fmt: skip
+        sizes.append(size)
+        if number >= _PATIENCE and size - sizes[-1 - _PATIENCE] < max(1, _PROGRESS * size):
+            return
+
+
+def _value(core: Packing, copies: npt.NDArray[Any]) -> float:
+    first = int(copies[: core.num_first].sum(dtype=np.int64))
+    further = int(copies[core.num_first :].sum(dtype=np.int64))
+    return first * core.first_profit + further * core.profit

@@ -1,0 +1,252 @@
+"""The compiled inner loops of `Priced`, nothing else.
+
+Those of the linear program work on a range of rows and add up each row in its own order, so that the result does not
+depend on how the rows are divided among threads. No fastmath: sums must not be reordered. Arrays are float32 to halve
+what is moved through memory; what is proven is summed in whole numbers.
+Index arrays of the linear program come as unsigned views: a signed index costs a test for "from the end" every time.
+"""
+
+import numba
+import numpy as np
+
+_njit = numba.njit(cache=True, nogil=True)
+
+_ONE, _TWO = np.uint64(1), np.uint64(2)
+ROWS_PER_SUM = 1 << 16  # rows added up into one partial sum, whatever the number of threads
+
+# ---- the linear program ----------------------------------------------------------------------------------------------
+
+
+@_njit
+def move_items(begin, end, indptr, users, num_first, first_profit, first_limit, profit, limit,
+               steps, weight, prices, anchor, values, reflected):  # fmt: skip
+    """One step of the items: up by what they are worth above their users' prices, back into [0, limit].
+
+    steps[n]: the step of an item with n users. reflected: twice the point reached less the point left. values: the
+    mean of that and the anchor, by weight.
+    """
+    nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
+    start = indptr[begin]
+    for item in range(np.uint64(begin), np.uint64(end)):
+        stop = indptr[item + _ONE]
+        worth = first_profit if item < num_first else profit
+        most = first_limit if item < num_first else limit
+        if stop - start == _TWO:  # most rows, and two reads at once are faster than a loop
+            worth -= prices[users[start]] + prices[users[start + _ONE]]
+        else:
+            for p in range(start, stop):
+                worth -= prices[users[p]]
+        value = values[item]
+        reached = min(max(value + steps[stop - start] * worth, nothing), most)
+        reflection = two * reached - value
+        reflected[item] = reflection
+        values[item] = weight * reflection + rest * anchor[item]
+        start = stop
+
+
+@_njit
+def move_users(begin, end, user_indptr, items, capacity, scale,
+               steps, weight, reflected, anchor, prices, reached_prices):  # fmt: skip
+    """One step of the users: prices go up where more is asked of a user than the capacity, and never below 0."""
+    nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
+    start = user_indptr[begin]
+    for u in range(np.uint64(begin), np.uint64(end)):
+        stop = user_indptr[u + _ONE]
+        asked = -scale * np.float32(capacity[u])
+        for j in range(start, stop):
+            asked += reflected[items[j]]
+        price = prices[u]
+        reached = max(price + steps[stop - start] * asked, nothing)
+        reached_prices[u] = reached
+        prices[u] = weight * (two * reached - price) + rest * anchor[u]
+        start = stop
+
+
+@_njit
+def item_bounds(begin, end, indptr, users, num_first, first_profit, first_limit, profit, limit, prices, sums):
+    """sums[i]: what the items of the i-th block of rows add to the dual bound; begin and end count blocks."""
+    highest = max(first_profit, profit)
+    num_items = np.uint64(indptr.shape[0] - 1)
+    for block in range(begin, end):
+        total = 0.0
+        last = min(np.uint64((block + 1) * ROWS_PER_SUM), num_items)
+        for item in range(np.uint64(block * ROWS_PER_SUM), last):
+            worth = first_profit if item < num_first else profit
+            for p in range(indptr[item], indptr[item + _ONE]):
+                worth -= min(prices[users[p]], highest)
+            if worth > np.float32(0.0):
+                total += worth * (first_limit if item < num_first else limit)
+        sums[block] = total
+
+
+@_njit
+def user_bounds(begin, end, capacity, prices, highest, sums):
+    """sums[i]: what the users of the i-th block add to the dual bound."""
+    for block in range(begin, end):
+        total = 0.0
+        for u in range(block * ROWS_PER_SUM, min((block + 1) * ROWS_PER_SUM, prices.shape[0])):
+            total += capacity[u] * min(prices[u], highest)
+        sums[block] = total
+
+
+@_njit
+def reduced_profits(begin, end, indptr, users, num_first, first_profit, profit, prices, reduced):
+    """reduced[item]: its profit less its users' prices."""
+    for item in range(np.uint64(begin), np.uint64(end)):
+        worth = first_profit if item < num_first else profit
+        for p in range(indptr[item], indptr[item + _ONE]):
+            worth -= prices[users[p]]
+        reduced[item] = worth
+
+
+# ---- the exact bound -------------------------------------------------------------------------------------------------
+
+
+@_njit
+def exact_item_sums(indptr, users, prices, one, sums):
+    """sums[i]: the sum of max(0, one - prices of its users) over the i-th block's rows that have users, exactly.
+
+    Prices lie in [0, one] and one is 2^30, so a row of up to 2^32 users and a block of 2^16 rows stay below 2^63.
+    """
+    for block in range(sums.shape[0]):
+        total = np.int64(0)
+        for item in range(block * ROWS_PER_SUM, min((block + 1) * ROWS_PER_SUM, indptr.shape[0] - 1)):
+            if indptr[item] == indptr[item + 1]:
+                continue
+            worth = np.int64(one)
+            for p in range(indptr[item], indptr[item + 1]):
+                worth -= prices[users[p]]
+            if worth > 0:
+                total += worth
+        sums[block] = total
+
+
+# ---- swaps -----------------------------------------------------------------------------------------------------------
+
+
+@_njit
+def loads(indptr, users, copies, room):
+    """Takes the copies of every item off its users' room, which starts as their capacity."""
+    for item in range(copies.shape[0]):
+        if copies[item]:
+            for p in range(indptr[item], indptr[item + 1]):
+                room[users[p]] -= copies[item]
+
+
+@_njit
+def _next(state):
+    """The next number of a xorshift generator."""
+    state ^= state << np.uint64(13)
+    state ^= state >> np.uint64(7)
+    state ^= state << np.uint64(17)
+    return state
+
+
+@_njit
+def _pick(state, count):
+    """True with probability 1 / count: keeping the last of which it is true draws one of count evenly."""
+    return (state >> np.uint64(33)) % np.uint64(count) == 0
+
+
+@_njit
+def _add_at(u, indptr, users, user_indptr, items, num_first, first_limit, limit, room, copies):
+    """Adds every copy of an item of u that fits; returns how many."""
+    added = 0
+    for j in range(user_indptr[u], user_indptr[u + 1]):
+        if room[u] == 0:
+            break
+        item = items[j]
+        count = (first_limit if item < num_first else limit) - copies[item]
+        if count <= 0:
+            continue
+        for p in range(indptr[item], indptr[item + 1]):
+            count = min(count, room[users[p]])
+            if count == 0:
+                break
+        if count > 0:
+            copies[item] += count
+            added += count
+            for p in range(indptr[item], indptr[item + 1]):
+                room[users[p]] -= count
+    return added
+
+
+@_njit
+def swap_round(indptr, users, user_indptr, items, num_first, first_limit, limit,
+               reduced, prices, lowest_price, margin, steps, state, room, copies):  # fmt: skip
+    """One round of swaps from every user who has room although she has a price; returns copies gained.
+
+    A swap adds an item of a user with room, whose other users have room but one, and drops an item of that one: the
+    size is the same, and the users of what was dropped have room. Where another item now fits it is added: one was
+    dropped, two were added. Otherwise the walk goes on from one of those users, up to `steps` swaps. Items whose
+    reduced profit says that they are surely out (or in) are left so.
+    """
+    gained = 0
+    for start in range(user_indptr.shape[0] - 1):
+        if room[start] == 0 or prices[start] <= lowest_price:
+            continue
+        u = start
+        dropped = -1
+        for _ in range(steps):
+            choices = 0
+            add, full = -1, -1
+            for j in range(user_indptr[u], user_indptr[u + 1]):
+                item = items[j]
+                most = first_limit if item < num_first else limit
+                if copies[item] >= most or item == dropped or reduced[item] < -margin:
+                    continue
+                without_room = 0
+                other = -1
+                for p in range(indptr[item], indptr[item + 1]):
+                    if room[users[p]] == 0:
+                        without_room += 1
+                        other = users[p]
+                        if without_room > 1:
+                            break
+                if without_room == 1:
+                    choices += 1
+                    state = _next(state)
+                    if _pick(state, choices):
+                        add, full = item, other
+            if add < 0:
+                break
+            choices = 0
+            drop = -1
+            for j in range(user_indptr[full], user_indptr[full + 1]):
+                item = items[j]
+                # A first copy is never given for a further one: it may be worth more.
+                if copies[item] == 0 or reduced[item] > margin or (item < num_first and add >= num_first):
+                    continue
+                choices += 1
+                state = _next(state)
+                if _pick(state, choices):
+                    drop = item
+            if drop < 0 or drop == add:
+                break
+            copies[add] += 1
+            copies[drop] -= 1
+            dropped = drop
+            for p in range(indptr[add], indptr[add + 1]):
+                room[users[p]] -= 1
+            for p in range(indptr[drop], indptr[drop + 1]):
+                room[users[p]] += 1
+            added = 0
+            for p in range(indptr[drop], indptr[drop + 1]):
+                if room[users[p]] > 0:
+                    added += _add_at(
+                        users[p], indptr, users, user_indptr, items, num_first, first_limit, limit, room, copies
+                    )
+            gained += added
+            if added:
+                break
+            choices = 0
+            u = -1
+            for p in range(indptr[drop], indptr[drop + 1]):
+                if room[users[p]] > 0 and prices[users[p]] > lowest_price:
+                    choices += 1
+                    state = _next(state)
+                    if _pick(state, choices):
+                        u = users[p]
+            if u < 0:
+                break
+    return gained

@@ -1,0 +1,33 @@
+"""Which word names which selector: one word, one file, one class."""
+
+import importlib
+
+from coowned.selection.selector import Selector
+
+CLASSES = {
+    "greedy": "coowned.selection.greedy.Greedy",
+    "greedy-with-duplicates": "coowned.selection.greedy_with_duplicates.GreedyWithDuplicates",
+    "greedy-min-separation": "coowned.selection.greedy_min_separation.GreedyMinSeparation",
+    "bias-mitigating": "coowned.selection.bias_mitigating.BiasMitigating",
+    "random-subset": "coowned.selection.random_subset.RandomSubset",
+    "integer-program": "coowned.selection.integer_program.IntegerProgram",
+    "min-separation-program": "coowned.selection.min_separation_program.MinSeparationProgram",
+    "priced": "coowned.selection.priced.Priced",
+}
+"""The dotted path of every selector's class by its word; importing none of them."""
+
+
+def selector_class(word: str) -> type[Selector]:
+    """Imports and returns the class a word stands for; a KeyError where there is none.
+
+    Example:
+      >>> selector_class("greedy").__name__
+      'Greedy'
+    """
+    module, _, name = CLASSES[word].rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def selectors() -> dict[str, type[Selector]]:
+    """Every selector by its word."""
+    return {word: selector_class(word) for word in CLASSES}

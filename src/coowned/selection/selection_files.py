@@ -1,0 +1,109 @@
+"""Selections and schedules as Parquet, told apart by their columns."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet
+
+from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.table_files import read_parquet_table
+from coowned.errors import CertificateMismatchError, InputError
+from coowned.selection.selector import Schedule, Selection
+
+
+def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selected: Selection | Schedule) -> None:
+    """Writes `example_id, copies` of what is selected, in input order, or `batch, position, example_id` of a schedule.
+
+    Ids keep the type of the input. A selection with groups has a column `group` too.
+    """
+    selected.check_graph(graph)
+    if isinstance(selected, Schedule):
+        batch, position = np.indices(selected.batches.shape, dtype=np.int32).reshape(2, -1)
+        columns = {"batch": batch, "position": position, "example_id": graph.ids_of(selected.batches.ravel())}
+    else:
+        rows = np.flatnonzero(selected.copies)
+        columns = {"example_id": graph.ids_of(rows), "copies": selected.copies[rows].astype(np.int32)}
+        if selected.groups is not None:
+            columns["group"] = selected.groups[rows].astype(np.int32)
+    pyarrow.parquet.write_table(pa.table(columns), Path(path), compression="zstd")
+
+
+def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Selection | Schedule:
+    """Reads what `write_selection` or the Spark engine wrote, one file or a folder, back onto its graph.
+
+    Guarantees:
+      - What was written comes back, whatever the type of the ids.       (test_selection_round_trip)
+      - An id that the data do not have, or twice, is refused.           (test_unknown_and_repeated_ids)
+    """
+    table = pl.DataFrame(pl.from_arrow(read_parquet_table(path)[0]))
+    names = set(table.columns)
+    if {"batch", "position", "example_id"} <= names:
+        return _read_schedule(table, graph, path)
+    if not {"example_id", "copies"} <= names:
+        raise InputError(
+            f"{path}: a selection has the columns example_id and copies, this file has {sorted(names)}; name S.parquet"
+        )
+    rows = _rows_of(table["example_id"], graph, path)
+    repeated = np.flatnonzero(pl.Series(rows).is_duplicated().to_numpy())
+    if len(repeated):
+        first, again = np.flatnonzero(rows == rows[repeated[0]])[:2]
+        raise InputError(
+            f"{path}: the example_id of row {first} is there again at row {again}; its copies belong in one row"
+        )
+    copies = np.zeros(graph.num_examples, dtype=np.int64)
+    copies[rows] = _whole_numbers(table, "copies", 1, path)
+    groups = None
+    if "group" in names:
+        groups = np.full(graph.num_examples, -1, dtype=np.int64)
+        groups[rows] = _whole_numbers(table, "group", 0, path)
+    return Selection.from_copies(graph, copies, groups=groups)
+
+
+def _whole_numbers(table: pl.DataFrame, name: str, at_least: int, path: str | os.PathLike[str]) -> np.ndarray:
+    """(rows,) int64, every one in [at_least, 2^31)."""
+    column = table[name]
+    if not column.dtype.is_integer():
+        raise InputError(f"{path}: column {name!r} is {column.dtype}, whole numbers were expected; write it again")
+    wrong = ~column.is_between(at_least, 2**31 - 1).fill_null(False)
+    if wrong.any():
+        row = int(wrong.arg_true()[0])
+        raise InputError(
+            f"{path}: {name} must be at least {at_least} and below 2^31, not {column[row]} at row {row}; write it again"
+        )
+    return column.cast(pl.Int64).to_numpy()
+
+
+def _read_schedule(table: pl.DataFrame, graph: AttributionGraph, path: str | os.PathLike[str]) -> Schedule:
+    batch, position = _whole_numbers(table, "batch", 0, path), _whole_numbers(table, "position", 0, path)
+    iterations, batch_size = int(batch.max(initial=-1)) + 1, int(position.max(initial=-1)) + 1
+    slots = batch * batch_size + position  # (rows,)
+    filled = len(slots) == iterations * batch_size and np.array_equal(np.sort(slots), np.arange(len(slots)))
+    if not filled:
+        raise InputError(
+            f"{path}: the schedule has holes or repeated slots; give each of the batches 0..{iterations - 1} "
+            f"the positions 0..{batch_size - 1} once"
+        )
+    batches = np.empty(len(slots), dtype=np.int64)
+    batches[slots] = _rows_of(table["example_id"], graph, path)
+    return Schedule.from_batches(graph, batches.reshape(iterations, batch_size))
+
+
+def _rows_of(ids: pl.Series, graph: AttributionGraph, path: str | os.PathLike[str]) -> np.ndarray:
+    """(len(ids),) the row of each id in the graph; 7 and "7" are the same id."""
+    if not (ids.dtype.is_integer() or ids.dtype in (pl.String, pl.Categorical, pl.Null)):
+        raise InputError(f"{path}: column 'example_id' is {ids.dtype}, ids are whole numbers or text; write it again")
+    known = (
+        pl.Series("id", graph.ids_of(np.arange(graph.num_examples))).cast(pl.String).to_frame().with_row_index("row")
+    )
+    wanted = pl.DataFrame({"id": ids.cast(pl.String)})
+    rows = wanted.join(known, on="id", how="left", maintain_order="left")["row"]
+    if rows.null_count():
+        row = int(rows.is_null().arg_true()[0])
+        raise CertificateMismatchError(
+            f"{path}: example {ids[row]!r} at row {row} is not in the data; "
+            "give the data, and the --example-id, that it was selected from"
+        )
+    return rows.to_numpy().astype(np.int64)

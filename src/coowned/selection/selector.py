@@ -1,0 +1,456 @@
+"""What every selector has in common, and what a selector gives back: a `Selection` or a `Schedule`.
+
+A selector is a frozen dataclass of public settings; the graph and the seed are arguments of `select`, because they
+may differ from run to run. `select` sees the graph alone, so a selector cannot leak the content of an example.
+"""
+
+import abc
+import dataclasses
+import functools
+import hashlib
+import json
+import numbers
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.identifiers import utf8_buffers
+from coowned.errors import CertificateMismatchError, InputError
+
+Progress = Callable[[float, str], None]
+"""Called as progress(done, message): `done` is the finished part of the work, from 0 to 1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Chosen:
+    """What `Selection` and `Schedule` share: where they came from, and that they belong to one graph."""
+
+    graph: AttributionGraph | None = dataclasses.field(default=None, repr=False)
+    selector: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    proven_optimal: bool = False
+    stored_graph_digest: str | None = dataclasses.field(default=None, repr=False)
+    stored_ids_digest: str | None = dataclasses.field(default=None, repr=False)
+
+    FORMAT: ClassVar[str]
+
+    @property
+    def graph_digest(self) -> str | None:
+        """The digest of the graph this was made for; computed when first asked for, which may take seconds."""
+        return self.stored_graph_digest if self.graph is None else self.graph.digest
+
+    @property
+    def ids_digest(self) -> str | None:
+        """Binds the ids of the chosen rows in row order: `graph_digest` is the same for rows in another order."""
+        return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._chosen_rows())
+
+    def check_graph(self, graph: AttributionGraph) -> None:
+        """Refuses, with CertificateMismatchError, a graph this was not made for."""
+        if graph is self.graph:
+            return
+        what = type(self).__name__
+        if graph.num_examples != self.num_examples:  # type: ignore[attr-defined]
+            raise CertificateMismatchError(
+                f"this {what} was made for a graph of {self.num_examples} examples, "  # type: ignore[attr-defined]
+                f"not {graph.num_examples}; pass the graph it was selected from, or select again"
+            )
+        if self.graph_digest is not None and self.graph_digest != graph.digest:
+            raise CertificateMismatchError(
+                f"this {what} was made for another graph (digest {self.graph_digest}, not {graph.digest}); "
+                "pass the graph it was selected from, or select again"
+            )
+        if self.ids_digest is not None and self.ids_digest != _digest_ids(graph, self._chosen_rows()):
+            raise CertificateMismatchError(
+                f"this {what} was made for the same examples in another row order; "
+                "read them in the order they were selected in, or select again"
+            )
+
+    def _chosen_rows(self) -> npt.NDArray[Any]:
+        raise NotImplementedError
+
+    def _origin(self) -> dict[str, Any]:
+        """The part of the JSON that both kinds share."""
+        return {
+            "format": self.FORMAT,
+            "graph_digest": self.graph_digest,
+            "ids_digest": self.ids_digest,
+            "selector": self.selector,
+            "seed": self.seed,
+            "proven_optimal": self.proven_optimal,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Selection(Chosen):
+    """How often each example is in the training set S.
+
+    Guarantees:
+      - The arrays are read-only.   (test_arrays_are_read_only)
+      - `from_json(to_json())` is equal to the original and refuses another graph.   (test_json_round_trip)
+    What it is not: proof of a contribution bound; that is what `certify` recounts.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [2]])
+      >>> selection = Selection.from_copies(graph, [2, 0, 1])
+      >>> selection.size, selection.num_distinct
+      (3, 2)
+    """
+
+    copies: npt.NDArray[np.int32]  # (num_examples,) how often each example is in S
+    groups: npt.NDArray[np.int32] | None = None  # (num_examples,) group of each selected example, -1 elsewhere
+    upper_bound: int | None = None  # proven bound on the size of any S under the same settings
+
+    FORMAT: ClassVar[str] = "coowned-selection-1"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "copies", _counts(self.copies, "copies"))
+        if self.graph is not None:
+            validate.same_length(self.graph.num_examples, copies=self.copies)
+        if self.groups is not None:
+            object.__setattr__(self, "groups", _checked_groups(self.groups, self.copies))
+
+    @classmethod
+    def from_copies(cls, graph: AttributionGraph, copies: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
+        """One's own S: how often each example of the graph is in it (and, where wanted, the group of each)."""
+        if not isinstance(graph, AttributionGraph):
+            raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+        own_groups = None if groups is None else np.array(groups)
+        return cls(graph=graph, copies=np.array(copies), groups=own_groups, selector={"name": "from-copies"})
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the graph, selected or not."""
+        return len(self.copies)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """The size of S, every copy counted."""
+        return int(self.copies.sum(dtype=np.int64))
+
+    @functools.cached_property
+    def num_distinct(self) -> int:
+        """Examples that are in S at least once."""
+        return int(np.count_nonzero(self.copies))
+
+    def to_json(self) -> str:
+        """A JSON text that lists only what is selected."""
+        rows = self._chosen_rows()
+        fields = {
+            "num_examples": self.num_examples,
+            "upper_bound": self.upper_bound,
+            "indices": rows.tolist(),
+            "copies": self.copies[rows].tolist(),
+            "groups": None if self.groups is None else self.groups[rows].tolist(),
+        }
+        return json.dumps(self._origin() | fields)
+
+    @classmethod
+    def from_json(cls, text: str, graph: AttributionGraph | None = None) -> Self:
+        """Reads `to_json()` back; with a graph, refuses one that it was not made for."""
+        stored = _load(text, cls.FORMAT, "indices", "copies", "groups", "num_examples", "upper_bound")
+        rows = _integers(stored["indices"], "indices")
+        num_examples = stored["num_examples"]
+        validate.integer(at_least=0, num_examples=num_examples)
+        if len(rows) and (rows[0] < 0 or rows[-1] >= num_examples or (np.diff(rows) <= 0).any()):
+            raise InputError(f"indices must increase strictly within [0, {num_examples})")
+        validate.same_length(len(rows), copies=stored["copies"])
+        copies = np.zeros(num_examples, np.int64)
+        copies[rows] = _integers(stored["copies"], "copies")
+        groups = None
+        if stored["groups"] is not None:
+            validate.same_length(len(rows), groups=stored["groups"])
+            groups = np.full(num_examples, -1, np.int64)
+            groups[rows] = _integers(stored["groups"], "groups")
+        origin = _read_origin(stored)
+        selection = cls(copies=copies, groups=groups, upper_bound=stored["upper_bound"], **origin)  # type: ignore[arg-type]
+        if graph is None:
+            return selection
+        selection.check_graph(graph)
+        return dataclasses.replace(selection, graph=graph)
+
+    def _chosen_rows(self) -> npt.NDArray[Any]:
+        return np.flatnonzero(self.copies)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Selection):
+            return NotImplemented
+        return (
+            np.array_equal(self.copies, other.copies)
+            and (self.groups is None) == (other.groups is None)
+            and (self.groups is None or np.array_equal(self.groups, other.groups))  # type: ignore[arg-type]
+            and (self.upper_bound, self.proven_optimal) == (other.upper_bound, other.proven_optimal)
+            and (self.selector, self.seed) == (other.selector, other.seed)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule(Chosen):
+    """Which examples are in which batch.
+
+    Guarantees:
+      - The arrays are read-only.   (test_arrays_are_read_only)
+      - `from_json(to_json())` is equal to the original and refuses another graph.   (test_json_round_trip)
+    What it is not: proof of a min separation; that is what `certify` recounts.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [2]])
+      >>> schedule = Schedule.from_batches(graph, [[0, 2], [1, 2]])
+      >>> schedule.iterations, schedule.batch_size, schedule.copies.tolist()
+      (2, 2, [1, 1, 2])
+    """
+
+    batches: npt.NDArray[np.int32]  # (iterations, batch_size) example indices
+    num_examples: int  # examples of the graph, scheduled or not
+    min_separation: int | None = None  # as asked for
+    lower_bound: int | None = None  # proven bound on the contribution bound of any schedule under the same settings
+
+    FORMAT: ClassVar[str] = "coowned-schedule-1"
+
+    def __post_init__(self) -> None:
+        batches = _integers(self.batches, "batches")
+        if batches.ndim != 2:
+            raise InputError(f"batches must have the shape (iterations, batch_size), not {batches.shape}")
+        if batches.size and (batches.min() < 0 or batches.max() >= self.num_examples):
+            raise InputError(f"batches must hold example indices in [0, {self.num_examples})")
+        kind = np.int32 if self.num_examples <= 2**31 else np.int64
+        object.__setattr__(self, "batches", _frozen(batches.astype(kind, copy=False)))
+        if self.graph is not None and self.graph.num_examples != self.num_examples:
+            raise InputError(f"num_examples must be that of the graph ({self.graph.num_examples})")
+
+    @classmethod
+    def from_batches(cls, graph: AttributionGraph, batches: npt.ArrayLike) -> Self:
+        """One's own schedule: the example indices of each batch, shape (iterations, batch_size)."""
+        if not isinstance(graph, AttributionGraph):
+            raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+        try:
+            own = np.array(batches)
+        except ValueError:
+            raise InputError("batches must all have the same length") from None
+        selector = {"name": "from-batches"}
+        return cls(graph=graph, batches=own, num_examples=graph.num_examples, selector=selector)
+
+    @property
+    def iterations(self) -> int:
+        """Number of batches."""
+        return self.batches.shape[0]
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in each batch."""
+        return self.batches.shape[1]
+
+    @property
+    def size(self) -> int:
+        """All slots: iterations times batch_size."""
+        return self.batches.size
+
+    @functools.cached_property
+    def copies(self) -> npt.NDArray[np.int32]:
+        """How often each example appears in the whole schedule, shape (num_examples,)."""
+        return _frozen(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
+
+    @functools.cached_property
+    def num_distinct(self) -> int:
+        """Examples that appear at least once."""
+        return int(np.count_nonzero(self.copies))
+
+    def to_json(self) -> str:
+        """A JSON text with the examples of every batch."""
+        fields = {
+            "num_examples": self.num_examples,
+            "min_separation": self.min_separation,
+            "lower_bound": self.lower_bound,
+            "batch_size": self.batch_size,
+            "batches": self.batches.tolist(),
+        }
+        return json.dumps(self._origin() | fields)
+
+    @classmethod
+    def from_json(cls, text: str, graph: AttributionGraph | None = None) -> Self:
+        """Reads `to_json()` back; with a graph, refuses one that it was not made for."""
+        stored = _load(text, cls.FORMAT, "num_examples", "min_separation", "lower_bound", "batch_size", "batches")
+        validate.integer(at_least=0, num_examples=stored["num_examples"], batch_size=stored["batch_size"])
+        flat = [row for batch in stored["batches"] for row in batch]
+        if any(len(batch) != stored["batch_size"] for batch in stored["batches"]):
+            raise InputError(f"batches must all have batch_size={stored['batch_size']} entries")
+        schedule = cls(
+            batches=_integers(flat, "batches").reshape(len(stored["batches"]), stored["batch_size"]),  # type: ignore[arg-type]
+            num_examples=stored["num_examples"],
+            min_separation=stored["min_separation"],
+            lower_bound=stored["lower_bound"],
+            **_read_origin(stored),
+        )
+        if graph is None:
+            return schedule
+        schedule.check_graph(graph)
+        return dataclasses.replace(schedule, graph=graph)
+
+    def _chosen_rows(self) -> npt.NDArray[Any]:
+        return np.flatnonzero(self.copies)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return (
+            np.array_equal(self.batches, other.batches)
+            and (self.num_examples, self.min_separation) == (other.num_examples, other.min_separation)
+            and (self.lower_bound, self.proven_optimal) == (other.lower_bound, other.proven_optimal)
+            and (self.selector, self.seed) == (other.selector, other.seed)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+Result = TypeVar("Result", bound=Selection | Schedule)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selector(abc.ABC, Generic[Result]):
+    """The base of every selector: `select` checks its arguments, `_select` is the algorithm alone.
+
+    A selector says its word for the command line in `name`, its settings as fields, and checks them in `__post_init__`.
+    """
+
+    name: ClassVar[str]
+
+    def select(self, graph: AttributionGraph, *, seed: int = 0, progress: Progress | None = None) -> Result:
+        """Chooses from the graph alone.
+
+        Args:
+          graph: who each example belongs to.
+          seed: public; the same seed gives the same choice.
+          progress: called now and then as progress(done, message), with `done` from 0 to 1. What it raises, and
+            Ctrl-C, ends the selection.
+        """
+        if not isinstance(graph, AttributionGraph):
+            raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+        validate.seed(seed)
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
+        self._check(graph)
+        report = progress or _silent
+        result = self._select(graph, int(seed), report)
+        report(1.0, "selected")
+        return result
+
+    def settings(self) -> dict[str, Any]:
+        """The selector's word and its fields, as a plain dict that JSON can hold."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"name": self.name} | {name: _plain(value) for name, value in values.items()}
+
+    def _check(self, graph: AttributionGraph) -> None:
+        """Refuses a graph that the settings cannot be used on."""
+
+    @abc.abstractmethod
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Result:
+        """The algorithm; arguments have been checked, and `progress` is always callable."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OrderedSelector(Selector[Result]):
+    """The base of the selectors that walk the shared order (see `coowned.selection.order`).
+
+    Args:
+      ties: "hash" orders examples with equally many users by a keyed hash of their ids, "input" by their position.
+      unattributed: what becomes of an example without users: "drop" leaves it out, "keep" takes it exactly once,
+        "error" refuses the graph.
+    """
+
+    ties: str = "hash"
+    unattributed: str = "drop"
+
+    def __post_init__(self) -> None:
+        validate.one_of(("hash", "input"), ties=self.ties)
+        validate.one_of(("drop", "keep", "error"), unattributed=self.unattributed)
+
+    def _check(self, graph: AttributionGraph) -> None:
+        if self.unattributed == "error" and graph.num_examples and graph.users_per_example.min() == 0:
+            empty = np.flatnonzero(graph.users_per_example == 0)
+            raise InputError(
+                f'{len(empty)} examples have no users (the first at index {empty[0]}); unattributed="drop" leaves '
+                'them out, unattributed="keep" takes each once without protection for anybody'
+            )
+
+
+def _silent(done: float, message: str) -> None:
+    pass
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | str | None):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _integers(values: Any, name: str) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    if array.size == 0 and array.dtype == np.float64:
+        array = array.astype(np.int64)  # an empty list has no type of its own
+    if not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"{name} must be whole numbers, not {array.dtype}")
+    return array
+
+
+def _counts(values: Any, name: str) -> npt.NDArray[np.int32]:
+    array = _integers(values, name)
+    if array.ndim != 1:
+        raise InputError(f"{name} must be one number per example, not of shape {array.shape}")
+    if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
+        raise InputError(f"{name} must lie in [0, 2^31), not {array.min()} to {array.max()}")
+    return _frozen(array.astype(np.int32, copy=False))
+
+
+def _checked_groups(values: Any, copies: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    groups = _integers(values, "groups")
+    validate.same_length(len(copies), groups=groups)
+    if ((groups >= 0) != (copies > 0)).any() or (groups < -1).any():
+        raise InputError("groups must be at least 0 for every selected example and -1 for every other")
+    return _frozen(groups.astype(np.int32, copy=False))
+
+
+def _digest_ids(graph: AttributionGraph, rows: npt.NDArray[Any]) -> str:
+    ids = graph.example_ids
+    if ids is None:
+        return "index"
+    offsets, data = utf8_buffers(ids.take(pa.array(rows)), length=len(rows))
+    lengths = np.diff(offsets).astype("<i8")  # first, so that no two lists of ids give the same bytes
+    return hashlib.sha256(lengths.tobytes() + data[offsets[0] : offsets[-1]].tobytes()).hexdigest()
+
+
+def _load(text: str, format: str, *keys: str) -> dict[str, Any]:
+    try:
+        stored = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}") from None
+    found = stored.get("format") if isinstance(stored, dict) else None
+    if found != format:
+        raise InputError(f"expected a JSON object of the format {format!r}, not {found!r}")
+    for key in (*keys, "graph_digest", "ids_digest", "selector", "seed", "proven_optimal"):
+        if key not in stored:
+            raise InputError(f"the key {key!r} is missing from the {format} text")
+    return stored
+
+
+def _read_origin(stored: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "stored_graph_digest": stored["graph_digest"],
+        "stored_ids_digest": stored["ids_digest"],
+        "selector": stored["selector"],
+        "seed": stored["seed"],
+        "proven_optimal": stored["proven_optimal"],
+    }
