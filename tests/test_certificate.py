@@ -1,0 +1,298 @@
+"""The certificate: every number is recounted here in plain Python, and nothing that was changed gets through."""
+
+import dataclasses
+import itertools
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+import coowned
+from coowned import (
+    AttributionGraph,
+    CertificateMismatchError,
+    ContributionCertificate,
+    InputError,
+    Schedule,
+    Selection,
+    UncertifiableError,
+    certify,
+)
+from coowned import certificate as module
+
+NUM_USERS = 5
+rows_of_users = st.lists(st.sets(st.integers(0, NUM_USERS - 1), max_size=3), min_size=1, max_size=7)
+FIVE_EMAILS = [[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]]
+
+
+@pytest.fixture
+def graph():
+    return AttributionGraph.from_users_per_example(FIVE_EMAILS)
+
+
+def in_copies(rows, copies):
+    """How many copies contain each user."""
+    return [sum(count for row, count in zip(rows, copies, strict=True) if user in row) for user in range(NUM_USERS)]
+
+
+def histogram(values):
+    return tuple(values.count(number) for number in range(max(values, default=-1) + 1))
+
+
+def separation(rows, batches):
+    """The largest b such that any b consecutive batches hold at most one copy of each user, tried one by one."""
+    best = 0
+    for b in range(1, len(batches) + 1):
+        windows = [list(itertools.chain(*batches[t : t + b])) for t in range(len(batches) - b + 1)]
+        if any(sum(user in rows[e] for e in window) > 1 for window in windows for user in range(NUM_USERS)):
+            break
+        best = b
+    return best
+
+
+@given(rows_of_users, st.data())
+@settings(max_examples=80)
+def test_counts_equal_a_plain_recount(rows, data):
+    graph = AttributionGraph.from_users_per_example(rows, num_users=NUM_USERS)
+    copies = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
+    found = certify(graph, Selection.from_copies(graph, copies))
+    held = in_copies(rows, copies)
+    assert found.contribution_bound == max(held)
+    assert found.copies_per_user == histogram(held)
+    assert (found.size, found.num_distinct) == (sum(copies), sum(count > 0 for count in copies))
+    assert found.most_copies_of_one_example == max(copies)
+    assert found.num_copies_without_users == sum(count for row, count in zip(rows, copies, strict=True) if not row)
+    assert (found.num_examples, found.num_users) == (len(rows), NUM_USERS)
+    assert (found.min_separation, found.iterations, found.batch_size, found.groups) == (None, None, None, None)
+    assert found.graph_digest == graph.digest
+
+
+@given(rows_of_users, st.integers(1, 5), st.integers(1, 3), st.data())
+@settings(max_examples=80)
+def test_schedules_equal_a_plain_recount(rows, iterations, batch_size, data):
+    graph = AttributionGraph.from_users_per_example(rows, num_users=NUM_USERS)
+    slot = st.integers(0, len(rows) - 1)
+    batches = [[data.draw(slot) for _ in range(batch_size)] for _ in range(iterations)]
+    found = certify(graph, Schedule.from_batches(graph, batches))
+    flat = list(itertools.chain(*batches))
+    copies = [flat.count(e) for e in range(len(rows))]
+    assert found.min_separation == separation(rows, batches)
+    assert found.contribution_bound == max(in_copies(rows, copies))
+    assert found.copies_per_user == histogram(in_copies(rows, copies))
+    assert (found.size, found.iterations, found.batch_size) == (iterations * batch_size, iterations, batch_size)
+    assert found.num_distinct == len(set(flat))
+
+
+def test_min_separation_at_its_ends(graph):
+    def of(batches):
+        return certify(graph, Schedule.from_batches(graph, batches)).min_separation
+
+    assert of([[0, 2], [4, 4]]) == 0  # user 1 twice in the first batch
+    assert of([[2, 2]]) == 0  # one example twice in one batch
+    assert of([[0], [4], [3]]) == 1  # users 2 and 3 in neighbouring batches
+    assert of([[0], [4], [0]]) == 2
+    assert of([[0], [4]]) == 2  # nobody twice: all batches
+    empty = AttributionGraph.from_users_per_example([[], []])
+    assert certify(empty, Schedule.from_batches(empty, [[0, 0], [1, 1], [0, 1]])).min_separation == 3
+
+
+@given(rows_of_users, st.data())
+@settings(max_examples=80)
+def test_groups_equal_a_plain_recount(rows, data):
+    graph = AttributionGraph.from_users_per_example(rows, num_users=NUM_USERS)
+    copies = data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
+    groups = [data.draw(st.integers(0, 2)) if count else -1 for count in copies]
+    selection = Selection.from_copies(graph, copies, groups=groups)
+    chosen = [(row, count, group) for row, count, group in zip(rows, copies, groups, strict=True) if count]
+    torn = any(len({group for row, _, group in chosen if user in row}) > 1 for user in range(NUM_USERS))
+    if torn:
+        with pytest.raises(
+            UncertifiableError, match=r"users are in two groups \(user \d in groups \d and \d\); an example"
+        ):
+            certify(graph, selection)
+        return
+    found = certify(graph, selection)
+    assert found.groups == tuple(group for _, _, group in chosen)
+    num_groups = max(groups) + 1
+    assert found.group_sizes == tuple(sum(count for _, count, group in chosen if group == g) for g in range(num_groups))
+    per_group = [
+        [sum(count for row, count, group in chosen if group == g and user in row) for user in range(NUM_USERS)]
+        for g in range(num_groups)
+    ]
+    assert found.group_bounds == tuple(max(counts) for counts in per_group)
+    levels = [[counts.count(level) for level in range(found.contribution_bound + 1)] for counts in per_group]
+    for level in levels:
+        level[0] = 0  # a user without a copy is in no group
+    assert found.group_copies_per_user == tuple(users for level in levels for users in level)
+
+
+def test_counting_in_parts(monkeypatch):
+    rows = [[0, 1], [], [1, 2, 3], [0], [], [4, 0], [2]]
+    graph = AttributionGraph.from_users_per_example(rows, num_users=NUM_USERS)
+    selection = Selection.from_copies(graph, [1, 1, 3, 0, 2, 1, 1])
+    whole = certify(graph, selection)
+    for pairs in (1, 2, 3):
+        monkeypatch.setattr(module, "_PAIRS_AT_ONCE", pairs)
+        assert certify(graph, selection) == whole
+
+
+def test_empty():
+    graph = AttributionGraph.from_users_per_example([])
+    found = certify(graph, Selection.from_copies(graph, []))
+    assert (found.size, found.contribution_bound, found.copies_per_user) == (0, 0, ())
+    assert ContributionCertificate.from_json(found.to_json()) == found
+
+
+def chosen_examples(graph):
+    grouped = Selection.from_copies(graph, [2, 0, 0, 0, 1], groups=[0, -1, -1, -1, 1])
+    return [
+        Selection.from_copies(graph, [1, 0, 0, 1, 1]),
+        grouped,
+        Schedule.from_batches(graph, [[0], [4], [0]]),
+        coowned.Greedy(contribution_bound=2).select(graph, seed=3),
+    ]
+
+
+def test_json_round_trip_of_certificates(graph):
+    for chosen in chosen_examples(graph):
+        made = certify(graph, chosen)
+        again = ContributionCertificate.from_json(made.to_json())
+        assert again == made
+        assert type(again.copies_per_user) is tuple
+        again.check(graph, chosen)
+    assert made.selector["name"] == "greedy"
+    assert (made.seed, made.version) == (3, coowned.__version__)
+
+
+def changed(value):
+    """Another value of the same type."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return ("0" if value[:1] != "0" else "1") + value[1:]
+    if isinstance(value, dict):
+        return {**value, "more": 1}
+    return [*value, 1]
+
+
+def test_tampering_is_refused(graph):
+    for chosen in chosen_examples(graph):
+        text = certify(graph, chosen).to_json()
+        stored = json.loads(text)
+        for name in stored:
+            tampered = json.dumps({**stored, name: changed(stored[name])})
+            with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
+                ContributionCertificate.from_json(tampered)
+            missing = json.dumps({key: value for key, value in stored.items() if key != name})
+            with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
+                ContributionCertificate.from_json(missing)
+        with pytest.raises(CertificateMismatchError, match="missing or unknown entries"):
+            ContributionCertificate.from_json(json.dumps({**stored, "extra": 1}))
+        with pytest.raises(InputError, match="not JSON"):
+            ContributionCertificate.from_json(text[:-5])
+
+
+def resealed(certificate, **changes):
+    """A certificate that somebody changed and gave a fresh checksum."""
+    stored = json.loads(certificate.to_json())
+    fields = {name: value for name, value in stored.items() if name not in ("format", "checksum")} | changes
+    return json.dumps({"format": stored["format"], **fields, "checksum": module._checksum(fields)})
+
+
+COUNTED = [
+    "contribution_bound", "size", "num_distinct", "most_copies_of_one_example", "num_copies_without_users",
+    "copies_per_user", "num_examples", "num_users", "num_unprotected_users", "graph_digest", "selection_digest",
+    "min_separation", "iterations", "batch_size", "groups", "group_sizes", "group_bounds",
+    "group_copies_per_user",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_fresh_checksum_does_not_help(graph, name):
+    for chosen in chosen_examples(graph):
+        made = certify(graph, chosen)
+        value = getattr(made, name)
+        lie = (
+            {"groups": [0], "group_sizes": [1], "group_bounds": [1], "group_copies_per_user": [0]}.get(name, 7)
+            if value is None
+            else changed(value)
+        )
+        forged = ContributionCertificate.from_json(resealed(made, **{name: lie}))
+        with pytest.raises(CertificateMismatchError, match=r"another graph|a recount gives"):
+            forged.check(graph, chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("size", "3"), ("size", True), ("size", None), ("size", 3.0), ("graph_digest", 7), ("copies_per_user", [1, "2"]),
+     ("copies_per_user", 3), ("selector", []), ("groups", [[1]]), ("proven_optimal", 1), ("columns_read", [1])],
+)  # fmt: skip
+def test_wrong_types_are_refused(graph, name, value):
+    made = certify(graph, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
+    with pytest.raises(CertificateMismatchError, match=f"says {name} = .*; certify the selection again"):
+        ContributionCertificate.from_json(resealed(made, **{name: value}))
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "3", '{"format": "other"}', "{", "[" * 100_000, '{"format": 3}'])
+def test_what_is_not_a_certificate(text):
+    with pytest.raises(InputError, match="certify the selection again"):
+        ContributionCertificate.from_json(text)
+
+
+def test_another_graph_or_selection_is_refused(graph):
+    selection = Selection.from_copies(graph, [1, 0, 0, 1, 1])
+    made = certify(graph, selection)
+    other = AttributionGraph.from_users_per_example([[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 0]])
+    with pytest.raises(CertificateMismatchError, match=r"the certificate is for another graph .*; read the same data"):
+        made.check(other, Selection.from_copies(other, [1, 0, 0, 1, 1]))
+    with pytest.raises(CertificateMismatchError, match=r"selection_digest|says"):
+        made.check(graph, Selection.from_copies(graph, [1, 0, 1, 0, 1]))
+    with pytest.raises(CertificateMismatchError, match="made for another graph"):
+        certify(other, selection)
+    smaller = AttributionGraph.from_users_per_example([[0]])
+    with pytest.raises(CertificateMismatchError, match="a graph of 5 examples"):
+        certify(smaller, selection)
+    # One schedule with two slots exchanged, one selection with other groups: the same counts, another digest.
+    schedule = Schedule.from_batches(graph, [[0], [4]])
+    with pytest.raises(CertificateMismatchError, match="selection_digest"):
+        certify(graph, schedule).check(graph, Schedule.from_batches(graph, [[4], [0]]))
+
+
+def test_unprotected_users_are_counted(graph):
+    left = graph.without_users([1])
+    made = certify(left, Selection.from_copies(left, [1, 1, 1, 1, 1]))
+    assert (made.num_unprotected_users, made.num_users) == (1, 3)
+    with pytest.raises(CertificateMismatchError, match="another graph"):
+        made.check(graph, Selection.from_copies(graph, [1, 1, 1, 1, 1]))
+
+
+def test_digest_of_a_selection_goes_by_ids():
+    rows = [[0], [1], [0, 1]]
+    graph = AttributionGraph.from_users_per_example(rows, example_ids=["a", "b", "c"])
+    turned = AttributionGraph.from_users_per_example(rows[::-1], example_ids=["c", "b", "a"])
+    one = certify(graph, Selection.from_copies(graph, [2, 0, 1]))
+    other = certify(turned, Selection.from_copies(turned, [1, 0, 2]))
+    assert (one.graph_digest, one.selection_digest) == (other.graph_digest, other.selection_digest)
+    assert dataclasses.replace(other, selector=one.selector) == one
+
+
+def test_large_counts():
+    graph = AttributionGraph.from_users_per_example([[0], [0], [0, 1], []])
+    found = certify(graph, Selection.from_copies(graph, [2**20, 1, 2**21, 2**31 - 1]))
+    assert (found.contribution_bound, found.size) == (2**20 + 1 + 2**21, 2**20 + 1 + 2**21 + 2**31 - 1)
+    with pytest.raises(
+        UncertifiableError, match=r"user 0 is in 2,147,483,647 copies, beyond .*; select with a contribution bound"
+    ):
+        certify(graph, Selection.from_copies(graph, [2**31 - 1, 0, 0, 0]))
+
+
+def test_wrong_arguments(graph):
+    with pytest.raises(InputError, match="graph must be an AttributionGraph, not list"):
+        certify(FIVE_EMAILS, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
+    with pytest.raises(
+        InputError, match="certify takes a Selection or a Schedule, not list; make one with from_copies"
+    ):
+        certify(graph, [1, 0, 0, 1, 1])
