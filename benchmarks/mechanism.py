@@ -1,0 +1,171 @@
+"""How fast coins, noise and clipping are: ratios against jax_privacy, numpy and the plain gradient in one run.
+
+python -m benchmarks mechanism
+"""
+
+import os
+import time
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax_privacy.clipping import clipped_grad
+
+from coowned.mechanism import banded_strategy
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.clipping import clipped_logistic_gradient_sum, squared_norms_of
+from coowned.mechanism.coins import PoissonCoins
+from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.noise import NoiseStream, noise_scale
+
+BATCH, NUM_FEATURES = 4096, 1000
+KEY = RunKey.from_seed(0)
+
+
+def run() -> list[dict]:
+    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+    return [*clipping_rows(), *correlated_noise_rows(), *sampler_rows(), *stream_rows()]
+
+
+def clipping_rows() -> list[dict]:
+    weights, intercept, features, labels, mask = logistic_batch()
+
+    def loss(parameters, x, y):
+        logits = x @ parameters[0] + parameters[1]
+        return jnp.sum(jnp.logaddexp(0, logits) - y * logits)
+
+    plain = jax.jit(jax.grad(loss))
+    peer = clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2), keep_batch_dim=False)
+    peer = jax.jit(peer.fun)
+    peer_batch = jax.jit(clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2)).fun)
+    norms = jnp.asarray(squared_norms_of(features))
+    seconds = interleaved(
+        {
+            "ours": lambda: clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 1.0, norms),
+            "ours, norms too": lambda: clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 1.0),
+            "plain": lambda: plain((weights, intercept), features, labels),
+            "peer": lambda: peer((weights, intercept), features, labels),
+            "peer, batch axis kept": lambda: peer_batch((weights, intercept), features, labels),
+        }
+    )
+    peer_seconds = min(seconds["peer"], seconds["peer, batch axis kept"])  # whichever way of calling it is faster
+    against_peer = peer_seconds / seconds["ours"]
+    against_plain = seconds["plain"] / seconds["ours"]
+    whole = seconds["ours, norms too"]
+    at = f"batch {BATCH}, d = {NUM_FEATURES}"
+    return [
+        figure(f"clipped gradient, {at}", BATCH / seconds["ours"], "examples/s"),
+        figure("clipped gradient against jax_privacy's clipped_grad", against_peer, "x", ">= 3", against_peer >= 3),
+        figure("clipped gradient against the plain gradient", against_plain, "x", ">= 0.7", against_plain >= 0.7),
+        figure("  with the rows' norms made in the step: against clipped_grad", peer_seconds / whole, "x"),
+        figure("  with the rows' norms made in the step: against the plain gradient", seconds["plain"] / whole, "x"),
+    ]
+
+
+def correlated_noise_rows() -> list[dict]:
+    weights, intercept, features, labels, mask = logistic_batch()
+    scale = noise_scale(noise_multiplier=1.0, clip_norm=1.0, batch_size=BATCH)
+
+    @jax.jit
+    def update(weights, intercept, noise):
+        (gradient, slope), _ = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 1.0)
+        return (
+            weights - 0.1 * (gradient / BATCH + scale * noise["weights"]),
+            intercept - 0.1 * (slope / BATCH + scale * noise["intercept"]),
+        )
+
+    shapes = {"weights": (NUM_FEATURES,), "intercept": ()}
+
+    def steps(num_bands):
+        strategy = BandedStrategy(num_bands=num_bands, iterations=100_000)
+        stream = NoiseStream(KEY, coefficients=strategy.coefficients, shapes=shapes, iterations=100_000)
+        return lambda: update(weights, intercept, stream.next())
+
+    seconds = interleaved({"independent": steps(1), "correlated": steps(64)})
+    ratio = seconds["correlated"] / seconds["independent"]
+    started = time.perf_counter()
+    coefficients = banded_strategy._optimize(64, 2500)  # not from the cache
+    optimized = time.perf_counter() - started
+    factor = BandedStrategy(64, 2500, coefficients).error_factor()
+    return [
+        figure("step with noise of 64 bands against independent noise, d = 1000", ratio, "x", "<= 1.5", ratio <= 1.5),
+        figure("optimizing a strategy of 64 bands, 2500 iterations", optimized, "s"),
+        figure("error of 64 bands over that of DP-SGD, 2500 iterations", factor, "x"),
+    ]
+
+
+def sampler_rows() -> list[dict]:
+    expected = 1024
+    seconds, step = {}, iter(range(10**9))
+    draws = {}
+    for size in (10**5, 10**7):
+        coins = PoissonCoins(expected / size)
+        coins.draw(KEY.derive(Purpose.COINS, step=0), size)  # set up
+        draws[size] = lambda coins=coins, size=size: coins.draw(KEY.derive(Purpose.COINS, step=next(step)), size)
+    seconds = interleaved(draws, repetitions=200)
+    ratio = seconds[10**7] / seconds[10**5]
+    return [
+        figure("coins of one step, 1024 of 10^5 copies", seconds[10**5] * 1e6, "us"),
+        figure("coins of one step, 1024 of 10^7 copies", seconds[10**7] * 1e6, "us"),
+        figure("coins: 10^7 copies against 10^5, same batch", ratio, "x", "<= 3", ratio <= 3),
+    ]
+
+
+def stream_rows() -> list[dict]:
+    count = 1 << 20
+    philox = np.random.Generator(np.random.Philox(0))
+    stream = NoiseStream(KEY, coefficients=(1.0,), shapes={"w": (count,)}, iterations=10**6)
+    key = KEY.derive(Purpose.MASKS, step=0)
+    seconds = interleaved(
+        {
+            "words": lambda: random_words(key, count),
+            "philox": lambda: philox.bit_generator.random_raw(count),
+            "normals": stream.next,
+            "numpy": lambda: philox.standard_normal(count).astype(np.float32),
+        },
+        repetitions=10,
+    )
+    words, normals = seconds["philox"] / seconds["words"], seconds["numpy"] / seconds["normals"]
+    return [
+        figure("ChaCha20 words against numpy Philox, one core", words, "x"),
+        figure("normals from ChaCha20 on one core", count / seconds["normals"], "numbers/s"),
+        figure("normals with full tails against numpy Philox ziggurat, one core", normals, "x"),
+    ]
+
+
+def logistic_batch():
+    generator = np.random.default_rng(0)
+    features = generator.standard_normal((BATCH, NUM_FEATURES)).astype(np.float32)
+    labels = (generator.random(BATCH) < 0.5).astype(np.float32)
+    weights = 0.1 * generator.standard_normal(NUM_FEATURES).astype(np.float32)
+    arrays = weights, np.float32(0.1), features, labels, np.ones(BATCH, bool)
+    return tuple(jnp.asarray(array) for array in arrays)
+
+
+def interleaved(actions: dict, *, repetitions: int = 100) -> dict:
+    """Seconds of each action's fastest repetition; taken in turn, so that a busy moment hits all of them.
+
+    Each is run once more just before it is timed, so that none starts with a cache another has filled.
+    """
+    best = {name: float("inf") for name in actions}
+    for action in actions.values():
+        jax.block_until_ready(action())  # compile first
+    for _ in range(repetitions):
+        for name, action in actions.items():
+            jax.block_until_ready(action())
+            started = time.perf_counter()
+            jax.block_until_ready(action())
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
+def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
+    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
+
+
+if __name__ == "__main__":
+    for row in run():
+        verdict = "" if row["ok"] is None else f"  bar {row['bar']}: {'ok' if row['ok'] else 'MISSED'}"
+        print(f"{row['name']:<75} {row['value']:>14,.4g} {row['unit']}{verdict}")

@@ -1,0 +1,278 @@
+"""Which copies are in the batch of a step: by coins, by schedule, or by coins within a group.
+
+`batch(step)` is a pure function of the run key and the step: a run can be resumed anywhere, in any order. All
+configurations of a sweep share the coins of a run key (never its noise), so a statement about a sweep covers one
+released model only. Which copies were drawn, and how many, is as secret as the noise: it belongs in no log.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.mechanism.coins import PoissonCoins
+from coowned.mechanism.kernels import number_copies
+from coowned.mechanism.keys import Purpose, RunKey
+from coowned.selection.selector import Schedule, Selection
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The copies of one step, padded to a shape that few other steps do not share.
+
+    A padded entry has mask False, example 0 and copy number 0; whatever row it fetches must be replaced by constant
+    content before a gradient is taken (`coowned.mechanism.clipping` does that).
+    """
+
+    step: int
+    examples: npt.NDArray[np.int64]  # (physical size,) example of each copy
+    copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example
+    mask: npt.NDArray[np.bool_]  # (physical size,) True where the entry is real
+
+    @property
+    def num_copies(self) -> int:
+        """How many entries are real. Secret under Poisson sampling."""
+        return int(np.count_nonzero(self.mask))
+
+    @property
+    def physical_size(self) -> int:
+        """Entries, padding included."""
+        return len(self.mask)
+
+
+class Batches(abc.ABC):
+    """The base of the three ways to make batches: `batch(step)` for step in [0, iterations)."""
+
+    iterations: int
+    batch_size: int
+    multiple_of: int
+
+    def batch(self, step: int) -> Batch:
+        """The padded batch of a step, the same whenever it is asked for."""
+        validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
+        examples, copy_numbers = self._draw(int(step))
+        return self._pad(int(step), examples, copy_numbers)
+
+    def from_step(self, step: int = 0) -> Iterator[Batch]:
+        """All batches from a step on."""
+        return (self.batch(t) for t in range(step, self.iterations))
+
+    def __len__(self) -> int:
+        return self.iterations
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.from_step(0)
+
+    @functools.cached_property
+    def usual_sizes(self) -> tuple[int, ...]:
+        """The first physical sizes: batch_size and 1, 2 and 4 standard deviations above; larger ones grow by 1/4."""
+        spread = math.sqrt(self.batch_size)
+        return tuple(sorted({self._round_up(math.ceil(self.batch_size + k * spread)) for k in (0, 1, 2, 4)}))
+
+    def physical_size(self, num_copies: int) -> int:
+        """The smallest physical size that holds so many copies; nothing is ever dropped."""
+        for size in self.usual_sizes:
+            if num_copies <= size:
+                return size
+        size = self.usual_sizes[-1]
+        while size < num_copies:
+            size = self._round_up(size + max(1, size // 4))
+        return size
+
+    def _round_up(self, size: int) -> int:
+        # Coarser for large batches: sums are made in blocks of a power of two, which then come out even.
+        unit = math.lcm(self.multiple_of, 64 if self.batch_size >= 512 else 1)
+        return -(-size // unit) * unit
+
+    def _pad(self, step: int, examples: npt.NDArray[np.int64], copy_numbers: npt.NDArray[np.int32]) -> Batch:
+        count, size = len(examples), self.physical_size(len(examples))
+        padded_examples, padded_numbers = np.zeros(size, np.int64), np.zeros(size, np.int32)
+        padded_examples[:count], padded_numbers[:count] = examples, copy_numbers
+        return Batch(step=step, examples=padded_examples, copy_numbers=padded_numbers, mask=np.arange(size) < count)
+
+    @abc.abstractmethod
+    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """(examples, copy numbers) of a step, without padding."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PoissonBatches(Batches):
+    """Every copy in S has a coin of its own in every step.
+
+    Guarantees:
+      - Each copy is drawn with at most `sampling_probability`, whatever the other coins show.   (test_coins.py,
+        test_participations_are_binomial, test_pairs_of_copies_are_independent, test_steps_are_independent)
+      - `batch(step)` is the same in whatever order steps are asked for.                  (test_random_access)
+      - Nothing is dropped; a step without any copy is a batch of padding.               (test_nothing_is_dropped,
+        test_an_empty_batch_is_all_padding)
+    Cost: O(batch) a step and O(|S|) memory.
+    Not to be confused with shuffling S and cutting it into batches, for which no group accounting exists.
+
+    Args:
+      selection: S; example i has the copies (i, 0), (i, 1), ...
+      sampling_probability: the probability that was accounted for.
+      batch_size: the public batch size gradients are divided by; here it only sets the usual physical sizes.
+      iterations: number of steps.
+      run_key: where coins come from.
+      multiple_of: every physical size is a multiple of it (the number of devices, for instance).
+
+    Example:
+      >>> from coowned.attribution.graph import AttributionGraph
+      >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [3]])
+      >>> selection = Selection.from_copies(graph, [2, 0, 1, 1])
+      >>> batches = PoissonBatches(selection=selection, sampling_probability=0.5, batch_size=2, iterations=3,
+      ...                          run_key=RunKey.from_seed(1))
+      >>> [[(int(e), int(c)) for e, c in zip(b.examples[b.mask], b.copy_numbers[b.mask])] for b in batches]
+      [[(0, 0), (0, 1), (2, 0)], [(2, 0), (3, 0)], [(0, 0), (0, 1)]]
+    """
+
+    selection: Selection
+    sampling_probability: float
+    batch_size: int
+    iterations: int
+    run_key: RunKey
+    multiple_of: int = 8
+
+    def __post_init__(self) -> None:
+        validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
+        validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
+
+    @functools.cached_property
+    def coins(self) -> PoissonCoins:
+        """The coins of one step."""
+        return PoissonCoins(float(self.sampling_probability))
+
+    @functools.cached_property
+    def _copies(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        return _list_copies(self.selection.copies)
+
+    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        examples, numbers = self._copies
+        drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
+        return examples[drawn], numbers[drawn]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ScheduledBatches(Batches):
+    """The batches of a Schedule as they are; no coin is thrown.
+
+    Guarantees:
+      - Step t holds exactly row t of the schedule.                                       (test_scheduled_batches)
+      - The copy number of a slot counts the earlier slots of the same example.           (test_scheduled_batches)
+
+    Example:
+      >>> from coowned.attribution.graph import AttributionGraph
+      >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2]])
+      >>> batches = ScheduledBatches(schedule=Schedule.from_batches(graph, [[0, 2], [1, 2]]), multiple_of=1)
+      >>> batches.batch(1).examples, batches.batch(1).copy_numbers
+      (array([1, 2]), array([0, 1], dtype=int32))
+    """
+
+    schedule: Schedule
+    multiple_of: int = 8
+
+    def __post_init__(self) -> None:
+        validate.positive(multiple_of=self.multiple_of)
+
+    @property
+    def iterations(self) -> int:  # type: ignore[override]
+        """Number of batches."""
+        return self.schedule.iterations
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """Copies in each batch."""
+        return self.schedule.batch_size
+
+    @functools.cached_property
+    def _numbers(self) -> npt.NDArray[np.int32]:
+        numbers = np.empty(self.schedule.batches.shape, np.int32)
+        number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
+        return numbers
+
+    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        return self.schedule.batches[step].astype(np.int64), self._numbers[step]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CyclicPoissonBatches(Batches):
+    """Step t throws a coin for every copy of group t mod num_groups, and for no other.
+
+    Guarantees:
+      - A copy is in no step but its group's.                                             (test_cyclic_groups)
+      - Group g is drawn with min(1, batch_size / |S_g|), never more.                     (test_cyclic_probabilities)
+
+    Args:
+      selection: S with `groups`; every protected user's copies must be in one group, which the certificate proves.
+      batch_size: the public batch size, from which each group's probability follows.
+      iterations: number of steps.
+      num_groups: number of groups, empty ones included; an empty group's steps are pure noise.
+      run_key: where coins come from.
+      multiple_of: every physical size is a multiple of it.
+    """
+
+    selection: Selection
+    batch_size: int
+    iterations: int
+    num_groups: int
+    run_key: RunKey
+    multiple_of: int = 8
+
+    def __post_init__(self) -> None:
+        validate.positive(
+            batch_size=self.batch_size,
+            iterations=self.iterations,
+            num_groups=self.num_groups,
+            multiple_of=self.multiple_of,
+        )
+        groups = self.selection.groups
+        if groups is None:
+            raise InputError("cyclic batches need a selection with groups; use the selector CyclicGroups")
+        if groups.size and groups.max() >= self.num_groups:
+            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+
+    @functools.cached_property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Copies in each group."""
+        return tuple(len(examples) for examples, _ in self._groups)
+
+    @functools.cached_property
+    def group_probabilities(self) -> tuple[float, ...]:
+        """The coin of each group's copies; 0 for an empty group."""
+        return tuple(min(1.0, self.batch_size / size) if size else 0.0 for size in self.group_sizes)
+
+    @functools.cached_property
+    def coins(self) -> tuple[PoissonCoins, ...]:
+        """The coins of each group's steps."""
+        return tuple(PoissonCoins(probability) for probability in self.group_probabilities)
+
+    @functools.cached_property
+    def _groups(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+        assert self.selection.groups is not None
+        examples, numbers = _list_copies(self.selection.copies)
+        groups = self.selection.groups[examples]  # (|S|,) group of each copy
+        order = np.argsort(groups, kind="stable")
+        ends = np.searchsorted(groups[order], np.arange(self.num_groups + 1))
+        parts = [order[ends[g] : ends[g + 1]] for g in range(self.num_groups)]
+        return [(examples[part], numbers[part]) for part in parts]
+
+    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        group = step % self.num_groups
+        examples, numbers = self._groups[group]
+        drawn = self.coins[group].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
+        return examples[drawn], numbers[drawn]
+
+
+def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """(example, copy number) of every copy, in the order of examples."""
+    chosen = np.flatnonzero(copies)
+    counts = copies[chosen].astype(np.int64)
+    examples = np.repeat(chosen, counts)
+    numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return examples, numbers.astype(np.int32)

@@ -1,0 +1,173 @@
+"""Where all secret randomness comes from: one run key, and a key of its own for everything that is drawn.
+
+A sub-key is BLAKE2b, keyed by the run key, of (purpose, configuration, step, tensor, copy); it is the 256-bit key of a
+ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed at
+any step draws what it would have drawn, and nothing else is ever drawn from the same key.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+import secrets
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.mechanism.kernels import WORD_STREAM, fill_words
+
+StreamKey = npt.NDArray[np.uint32]
+"""(8,) uint32: the 256 bits a stream of random words is made from."""
+
+
+class Purpose(enum.Enum):
+    """What a sub-key is for. Two purposes never share a key; the values are part of stored runs and never change."""
+
+    COINS = "coins"  # which copies are in a batch
+    NOISE = "noise"  # what is added to the sum of gradients
+    MASKS = "masks"  # which tokens of a copy are hidden
+    DROPOUT = "dropout"
+    PARAMETERS = "parameters"  # where training starts
+    CANARIES = "canaries"  # which canary users an audit includes
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RunKey:
+    """The one secret of a run, 256 bits; every coin and every noise value follows from it.
+
+    Guarantees:
+      - From the operating system unless a seed is given; a seeded key says so for ever.
+        (test_keys_of_the_operating_system_differ, test_a_seed_marks_a_test_run)
+      - Different (purpose, configuration, step, tensor, copy) never give the same key: their encoding is typed and
+        length-prefixed, so no two are the same bytes.   (test_encoding_is_injective, test_purposes_never_share_a_key)
+      - Neither `repr` nor an error message shows the secret.   (test_secret_is_not_shown)
+      - `from_json(to_json())` gives the same streams.   (test_json_round_trip)
+    What it is not: safe to publish. Whoever has it can subtract the noise; keep `to_json()` in a file only the trainer
+    reads, never among metrics. `fingerprint` may be published unless the run is a test run.
+
+    Example:
+      >>> key = RunKey.from_seed(7)
+      >>> key.is_test_run, key
+      (True, RunKey(test run, fingerprint c4dcebc3cd9dbf49a156d025fd3cdcd1))
+      >>> first = key.derive(Purpose.NOISE, configuration="a", step=0, tensor="weights")
+      >>> other = key.derive(Purpose.NOISE, configuration="a", step=1, tensor="weights")
+      >>> bool((first == other).all())
+      False
+
+    References: RFC 7693 (BLAKE2); Bernstein (2008), "ChaCha, a variant of Salsa20".
+    """
+
+    secret: bytes
+    seed: int | None = None
+
+    FORMAT = "coowned-run-key-1"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != 32:
+            raise InputError("the secret of a run key must be 32 bytes; use RunKey.from_operating_system()")
+
+    @classmethod
+    def from_operating_system(cls) -> Self:
+        """A fresh key from the operating system's source of entropy: the only kind a guarantee can rest on."""
+        return cls(secrets.token_bytes(32))
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Self:
+        """A key anybody can repeat: for tests. Noise and coins are then known, so there is no guarantee."""
+        validate.seed(seed)
+        digest = hashlib.blake2b(_encode(int(seed)), digest_size=32, person=b"coowned-seed-1")
+        return cls(digest.digest(), int(seed))
+
+    @property
+    def is_test_run(self) -> bool:
+        """True where the key was made from a seed; a statement then says "no guarantee" in place of epsilon."""
+        return self.seed is not None
+
+    @property
+    def fingerprint(self) -> str:
+        """128 bits that name the key without giving it away."""
+        digest = hashlib.blake2b(b"", key=self.secret, digest_size=16, person=b"coowned-name-1")
+        return digest.hexdigest()
+
+    def derive(
+        self,
+        purpose: Purpose,
+        *,
+        configuration: str | None = None,
+        step: int | None = None,
+        tensor: str | None = None,
+        copy: tuple[int, int] | None = None,
+    ) -> StreamKey:
+        """The key of one stream.
+
+        Args:
+          purpose: what is drawn.
+          configuration: the member of a sweep; None for what all members share (coins). Noise without it is refused.
+          step: the training step; None for what is drawn once a run.
+          tensor: the parameter the noise is for.
+          copy: (example, copy number) for what is drawn for one copy, such as a mask.
+        """
+        if not isinstance(purpose, Purpose):
+            raise InputError(f"purpose must be a Purpose, not {purpose!r}")
+        if purpose is Purpose.NOISE and (configuration is None or step is None or tensor is None):
+            raise InputError("a noise key needs configuration, step and tensor: no two gradients may share noise")
+        if purpose is Purpose.COINS and step is None:
+            raise InputError("a coin key needs a step: coins are drawn anew in every step")
+        example, number = (None, None) if copy is None else copy
+        fields = (purpose.value, configuration, step, tensor, example, number)
+        message = b"".join(_encode(field) for field in fields)
+        digest = hashlib.blake2b(message, key=self.secret, digest_size=32, person=b"coowned-keys-1").digest()
+        return np.frombuffer(digest, "<u4").astype(np.uint32)
+
+    def to_json(self) -> str:
+        """The secret, as a JSON text: for a file that only the trainer can read."""
+        stored = {"format": self.FORMAT, "seed": self.seed, "secret": None if self.is_test_run else self.secret.hex()}
+        return json.dumps(stored)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads `to_json()` back."""
+        try:
+            stored = json.loads(text)
+        except ValueError:
+            raise InputError("the stored run key is not JSON") from None  # without the text: it may hold the secret
+        if not isinstance(stored, dict) or stored.get("format") != cls.FORMAT:
+            raise InputError(f"expected a JSON object of the format {cls.FORMAT!r}")
+        if stored.get("seed") is not None:
+            return cls.from_seed(stored["seed"])
+        try:
+            return cls(bytes.fromhex(stored["secret"]))
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the stored run key has no secret of 64 hexadecimal digits") from None
+
+    def __repr__(self) -> str:
+        kind = "test run" if self.is_test_run else "secret"
+        return f"RunKey({kind}, fingerprint {self.fingerprint})"
+
+
+def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDArray[np.uint64]:
+    """The first `count` 64-bit words of a stream (from chunk `first_chunk` on, 512 words each), cost O(count).
+
+    >>> key = RunKey.from_seed(0).derive(Purpose.MASKS, step=0, copy=(12, 0))
+    >>> [hex(word) for word in random_words(key, 2)]
+    ['0x35d38bdd29bbf47a', '0x2859dcbb641b2a65']
+    """
+    validate.integer(at_least=0, count=count, first_chunk=first_chunk)
+    words = np.empty(count, np.uint64)
+    fill_words(key, WORD_STREAM, first_chunk, words)
+    return words
+
+
+def _encode(value: Any) -> bytes:
+    """Type, length, content: the concatenation of such codes can be taken apart again in one way only."""
+    if value is None:
+        kind, content = b"n", b""
+    elif isinstance(value, str):
+        kind, content = b"s", value.encode("utf-8", "surrogatepass")
+    else:
+        validate.integer(at_least=0, at_most=2**64 - 1, key_field=value)
+        kind, content = b"i", int(value).to_bytes(8, "little")
+    return kind + len(content).to_bytes(8, "little") + content

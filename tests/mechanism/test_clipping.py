@@ -1,0 +1,298 @@
+"""Clipping: no copy adds more than clip_norm, and none can touch the sum otherwise."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coowned.mechanism.clipping import (
+    clipped_gradient_sum,
+    clipped_logistic_gradient_sum,
+    clipped_logistic_gradient_sums,
+    replace_rows,
+    squared_norms_of,
+)
+
+OVERSHOOT = 1 + 1e-6
+
+
+def reference(weights, intercept, features, labels, mask, clip_norm):
+    """Each copy's gradient in float64, clipped, added: Algorithm 1 as it is written."""
+    total = np.zeros(len(weights) + 1)
+    for x, y, real in zip(np.float64(features), np.float64(labels), mask, strict=True):
+        residual = 1 / (1 + np.exp(-(x @ np.float64(weights) + float(intercept)))) - y
+        gradient = residual * np.append(x, 1.0)
+        if real and np.isfinite(gradient).all():
+            total += gradient * min(1.0, clip_norm / max(np.linalg.norm(gradient), 1e-300))
+    return total
+
+
+def joined(gradient) -> np.ndarray:
+    return np.append(np.float64(gradient[0]), np.float64(gradient[1]))
+
+
+def batch(size, num_features, seed=0):
+    generator = np.random.default_rng(seed)
+    features = (generator.standard_normal((size, num_features)) * generator.exponential(1, (size, 1))).astype(
+        np.float32
+    )
+    labels = (generator.random(size) < 0.5).astype(np.float32)
+    weights = generator.standard_normal(num_features).astype(np.float32) / np.float32(np.sqrt(num_features))
+    return weights, np.float32(0.3), features, labels, generator.random(size) < 0.8
+
+
+@pytest.mark.parametrize(("size", "num_features"), [(1, 1), (130, 31), (128, 2100)])
+@pytest.mark.parametrize("clip_norm", [0.1, 1e6])
+def test_equals_the_reference(size, num_features, clip_norm):
+    weights, intercept, features, labels, mask = batch(size, num_features)
+    mask[0] = True
+    gradient, clipped = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, clip_norm)
+    expected = reference(weights, intercept, features, labels, mask, clip_norm)
+    np.testing.assert_allclose(joined(gradient), expected, rtol=2e-5, atol=1e-4 * min(clip_norm, 1))
+    assert 0 <= int(clipped) <= mask.sum()
+    assert (int(clipped) == 0) == (clip_norm == 1e6)
+
+
+def test_the_intercept_counts_in_the_norm():
+    gradient, _ = clipped_logistic_gradient_sum(
+        jnp.zeros(1), jnp.zeros(()), jnp.array([[0.1]]), jnp.ones(1), jnp.ones(1, bool), 0.01
+    )
+    assert 0.0099 < np.linalg.norm(joined(gradient)) <= 0.01 * OVERSHOOT
+
+
+magnitudes = st.sampled_from([0.0, 1e-45, 1e-38, 1e-30, 1e-10, 1.0, 0.3333333, 1e10, 1e19, 2e19, 1e25, 1e30, 3.4e38])
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(magnitudes, min_size=6, max_size=6),
+    st.lists(st.sampled_from([-1.0, 1.0]), min_size=6, max_size=6),
+    magnitudes,
+    st.sampled_from([0.0, 1.0, -1e30, 1e30]),
+    st.sampled_from([1e-30, 1e-6, 1.0, 123.456, 1e10]),
+)
+def test_no_copy_adds_more(sizes, signs, weight, label, clip_norm):
+    features = (np.array(sizes) * np.array(signs)).astype(np.float32)[None]
+    weights = np.float32(weight) * np.float32([1, -1, 1, 0, 0.5, 1])
+    for norms in (None, squared_norms_of(features)):
+        gradient, _ = clipped_logistic_gradient_sum(
+            weights, np.float32(0.1), features, np.float32([label]), np.ones(1, bool), np.float32(clip_norm), norms
+        )
+        assert np.linalg.norm(joined(gradient)) <= float(np.float32(clip_norm)) * OVERSHOOT
+
+
+def test_given_norms_change_nothing_else():
+    weights, intercept, features, labels, mask = batch(128, 6)
+    for broken in (False, True):
+        if broken:
+            features[3], features[4, 2], features[5], mask[3:6] = 1e30, np.nan, -np.inf, True
+        norms = squared_norms_of(features)
+        given_, clipped = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 0.5, norms)
+        own, own_clipped = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 0.5)
+        np.testing.assert_allclose(joined(given_), joined(own), rtol=1e-5, atol=1e-5)
+        assert int(clipped) == int(own_clipped)
+
+
+def test_norms_of_other_rows_would_void_the_bound():
+    """Why the norms must be those of the rows: shorter ones let a gradient through."""
+    features = np.float32([[30.0, 40.0]])
+    inputs = np.zeros(2, np.float32), np.float32(0), features, np.ones(1, np.float32), np.ones(1, bool), 1.0
+    gradient, _ = clipped_logistic_gradient_sum(*inputs, squared_norms_of(features / 100))
+    assert np.linalg.norm(joined(gradient)) > 20
+    gradient, _ = clipped_logistic_gradient_sum(*inputs, squared_norms_of(features))
+    assert np.linalg.norm(joined(gradient)) <= OVERSHOOT
+
+
+@given(st.lists(magnitudes, min_size=1, max_size=8))
+def test_norms_are_rounded_up(values):
+    row = np.array([values], np.float32)
+    (square,) = squared_norms_of(row)
+    exact = sum(Fraction(float(value)) ** 2 for value in row[0])
+    assert np.isinf(square) or exact <= Fraction(float(square)) <= exact * (1 + Fraction(1, 2**21)) + Fraction(
+        1, 2**148
+    )
+
+
+@pytest.mark.parametrize("num_features", [2048, 2049, 20_011, 100_000])
+def test_long_rows_do_not_add_more(num_features):
+    """Equal entries make every rounding of a sum go the same way."""
+    for value in (0.3333333, 1.0000001, 0.7071068):
+        features = np.full((2, num_features), value, np.float32)
+        gradient, _ = clipped_logistic_gradient_sum(
+            np.zeros(num_features, np.float32),
+            np.float32(0),
+            features,
+            np.ones(2, np.float32),
+            np.array([True, False]),
+            1.0,
+        )
+        assert 1 - 6e-3 < np.linalg.norm(joined(gradient)) <= OVERSHOOT
+
+
+def test_huge_rows_are_clipped_not_lost():
+    features = np.float32([[3e30, 4e30], [0.3, 0.4]])
+    gradient, clipped = clipped_logistic_gradient_sum(
+        np.zeros(2, np.float32), np.float32(0), features, np.ones(2, np.float32), np.ones(2, bool), 1.0
+    )
+    small = np.append(features[1], 1.0) * -0.5
+    np.testing.assert_allclose(joined(gradient), np.array([-0.6, -0.8, 0]) + small, rtol=1e-5, atol=1e-6)
+    assert int(clipped) == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["feature", "label", "weights"])
+def test_not_finite_adds_zero(bad, where):
+    weights, intercept, features, labels, mask = batch(128, 6)
+    mask[17] = True
+    others = mask.copy()
+    others[17] = False
+    expected, _ = clipped_logistic_gradient_sum(weights, intercept, features, labels, others, 1.0)
+    if where == "feature":
+        features[17, 3] = bad
+    elif where == "label":
+        labels[17] = bad
+    else:
+        features[17] = [3e38, -3e38, 3e38, 0, 0, 0]
+        weights, expected = np.float32([bad, 1, 1, 1, 1, 1]), (np.zeros(6), 0.0)
+    gradient, _ = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 1.0)
+    if where == "weights" and not np.isnan(bad):
+        assert np.isfinite(joined(gradient)).all()
+    else:
+        np.testing.assert_allclose(joined(gradient), joined(expected), atol=1e-5)
+
+
+def test_weight_zero_alone_would_not_help():
+    """The bug that the replacement is for: zero times infinity in a weighted product."""
+    features = jnp.array([[1.0], [jnp.inf]])
+    assert np.isnan(np.asarray(jnp.array([1.0, 0.0]) @ features)).all()
+    gradient, _ = clipped_logistic_gradient_sum(
+        jnp.zeros(1), jnp.zeros(()), features, jnp.ones(2), jnp.array([True, True]), 10.0
+    )
+    assert joined(gradient).tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("content", [0.0, 1.0, np.nan, np.inf, 3e38])
+def test_padding_adds_zero(content):
+    weights, intercept, features, labels, _ = batch(128, 6)
+    mask = np.arange(128) < 64
+    expected, clipped = clipped_logistic_gradient_sum(
+        weights, intercept, features[:64], labels[:64], np.ones(64, bool), 0.5
+    )
+    features[64:], labels[64:] = content, content
+    gradient, also_clipped = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 0.5)
+    np.testing.assert_allclose(joined(gradient), joined(expected), rtol=1e-5, atol=1e-6)
+    assert int(clipped) == int(also_clipped)
+
+
+def test_an_empty_batch_is_zero():
+    weights, intercept, features, labels, _ = batch(128, 6)
+    gradient, clipped = clipped_logistic_gradient_sum(weights, intercept, features, labels, np.zeros(128, bool), 0.5)
+    assert joined(gradient).tolist() == [0.0] * 7
+    assert int(clipped) == 0
+
+
+def test_order_does_not_matter():
+    size = 4096
+    weights, intercept, features, labels, mask = batch(size, 20)
+    order = np.random.default_rng(1).permutation(size)
+    first, _ = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 1.0)
+    second, _ = clipped_logistic_gradient_sum(weights, intercept, features[order], labels[order], mask[order], 1.0)
+    # Rounding: at most (64 + 6) 2^-24 of the sum of norms, which is at most the batch.
+    assert np.abs(joined(first) - joined(second)).max() <= 2 * 70 * 2.0**-24 * size
+
+
+def test_sum_is_accurate_where_a_running_sum_is_not():
+    """2^16 equal terms of 1: a float32 sum in a row drifts; blocks and halves do not."""
+    size = 1 << 16
+    features = np.full((size, 1), 0.1, np.float32)
+    gradient, _ = clipped_logistic_gradient_sum(
+        np.zeros(1, np.float32), np.float32(0), features, np.ones(size, np.float32), np.ones(size, bool), 100.0
+    )
+    exact = -0.5 * float(np.float32(0.1)) * size
+    assert abs(float(gradient[0][0]) / exact - 1) < 70 * 2.0**-24
+
+
+def test_many_models_equal_each_alone():
+    weights, intercept, features, labels, mask = batch(300, 12)
+    scales, clip_norms = np.float32([0.0, 0.5, 1.0, 3.0]), np.float32([0.1, 1.0, 5.0, 0.01])
+    for broken in (False, True):
+        if broken:
+            features[5], features[6], mask[5:7] = np.inf, 1e30, True
+        sums, clipped = clipped_logistic_gradient_sums(
+            scales[:, None] * weights, scales * intercept, features, labels, mask, clip_norms
+        )
+        for i, scale in enumerate(scales):
+            alone, alone_clipped = clipped_logistic_gradient_sum(
+                scale * weights, scale * intercept, features, labels, mask, clip_norms[i]
+            )
+            np.testing.assert_allclose(joined((sums[0][i], sums[1][i])), joined(alone), rtol=1e-4, atol=1e-4)
+            assert int(clipped[i]) == int(alone_clipped)
+
+
+def test_stays_float32():
+    weights, intercept, features, labels, mask = batch(128, 6)
+    half = jnp.asarray(features, jnp.bfloat16)
+    gradient, _ = clipped_logistic_gradient_sum(weights, intercept, half, labels, mask, 1.0)
+    assert gradient[0].dtype == gradient[1].dtype == jnp.float32
+
+
+# ---- any loss --------------------------------------------------------------------------------------------------------
+
+
+compiled_sum = jax.jit(clipped_gradient_sum, static_argnums=0)
+
+
+def product_loss(weights, example):
+    return weights @ example
+
+
+def logistic_loss(parameters, example):
+    logit = example[0] @ parameters[0] + parameters[1]
+    return jnp.logaddexp(0.0, logit) - example[1] * logit
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 1.0])
+def test_generic_equals_the_closed_form(clip_norm):
+    weights, intercept, features, labels, mask = batch(128, 6)
+    generic, generic_clipped = compiled_sum(logistic_loss, (weights, intercept), (features, labels), mask, clip_norm)
+    closed, clipped = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, clip_norm)
+    np.testing.assert_allclose(joined(generic), joined(closed), rtol=2e-5, atol=2e-5)
+    assert int(generic_clipped) == int(clipped)
+
+
+@settings(max_examples=100)
+@given(st.lists(magnitudes, min_size=4, max_size=4), st.sampled_from([1e-30, 1e-6, 1.0, 123.456, 1e30]))
+def test_generic_overshoot(sizes, clip_norm):
+    gradient = np.array(sizes, np.float32)[None]
+    total, _ = compiled_sum(product_loss, jnp.zeros(4), jnp.asarray(gradient), jnp.ones(1, bool), np.float32(clip_norm))
+    length = np.linalg.norm(np.float64(gradient))
+    bound = float(np.float32(clip_norm))
+    found = np.linalg.norm(np.float64(total))
+    assert found <= bound * OVERSHOOT
+    assert found >= min(length, bound) * (1 - 1e-5) - 1e-37  # what is not too long is not shortened
+
+
+def test_generic_not_finite_adds_zero():
+    examples = jnp.array([[1.0, 2.0], [jnp.nan, 0.0], [jnp.inf, 1.0], [jnp.nan, jnp.nan]])
+    total, clipped = compiled_sum(product_loss, jnp.zeros(2), examples, jnp.array([True, True, True, False]), 100.0)
+    assert total.tolist() == [1.0, 2.0]
+    assert int(clipped) == 0
+
+
+def test_generic_gradient_that_is_not_finite_though_the_example_is():
+    total, _ = compiled_sum(
+        lambda w, x: jnp.sqrt(x @ x) * w[0], jnp.zeros(2), jnp.array([[3e38, 3e38], [3.0, 4.0]]), jnp.ones(2, bool), 9.0
+    )
+    assert total.tolist() == [5.0, 0.0]
+
+
+def test_replace_rows():
+    kept = replace_rows(
+        {"a": jnp.array([[1.0, jnp.nan], [2.0, 3.0]]), "b": jnp.array([1, 2])}, jnp.array([False, True])
+    )
+    assert kept["a"].tolist() == [[0.0, 0.0], [2.0, 3.0]]
+    assert kept["b"].tolist() == [0, 2]
