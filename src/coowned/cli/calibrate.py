@@ -1,0 +1,139 @@
+"""`coowned calibrate`: a certificate and a mechanism become a noise multiplier and a statement."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.errors import InputError
+from coowned.files import whole_files
+
+if TYPE_CHECKING:
+    from coowned.certificate import ContributionCertificate
+    from coowned.mechanism.sampling import Mechanism
+
+
+def run(
+    certificate: Annotated[Path, typer.Option(metavar="C", help="What `coowned select` wrote beside S.")],
+    delta: Annotated[
+        float, typer.Option(metavar="D", help="The probability that the promise may fail; far below 1 / users.")
+    ],
+    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The target; or give --noise-multiplier.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(metavar="S", help="The noise as it is; its epsilon is computed.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="B", help="Expected batch size (a schedule has its own).")
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(metavar="T", help="Number of steps (a schedule has its own).")
+    ] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help="poisson, min-separation or cyclic; by default what the certificate is for.")
+    ] = None,
+    num_bands: Annotated[
+        int | None, typer.Option(help="Bands of the correlated noise (default: as many as the certificate allows).")
+    ] = None,
+    adjacency: Annotated[str, typer.Option(help="zero-out or replace; the other is printed beside it.")] = "zero-out",
+    simulated_batch_size: Annotated[
+        int | None, typer.Option(help="Calibrate as if batches were this large; labelled a simulated epsilon.")
+    ] = None,
+    graph_statistics: Annotated[
+        bool, typer.Option("--graph-statistics", help="Tell how many users have which level: not for publication.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="guarantee.json", help="Where the guarantee goes.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The guarantee as JSON on stdout.")] = False,
+) -> None:
+    """Finds the noise for a target epsilon, or the epsilon of a given noise, and says what it means.
+
+    Examples:
+
+        coowned calibrate --certificate S.certificate.json --epsilon 8 --delta 1e-10 --batch-size 1024 --iterations 2500
+
+        coowned calibrate --certificate S.certificate.json --noise-multiplier 2 --delta 1e-10 --adjacency replace
+    """
+    from coowned.accounting.guarantee import guarantee
+
+    proof = read_certificate(certificate)
+    chosen = make_mechanism(proof, mechanism, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
+    with show.progress("calibrating"):
+        made = guarantee(
+            proof,
+            chosen,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            adjacency=adjacency,
+            simulated_batch_size=simulated_batch_size,
+        )
+    if output is not None:
+        with whole_files(output) as (temporary,):
+            temporary.write_text(made.to_json() + "\n", encoding="utf-8")
+    if json:
+        show.line(made.to_json())
+        return
+    show.line(f"noise multiplier {made.noise_multiplier:.6g}")
+    show.line()
+    show.line(made.statement(graph_statistics=graph_statistics))
+    if output is not None:
+        show.line()
+        show.line(f"written: {output}")
+
+
+def read_certificate(path: Path) -> "ContributionCertificate":
+    """Reads a certificate file; what cannot be read is bad input."""
+    from coowned.certificate import ContributionCertificate
+
+    try:
+        return ContributionCertificate.from_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise InputError(
+            f"{path}: no certificate can be read there ({error.strerror}); say --certificate FILE"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a certificate; say --certificate FILE") from error
+
+
+def make_mechanism(
+    certificate: "ContributionCertificate",
+    word: str | None,
+    *,
+    batch_size: int | None,
+    iterations: int | None,
+    num_bands: int | None,
+) -> "Mechanism":
+    """The mechanism a word names, made from the certificate; what is missing or of no use is an error."""
+    from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+
+    if word is None:
+        word = (
+            "min-separation"
+            if certificate.min_separation is not None
+            else "cyclic"
+            if certificate.groups
+            else "poisson"
+        )
+    if word == "min-separation":
+        for name, given, own in (
+            ("batch-size", batch_size, certificate.batch_size),
+            ("iterations", iterations, certificate.iterations),
+        ):
+            if given is not None and own is not None and given != own:
+                raise InputError(f"--{name} {given} is not the schedule's ({own}); leave it out")
+        return MinSeparation.from_certificate(certificate, num_bands=num_bands)
+    if word not in ("poisson", "cyclic"):
+        raise InputError(f"there is no mechanism {word!r}; choose poisson, min-separation or cyclic")
+    if batch_size is None or iterations is None:
+        raise InputError(f"{word} sampling needs --batch-size and --iterations")
+    if word == "cyclic":
+        return CyclicPoisson.from_certificate(
+            certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands
+        )
+    if num_bands not in (None, 1):
+        raise InputError(
+            "Poisson sampling has independent noise; leave --num-bands out, or use min-separation or cyclic"
+        )
+    return PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=iterations)

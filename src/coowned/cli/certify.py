@@ -1,0 +1,65 @@
+"""`coowned certify`: recounts a selection and compares it with what its certificate claims."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.cli.data_options import reads_data
+from coowned.cli.select import certificate_path_of
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
+
+
+@reads_data
+def run(
+    source: "DataSource",
+    selection: Annotated[
+        Path, typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark.")
+    ],
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The claim (default: S.certificate.json beside S).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The recount as JSON on stdout.")] = False,
+) -> None:
+    """Recounts S on its data; exit code 1 where the certificate claims something else.
+
+    Examples:
+
+        coowned certify mail.mbox S.parquet
+
+        coowned certify papers.parquet S.parquet --users authors --example-id id --certificate claim.json
+    """
+    from coowned.certificate import ContributionCertificate, certify
+    from coowned.selection.selection_files import read_selection
+
+    path = certificate or certificate_path_of(selection)
+    try:
+        claim = ContributionCertificate.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: no certificate can be read there ({error.strerror}); say --certificate FILE"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not a certificate (not UTF-8 at byte {error.start}); say --certificate FILE"
+        ) from error
+    except (InputError, CertificateMismatchError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    graph = source.read().graph
+    selected = read_selection(selection, graph)
+    try:
+        claim.check(graph, selected)
+    except UncertifiableError as error:  # groups that share a user: the claim of groups does not hold
+        raise CertificateMismatchError(f"{selection}: {error}") from error
+    if json:
+        show.line(certify(graph, selected).to_json())
+        return
+    show.line(f"holds: {claim.size:,} copies, no user in more than {claim.contribution_bound:,}")
+    if claim.min_separation is not None:
+        show.line(f"holds: any {claim.min_separation:,} consecutive batches hold at most one copy of each user")
+    show.line(f"graph {claim.graph_digest}")
+    show.line(f"selection {claim.selection_digest}")

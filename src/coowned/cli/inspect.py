@@ -1,0 +1,98 @@
+"""`coowned inspect`: what the data look like before anything is chosen."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.cli.data_options import reads_data
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
+    from coowned.attribution.statistics import GraphStatistics
+
+
+@reads_data
+def run(
+    source: "DataSource",
+    show_keys: Annotated[
+        bool, typer.Option("--show-keys", help="Name the heaviest users instead of numbering them.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for machines.")] = False,
+) -> None:
+    """Counts, users per example, examples per user, and what the heaviest users cost.
+
+    Examples:
+
+        coowned inspect mail.mbox
+
+        coowned inspect papers.parquet --users authors --example-id id
+
+        coowned inspect messages.csv --users sender,to,cc --separator ";" --json
+    """
+    from coowned.attribution.statistics import GraphStatistics
+
+    examples = source.read()
+    statistics = GraphStatistics.of(examples.graph)
+    names = [f"#{rank}" for rank in range(1, len(statistics.heaviest_users) + 1)]
+    if show_keys:
+        names = [examples.user_keys[user].as_py() for user, _ in statistics.heaviest_users]
+    if json:
+        fields = statistics.to_dict()
+        fields["heaviest_users"] = [
+            {"user": name, "examples": held} for name, (_, held) in zip(names, statistics.heaviest_users, strict=True)
+        ]
+        fields["columns_read"] = list(examples.graph.columns_read)
+        show.as_json({**fields, "digest": examples.graph.digest, "notes": dict(examples.notes)})
+        return
+    _print(statistics, names, dict(examples.notes))
+
+
+def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int]) -> None:
+    show.table(
+        "Counts",
+        ("", "number", "mean", "median", "most"),
+        [
+            ("examples", statistics.num_examples, "", "", ""),
+            ("  users per example", "", *_spread(statistics, "users_per_example")),
+            ("  without a user", statistics.num_examples_without_users, "", "", ""),
+            ("users", statistics.num_users, "", "", ""),
+            ("  examples per user", "", *_spread(statistics, "examples_per_user")),
+            ("  not protected", statistics.num_unprotected_users, "", "", ""),
+            ("pairs", statistics.num_pairs, "", "", ""),
+            ("components", statistics.num_components, "", "", ""),
+            ("  users of the largest", statistics.largest_component_users, "", "", ""),
+            ("  examples of the largest", statistics.largest_component_examples, "", "", ""),
+        ],
+    )
+    for title, histogram, unit in (
+        ("Users per example", statistics.users_per_example_histogram, "examples"),
+        ("Examples per user", statistics.examples_per_user_histogram, "users"),
+    ):
+        show.line()
+        most = max((held for _, held in histogram), default=1)
+        rows = [(_class(begin), held, "█" * max(1, round(30 * held / most))) for begin, held in histogram]
+        show.table(title, ("", unit, ""), rows, left=(0, 2))
+    show.line()
+    rows = [
+        (name, held, f"{100 * held / statistics.num_examples:.1f}%")
+        for name, (_, held) in zip(names, statistics.heaviest_users, strict=True)
+    ]
+    show.table("Heaviest users", ("", "examples", "share"), rows)
+    show.line()
+    for bound, blocked in statistics.blocked.items():
+        share = blocked / max(1, statistics.num_examples)
+        show.line(
+            f"At a contribution bound of {bound}, the heaviest {len(names)} users alone block {blocked:,} examples "
+            f"({share:.1%})."
+        )
+    for name, value in notes.items():
+        show.line(f"{name.replace('_', ' ')}: {value:,}")
+
+
+def _spread(statistics: "GraphStatistics", name: str) -> tuple[float, float, int]:
+    return tuple(getattr(statistics, f"{kind}_{name}") for kind in ("mean", "median", "max"))  # type: ignore[return-value]
+
+
+def _class(begin: int) -> str:
+    return str(begin) if begin < 5 else f"{begin}-{2 * begin - 2}"

@@ -1,0 +1,102 @@
+"""`coowned VERB`: one verb a stage, one file a verb.
+
+Nothing heavy is imported here or at the top of a verb's file, so that `coowned --help` answers at once.
+"""
+
+import os
+import signal
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+import typer.main
+
+import coowned
+from coowned.cli import calibrate, certify, demo, inspect, plan, select, train
+from coowned.errors import CertificateMismatchError, CoownedError
+
+EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    name="coowned",
+    help="Train with user-level differential privacy on data that belongs to several people at once.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (demo, inspect, plan, select, certify, calibrate, train):
+    app.command(name=verb.__name__.rsplit(".", 1)[-1])(verb.run)
+
+# typer brings its own copy of click or uses the installed one; the base of its usage errors is the same class there.
+_UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"coowned {coowned.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and ends the process with its exit code."""
+    if "_COOWNED_COMPLETE" in os.environ:  # a shell asks what could come next
+        app(prog_name="coowned")
+    # A polite kill ends like Ctrl-C: what was begun is cleared away.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a letter still gets the rest
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command; every foreseen failure is one sentence on stderr and an exit code.
+
+    Guarantees:
+      - 0 fine, 1 a claim does not hold, 2 bad input, 3 the machine failed, 130 interrupted.   (test_exit_codes)
+    """
+    try:
+        # Not app(arguments): that would answer interrupts and closed pipes in its own way.
+        command = typer.main.get_command(app)
+        with command.make_context("coowned", list(arguments)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+        return 0
+    except typer.Exit as done:  # after --help and --version
+        return done.exit_code
+    except _UsageProblem as problem:  # pyright: ignore[reportGeneralTypeIssues]
+        message = problem.format_message().strip()  # type: ignore[attr-defined]
+        if not message:  # the help was shown instead
+            return EXIT_INPUT
+        return _say(f"{message.removesuffix('.')}; see --help", EXIT_INPUT)
+    except CertificateMismatchError as error:
+        return _say(error, EXIT_CLAIM)
+    except CoownedError as error:
+        return _say(error, EXIT_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted; nothing was written", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone: not our failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MemoryError:
+        return _say("out of memory; use a machine with more, or a smaller part of the data", EXIT_MACHINE)
+    except OSError as error:
+        return _say(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}", EXIT_MACHINE)
+    except Exception:  # a fault of ours must not look like a claim that does not hold
+        traceback.print_exc()
+        return _say("this is a fault in coowned; please report it with the lines above", EXIT_MACHINE)
+
+
+def _say(message: object, code: int) -> int:
+    print(f"coowned: {' '.join(str(message).split())}", file=sys.stderr)  # noqa: T201
+    return code

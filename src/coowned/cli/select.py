@@ -1,0 +1,160 @@
+"""`coowned select`: chooses the training set from the graph alone, and certifies it."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coowned.cli import show
+from coowned.cli.data_options import reads_data
+from coowned.errors import InputError
+from coowned.files import whole_files
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
+    from coowned.selection.selector import Selector
+
+_PANEL = "Selector"
+
+
+@reads_data
+def run(
+    source: "DataSource",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="S.parquet", help="Where S goes; its certificate goes beside it.")
+    ],
+    selector: Annotated[
+        str,
+        typer.Option(
+            help="greedy, greedy-with-duplicates, greedy-min-separation, bias-mitigating, integer-program, "
+            "min-separation-program, priced or random-subset."
+        ),
+    ] = "greedy",
+    contribution_bound: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Most selected copies that contain one user.", rich_help_panel=_PANEL),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="B", help="For a schedule.", rich_help_panel=_PANEL)] = None,
+    iterations: Annotated[int | None, typer.Option(metavar="T", help="For a schedule.", rich_help_panel=_PANEL)] = None,
+    min_separation: Annotated[
+        int | None,
+        typer.Option(metavar="b", help="For a schedule: batches between two of one user.", rich_help_panel=_PANEL),
+    ] = None,
+    threshold: Annotated[
+        int | None, typer.Option(help="bias-mitigating: most users of a few-user example.", rich_help_panel=_PANEL)
+    ] = None,
+    few_user_run: Annotated[
+        int | None, typer.Option(help="bias-mitigating: few-user examples visited in a row.", rich_help_panel=_PANEL)
+    ] = None,
+    many_user_run: Annotated[
+        int | None, typer.Option(help="bias-mitigating: many-user examples visited in a row.", rich_help_panel=_PANEL)
+    ] = None,
+    allow_duplicates: Annotated[
+        bool | None, typer.Option(help="An example may be selected more than once.", rich_help_panel=_PANEL)
+    ] = None,
+    distinct_weight: Annotated[
+        float | None,
+        typer.Option(help="priced: what a first copy is worth beyond a further one.", rich_help_panel=_PANEL),
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="For the programs and priced.", rich_help_panel=_PANEL)
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="random-subset: how many.", rich_help_panel=_PANEL)] = None,
+    among: Annotated[
+        str | None, typer.Option(help="random-subset: all, few-users or many-users.", rich_help_panel=_PANEL)
+    ] = None,
+    ties: Annotated[str | None, typer.Option(help="hash (default) or input.", rich_help_panel=_PANEL)] = None,
+    unattributed: Annotated[
+        str | None, typer.Option(help="Examples without users: drop (default), keep or error.", rich_help_panel=_PANEL)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Public; the same seed gives the same S.")] = 0,
+    engine: Annotated[str, typer.Option(help="local; spark comes with a later release.")] = "local",
+    json: Annotated[bool, typer.Option("--json", help="The certificate as JSON on stdout.")] = False,
+) -> None:
+    """Chooses S, in which no user is in more than K copies, and writes it with its certificate.
+
+    The choice reads ids and users only, never content.
+
+    Examples:
+
+        coowned select mail.mbox --contribution-bound 3 -o S.parquet
+
+        coowned select papers.parquet --users authors --selector priced --contribution-bound 1 -o S.parquet
+
+        coowned select mail.mbox --selector greedy-min-separation --batch-size 256 \\
+            --iterations 100 --min-separation 4 -o S.parquet
+    """
+    settings = {
+        "contribution_bound": contribution_bound, "batch_size": batch_size, "iterations": iterations,
+        "min_separation": min_separation, "threshold": threshold, "few_user_run": few_user_run,
+        "many_user_run": many_user_run, "allow_duplicates": allow_duplicates, "distinct_weight": distinct_weight,
+        "time_limit": time_limit, "size": size, "among": among, "ties": ties, "unattributed": unattributed,
+    }  # fmt: skip
+    if engine != "local":
+        raise InputError(f"--engine {engine} is not there; use --engine local")
+    chooser = make_selector(selector, {name: value for name, value in settings.items() if value is not None})
+    certificate_path = certificate_path_of(output)
+    _refuse_to_overwrite(source, (output, certificate_path))
+    with whole_files(output, certificate_path) as (selection_file, certificate_file):
+        from coowned.certificate import certify
+        from coowned.selection.selection_files import write_selection
+
+        graph = source.read().graph
+        with show.progress(f"selecting with {selector}") as progress:
+            selected = chooser.select(graph, seed=seed, progress=progress)
+        certificate = certify(graph, selected)
+        write_selection(selection_file, graph, selected)
+        certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+    if json:
+        show.line(certificate.to_json())
+        return
+    bound = certificate.upper_bound
+    proven = (
+        "" if bound is None else f", proven to be at most {bound:,} ({certificate.size / max(1, bound):.2%} reached)"
+    )
+    show.line(f"{certificate.size:,} copies of {certificate.num_distinct:,} of {graph.num_examples:,} examples{proven}")
+    show.line(f"no user is in more than {certificate.contribution_bound:,} of them")
+    if certificate.min_separation is not None:
+        show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
+    if graph.num_unprotected_users:
+        show.line(
+            f"{graph.num_unprotected_users:,} users are not protected; "
+            f"{certificate.num_copies_without_users:,} copies have no protected user"
+        )
+    show.line(f"written: {output} and {certificate_path}")
+
+
+def _refuse_to_overwrite(source: "DataSource", outputs: tuple[Path, ...]) -> None:
+    """What is read must survive, and a data folder must not gain a file that the next reading takes for data."""
+    inputs = [Path(given).resolve() for given in (source.path, source.aliases, source.unprotected) if given is not None]
+    for place in outputs:
+        if place.resolve() in inputs:
+            raise InputError(f"{place}: would overwrite what it is made from; name another place for S")
+        if inputs[0].is_dir() and inputs[0] in place.resolve().parents:
+            raise InputError(
+                f"{place}: lies inside the data folder and would be read as data; name another place for S"
+            )
+
+
+def certificate_path_of(selection: Path) -> Path:
+    """S.parquet has its certificate in S.certificate.json."""
+    return selection.with_name(f"{selection.stem}.certificate.json")
+
+
+def make_selector(word: str, settings: dict[str, Any]) -> "Selector":
+    """The selector a word names, with these settings; what it does not have or still needs is an error."""
+    from coowned.selection.registry import CLASSES, selector_class
+
+    if word not in CLASSES:
+        raise InputError(f"there is no selector {word!r}; choose one of {', '.join(CLASSES)}")
+    kind = selector_class(word)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in settings:
+        if name not in fields:
+            raise InputError(f"--{name.replace('_', '-')} means nothing to the selector {word}; leave it out")
+    for name, field in fields.items():
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and name not in settings:
+            raise InputError(f"the selector {word} needs --{name.replace('_', '-')}")
+    return kind(**settings)

@@ -1,0 +1,109 @@
+"""`coowned train`: the whole road for one configuration, resumable."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.errors import InputError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from coowned.training.loop import TrainedModel
+
+
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train on, how, and what to promise.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="RUN", help="The folder of the run.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and end.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Reads, splits, selects, certifies, accounts, trains and evaluates as one file says.
+
+    Run the same command again to go on after an interruption. The result is in RUN: model.safetensors, guarantee.json,
+    certificate.json, config.toml, and metrics that no guarantee covers.
+
+    Examples:
+
+        coowned train --example > run.toml
+
+        coowned train run.toml -o RUN
+    """
+    if example:
+        from coowned.training.config import example as text
+
+        show.line(text().rstrip("\n"))
+        return
+    if config is None or output is None:
+        raise InputError("train needs CONFIG.toml and -o RUN; --example prints a configuration to start from")
+    from coowned.training.checkpoint import RunFolder
+    from coowned.training.config import TrainConfig
+    from coowned.training.configured_run import run_configuration
+
+    settings = TrainConfig.read(config)
+    with RunFolder.open(output) as folder, _bar(settings.mechanism.iterations) as (progress, announce):
+        try:
+            trained = run_configuration(
+                settings, folder, text=config.read_text(encoding="utf-8"), progress=progress, announce=announce
+            )
+        except KeyboardInterrupt:
+            if folder.is_begun:
+                sys.stderr.write("the same command goes on from the last checkpoint\n")
+            raise
+    _show(trained, output, json)
+
+
+def _show(trained: "TrainedModel", output: Path, json: bool) -> None:
+    import polars as pl
+
+    made = trained.plan.guarantee
+    splits = {name: pl.read_parquet(output / f"{name}.parquet") for name in ("validation", "test")}
+    if json:
+        show.as_json(
+            {
+                "run": str(output),
+                "guarantee": made is not None and not made.test_run,
+                "noise_multiplier": trained.plan.noise_multiplier,
+                "statement": trained.statement(),
+                **{name: table.row(0, named=True) for name, table in splits.items()},
+            }
+        )
+        return
+    show.line(trained.statement())
+    show.line()
+    for name, table in splits.items():
+        show.table(f"{name} (not covered by the guarantee; 95% intervals)", _HEAD, _rows(table))
+    show.line(f"written: {output}")
+
+
+_HEAD = ("users per example", "examples", "accuracy", "", "loss", "")
+
+
+def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4f}"
+
+    for row in table.iter_rows(named=True):
+        accuracy = f"{number(row['accuracy_low'])} to {number(row['accuracy_high'])}"
+        loss = f"{number(row['loss_low'])} to {number(row['loss_high'])}"
+        yield row["users_per_example"], row["examples"], number(row["accuracy"]), accuracy, number(row["loss"]), loss
+
+
+@contextlib.contextmanager
+def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None] | None, Callable[[str], None]]]:
+    """(progress, announce) for `run_configuration`: a bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None, lambda text: None  # no progress: nothing is computed for it either
+        return
+    with show.progress("training") as update:
+        yield (
+            (lambda done, text: update(done / iterations, f"step {done:,}/{iterations:,}: {text}")),
+            (lambda text: update(0.0, text)),
+        )

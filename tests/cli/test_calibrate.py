@@ -1,0 +1,105 @@
+"""`coowned calibrate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coowned.accounting.statement import rounded_up
+from coowned.cli.main import run
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    rows = "\n".join(f"{number},user{number % 40};user{number % 37}" for number in range(300))
+    (tmp_path / "data.csv").write_text(f"id,users\n{rows}\n", encoding="utf-8")
+    arguments = [
+        "select",
+        str(tmp_path / "data.csv"),
+        "--example-id",
+        "id",
+        "--separator",
+        ";",
+        "--contribution-bound",
+        "3",
+    ]
+    assert run([*arguments, "-o", str(tmp_path / "S.parquet")]) == 0
+    return tmp_path / "S.certificate.json"
+
+
+def calibrate(certificate: Path, *more: str) -> int:
+    return run(
+        [
+            "calibrate",
+            "--certificate",
+            str(certificate),
+            "--delta",
+            "1e-6",
+            "--batch-size",
+            "10",
+            "--iterations",
+            "20",
+            *more,
+        ]
+    )
+
+
+def test_statement_and_file(certificate: Path, capsys):
+    output = certificate.with_name("guarantee.json")
+    capsys.readouterr()
+    assert calibrate(certificate, "--epsilon", "4", "-o", str(output)) == 0
+    printed = capsys.readouterr().out
+    stored = json.loads(output.read_text(encoding="utf-8"))
+    assert 3.99 < stored["epsilon"] <= 4.0
+    assert f"noise multiplier {stored['noise_multiplier']:.6g}" in printed
+    assert f"({rounded_up(stored['epsilon'])}, 1e-06)-differentially private" in printed
+    assert "Under replace adjacency" in printed  # the other one stands beside it
+
+
+def test_json(certificate: Path, capsys):
+    capsys.readouterr()
+    assert calibrate(certificate, "--noise-multiplier", "2", "--adjacency", "replace", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["adjacency"] == "replace"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        ["--epsilon", "4", "--noise-multiplier", "1"],
+        ["--epsilon", "-1"],
+        ["--epsilon", "4", "--mechanism", "shuffle"],
+        ["--epsilon", "4", "--mechanism", "min-separation"],
+        ["--epsilon", "4", "--mechanism", "cyclic"],
+        ["--epsilon", "4", "--num-bands", "4"],
+        ["--epsilon", "4", "--adjacency", "remove"],
+        ["--epsilon", "4", "-o", "/no/such/folder/g.json"],
+    ],
+)
+def test_bad_input(certificate: Path, capsys, wrong: list[str]):
+    capsys.readouterr()
+    assert calibrate(certificate, *wrong) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("coowned: ")
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_tampered_certificate_is_a_claim_that_does_not_hold(certificate: Path, capsys):
+    stored = json.loads(certificate.read_text(encoding="utf-8"))
+    certificate.write_text(json.dumps({**stored, "contribution_bound": 1}), encoding="utf-8")
+    assert calibrate(certificate, "--epsilon", "4") == 1
+    assert "changed" in capsys.readouterr().err
+
+
+def test_missing_certificate(tmp_path: Path, capsys):
+    assert calibrate(tmp_path / "none.json", "--epsilon", "4") == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+def test_batch_larger_than_the_training_set(certificate: Path, capsys):
+    arguments = ["calibrate", "--certificate", str(certificate), "--delta", "1e-6", "--epsilon", "1"]
+    assert run([*arguments, "--batch-size", "100000", "--iterations", "20"]) == 2
+    assert "at most the size of S" in capsys.readouterr().err
+    assert run(arguments) == 2
+    assert "--batch-size" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""`coowned plan`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coowned.cli.main import run
+
+TARGET = ["--epsilon", "4", "--delta", "1e-6", "--batch-size", "10", "--iterations", "20"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = "\n".join(f"{number},user{number % 40};user{number % 37}" for number in range(300))
+    path = tmp_path / "data.csv"
+    path.write_text(f"id,users\n{rows}\n", encoding="utf-8")
+    return path
+
+
+def test_rows_and_table(data: Path, capsys):
+    output = data.with_name("plan.json")
+    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET, "--contribution-bounds", "1,3"]
+    assert run([*arguments, "-o", str(output)]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads(output.read_text(encoding="utf-8"))
+    names = {
+        "selector",
+        "contribution_bound",
+        "size",
+        "num_distinct",
+        "mean_users_per_example",
+        "noise_multiplier",
+        "best",
+    }
+    assert all(names <= set(row) for row in rows)
+    assert sum(row["best"] for row in rows) == 1
+    best = next(row for row in rows if row["best"])
+    line = next(line for line in printed.splitlines() if "best" in line)
+    assert best["selector"] in line
+    assert f"{best['noise_multiplier']:.4f}" in line
+    assert run([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--contribution-bounds", "1,x"],
+        ["--contribution-bounds", ""],
+        ["--contribution-bounds", "0"],
+        ["--selectors", "greed"],
+        ["--mechanism", "shuffle"],
+        ["--adjacency", "remove"],
+    ],
+)
+def test_bad_input(data: Path, capsys, wrong: list[str]):
+    assert run(["plan", str(data), "--separator", ";", *TARGET, *wrong]) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""

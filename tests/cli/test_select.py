@@ -1,0 +1,171 @@
+"""`coowned select`: S and its certificate, or nothing."""
+
+import json
+
+import pyarrow.parquet
+import pytest
+
+from coowned import ContributionCertificate, Greedy, read_csv
+from coowned.cli import select as module
+from coowned.cli.main import run
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "mail.csv"
+    file.write_text("id,users\n" + "".join(f"m{i},u{i % 7};u{i % 5}\n" for i in range(60)))
+    return file
+
+
+def select(data, *more, output="S.parquet", bound="2"):
+    return run(
+        [
+            "select",
+            str(data),
+            "--separator",
+            ";",
+            "--example-id",
+            "id",
+            *(["--contribution-bound", bound] if bound else []),
+            "-o",
+            str(data.parent / output),
+            *more,
+        ]
+    )
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_writes_what_the_library_selects(data, capsys):
+    assert select(data, "--seed", "5") == 0
+    assert names(data.parent) == ["S.certificate.json", "S.parquet", "mail.csv"]
+    graph = read_csv(data, example_id="id", separator=";").graph
+    expected = Greedy(contribution_bound=2).select(graph, seed=5)
+    table = pyarrow.parquet.read_table(data.parent / "S.parquet")
+    assert table["example_id"].to_pylist() == [f"m{i}" for i in range(60) if expected.copies[i]]
+    assert set(table["copies"].to_pylist()) == {1}
+    certificate = ContributionCertificate.from_json((data.parent / "S.certificate.json").read_text())
+    certificate.check(graph, expected)
+    assert (certificate.contribution_bound, certificate.seed, certificate.selector["name"]) == (2, 5, "greedy")
+    text = capsys.readouterr().out
+    assert f"{expected.size} copies of {expected.num_distinct} of 60 examples" in text
+    assert "no user is in more than 2 of them" in text
+
+
+def test_json(data, capsys):
+    assert select(data, "--json") == 0
+    stored = (data.parent / "S.certificate.json").read_text()
+    assert json.loads(capsys.readouterr().out) == json.loads(stored)
+
+
+def test_schedules(data, capsys):
+    more = ["--selector", "greedy-min-separation", "--batch-size", "2", "--iterations", "4", "--min-separation", "2"]
+    assert select(data, *more, bound=None) == 0
+    assert pyarrow.parquet.read_table(data.parent / "S.parquet").column_names == ["batch", "position", "example_id"]
+    assert "consecutive batches hold at most one copy of each user" in capsys.readouterr().out
+    certificate = ContributionCertificate.from_json((data.parent / "S.certificate.json").read_text())
+    assert certificate.min_separation >= 2
+
+
+def test_an_earlier_result_is_replaced(data):
+    assert select(data) == 0
+    first = (data.parent / "S.parquet").read_bytes()
+    assert select(data, bound="1") == 0
+    assert (data.parent / "S.parquet").read_bytes() != first
+    assert names(data.parent) == ["S.certificate.json", "S.parquet", "mail.csv"]
+
+
+def test_unprotected_users_are_told(data, capsys):
+    (data.parent / "bots.txt").write_text("u0\n")
+    assert select(data, "--unprotected", str(data.parent / "bots.txt"), "--unattributed", "keep") == 0
+    assert "1 users are not protected; 2 copies have no protected user" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--selector", "nope"], "there is no selector 'nope'; choose one of greedy, "),
+        (["--batch-size", "3"], "--batch-size means nothing to the selector greedy; leave it out"),
+        (["--engine", "flink"], "--engine"),
+        (["--ties", "coin"], "ties must be one of"),
+        (["--seed", "-1"], "seed must be"),
+        (["--unattributed", "maybe"], "unattributed must be one of"),
+        (["--selector", "greedy-min-separation"], "means nothing to the selector greedy-min-separation"),
+    ],
+)
+def test_bad_settings(data, capsys, more, message):
+    assert select(data, *more) == 2
+    assert message in capsys.readouterr().err
+    assert names(data.parent) == ["mail.csv"]
+
+
+def test_missing_settings(data, capsys):
+    assert select(data, bound=None) == 2
+    assert capsys.readouterr().err == "coowned: the selector greedy needs --contribution-bound\n"
+    assert select(data, bound="0") == 2
+    assert "contribution_bound must be a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"id,users\nm1\n",
+        b"id,people\nm1,a\n",
+        b"id,users\nm1,a\nm1,b\n",
+        b"id,users\nm1,\xff\n",
+        b"id,users\n,a\n\n,b\n",
+    ],
+)
+def test_bad_data_writes_nothing(data, capsys, content):
+    data.write_bytes(content)
+    assert select(data) == 2
+    output = capsys.readouterr()
+    assert output.err.startswith(f"coowned: {data}")
+    assert output.err.count("\n") == 1
+    assert names(data.parent) == ["mail.csv"]
+
+
+def test_a_full_disk_writes_nothing(data, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("coowned.selection.selection_files.write_selection", full)
+    assert select(data) == 3
+    assert capsys.readouterr().err == "coowned: No space left on device\n"
+    assert names(data.parent) == ["mail.csv"]
+
+
+def test_what_is_read_survives(data, capsys):
+    before = data.read_bytes()
+    assert select(data, output="mail.csv") == 2
+    assert "would overwrite what it is made from" in capsys.readouterr().err
+    (data.parent / "folder").mkdir()
+    (data.parent / "folder" / "a.csv").write_bytes(before)
+    (data.parent / "thesis").mkdir()
+    (data.parent / "thesis" / "chapter.tex").write_text("work")
+    assert select(data.parent / "folder", output="folder/S.parquet") == 2
+    assert "lies inside the data folder" in capsys.readouterr().err
+    assert select(data, output="thesis") == 2
+    assert "a folder that holds other things" in capsys.readouterr().err
+    assert select(data, output="no/S.parquet") == 2
+    assert "does not exist; make it first" in capsys.readouterr().err
+    aliases = data.parent / "S.parquet"
+    aliases.write_text("key,user\nu1,u2\n")
+    assert select(data, "--aliases", str(aliases)) == 2
+    assert aliases.read_text().startswith("key,user")
+    assert data.read_bytes() == before
+    assert (data.parent / "thesis" / "chapter.tex").read_text() == "work"
+
+
+def test_every_selector_can_be_named():
+    """Each word of the registry is offered in the help, and each setting is an option."""
+    import inspect
+
+    from coowned.selection.registry import CLASSES
+
+    offered = str(inspect.signature(module.run).parameters["selector"].annotation.__metadata__[0].help)
+    for word in CLASSES:
+        assert word in offered

@@ -1,0 +1,211 @@
+"""`coowned train`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+from coowned import AttributionGraph, PrivacyGuarantee
+from coowned.cli import main, train
+from coowned.errors import CertificateMismatchError
+from coowned.synthetic.logistic_data import LogisticData
+from coowned.training import configured_run, loop
+from coowned.training.checkpoint import RunFolder
+from coowned.training.config import TrainConfig, example
+from coowned.training.splits import split_examples
+
+if "train" not in {command.name for command in main.app.registered_commands}:
+    main.app.command(name="train")(train.run)
+run = main.run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data file of 400 examples and a configuration of 20 steps."""
+    graph = AttributionGraph.from_users_per_example(
+        [[i % 150] if i % 2 else [i % 150, (i * 7) % 150] for i in range(400)]
+    )
+    table = LogisticData(num_features=5).attach(graph, seed=1).to_table().drop_columns(["split"])
+    pq.write_table(table, tmp_path / "papers.parquet")
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, *changes: tuple[str, str]) -> None:
+    text = example().replace("batch_size = 256", "batch_size = 32").replace("iterations = 500", "iterations = 20")
+    text = text.replace("# checkpoint_every = 100", "checkpoint_every = 4")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "run.toml").write_text(text, encoding="utf-8")
+
+
+SEEDED = ("# seed = 0  ", "seed = 0  ")
+
+
+def go(folder: Path, *more: str, name: str = "RUN") -> int:
+    return run(["train", str(folder / "run.toml"), "-o", str(folder / name), *more])
+
+
+def test_the_whole_road(folder: Path, capsys):
+    assert go(folder) == 0
+    printed = capsys.readouterr().out
+    place = folder / "RUN"
+    made = PrivacyGuarantee.from_json((place / "guarantee.json").read_text(encoding="utf-8"))
+    assert 7.9 < made.epsilon <= 8.0
+    assert made.statement() in printed
+    assert "not covered by the guarantee" in printed
+    names = {file.name for file in place.iterdir()}
+    needed = {"config.toml", "certificate.json", "guarantee.json", "metrics.parquet", "model.safetensors"}
+    assert needed <= names
+    assert not names & {"run-key.json", "checkpoint.safetensors"}
+    assert load_file(place / "model.safetensors")["weights"].shape == (5,)
+    metrics = pl.read_parquet(place / "metrics.parquet")
+    assert metrics["step"].to_list() == [0, 10, 19]
+    assert not metrics["covered_by_guarantee"].any()
+    assert b"Not covered" in pq.read_schema(place / "metrics.parquet").metadata[b"coowned"]
+    for name in ("validation", "test"):
+        assert pl.read_parquet(place / f"{name}.parquet")["split"].unique().to_list() == [name]
+
+
+def test_selection_sees_the_train_split_alone(folder: Path):
+    assert go(folder) == 0
+    config = TrainConfig.read(folder / "run.toml")
+    graph = config.source().read().graph
+    parts = {name: set(graph.ids_of(rows).to_pylist()) for name, rows in split_examples(graph).items()}
+    selected = set(pl.read_parquet(folder / "RUN" / "S.parquet")["example_id"].to_list())
+    assert selected <= parts["train"]
+    certificate = json.loads((folder / "RUN" / "certificate.json").read_text(encoding="utf-8"))
+    assert certificate["num_examples"] == len(parts["train"])
+
+
+def test_finished_run_is_not_trained_on(folder: Path, capsys):
+    write(folder, SEEDED)
+    assert go(folder) == 0
+    model = (folder / "RUN" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert go(folder) == 2
+    assert "has ended" in capsys.readouterr().err
+    assert (folder / "RUN" / "model.safetensors").read_bytes() == model
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
+def test_interrupted_and_taken_up(folder: Path, monkeypatch, capsys, kind: str):
+    changes = [SEEDED]
+    if kind == "dp-mf":
+        changes += [
+            ('kind = "dp-sgd"', 'kind = "dp-mf"'),
+            ('selector = "greedy"', 'selector = "greedy-min-separation"'),
+            ("contribution_bound = 2", "#"),
+            ("batch_size = 32", "batch_size = 8"),
+            ("# min_separation = 8", "min_separation = 3"),
+        ]
+    write(folder, *changes)
+    assert go(folder, name="WHOLE") == 0
+    save = RunFolder.save
+
+    def save_then_leave(self, step, tensors):
+        save(self, step, tensors)
+        if step == 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", save_then_leave)
+        assert go(folder) == 130
+    assert "goes on from the last checkpoint" in capsys.readouterr().err
+    assert (folder / "RUN" / "run-key.json").exists()
+    assert go(folder) == 0
+    whole, again = (load_file(folder / name / "model.safetensors") for name in ("WHOLE", "RUN"))
+    assert np.array_equal(whole["weights"], again["weights"])
+    assert pl.read_parquet(folder / "WHOLE/test.parquet").equals(pl.read_parquet(folder / "RUN/test.parquet"))
+
+
+def test_changes_are_refused_when_taken_up(folder: Path, monkeypatch, capsys):
+    write(folder, SEEDED)
+
+    def leave(self, step, tensors):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save", leave)
+        assert go(folder) == 130
+    write(folder, SEEDED, ("learning_rate = 0.05", "learning_rate = 0.06"))
+    assert go(folder) == 1
+    assert "was begun with another" in capsys.readouterr().err
+    write(folder, SEEDED)
+    table = pl.read_parquet(folder / "papers.parquet")
+    table.with_columns(label=1 - pl.col("label")).write_parquet(folder / "papers.parquet")
+    assert go(folder) == 1
+    assert "another data" in capsys.readouterr().err
+    table.write_parquet(folder / "papers.parquet")
+    assert go(folder) == 0
+
+
+def test_a_seed_is_a_test_run(folder: Path, capsys):
+    write(folder, SEEDED)
+    assert go(folder, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["guarantee"] is False
+    assert printed["statement"].startswith("1. No guarantee")
+    assert 0 <= printed["test"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("how", ['epsilon = "none"', "public = true"])
+def test_without_guarantee(folder: Path, capsys, how: str):
+    write(folder, ("epsilon = 8.0", how), ("delta = 1e-6", ""), ("clip_norm = 1.0", ""))
+    assert go(folder) == 0
+    assert "No guarantee" in capsys.readouterr().out
+    stored = json.loads((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
+    assert stored["format"] == configured_run.NO_GUARANTEE_FORMAT
+    assert stored["public"] is (how == "public = true")
+    assert "epsilon" not in stored
+
+
+def test_example_is_a_configuration(capsys):
+    assert run(["train", "--example"]) == 0
+    assert TrainConfig.from_toml(capsys.readouterr().out).digest == TrainConfig.from_toml(example()).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("batch_size = 32", "batch_sise = 32", "did you mean 'batch_size'"),
+        ('features = "features"', 'features = "feature"', "no column 'feature'"),
+        ('label = "label"', 'label = "example_id"', "must hold 0 and 1"),
+        ('users = "users"', 'users = "people"', "people"),
+        ("batch_size = 32", "batch_size = 100000", "at most the size of S"),
+        ("papers.parquet", "none.parquet", "none.parquet"),
+        ('kind = "dp-sgd"', 'kind = "dp-mf"', "greedy-min-separation"),
+        ('name = "adam"', 'name = "adan2000x"', "optax has no optimizer"),
+        ("contribution_bound = 2", "contribution_bound = 0", "contribution_bound"),
+    ],
+)
+def test_bad_input(folder: Path, capsys, old: str, new: str, says: str):
+    write(folder, (old, new))
+    assert go(folder) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_missing_arguments(capsys):
+    assert run(["train"]) == 2
+    assert "--example" in capsys.readouterr().err
+
+
+def test_changed_selection_is_refused(folder: Path, monkeypatch, capsys):
+    """S.parquet edited between two processes: the recount sees it."""
+    write(folder, SEEDED)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "run", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert go(folder) == 130
+    file = folder / "RUN" / "S.parquet"
+    pl.read_parquet(file).head(50).write_parquet(file)
+    assert go(folder) == 1
+    assert "recount" in capsys.readouterr().err
+    assert issubclass(CertificateMismatchError, Exception)
