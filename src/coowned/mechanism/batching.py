@@ -106,8 +106,9 @@ class PoissonBatches(Batches):
     """Every copy in S has a coin of its own in every step.
 
     Guarantees:
-      - Each copy is drawn with at most `sampling_probability`, whatever the other coins show.   (test_coins.py,
-        test_participations_are_binomial, test_pairs_of_copies_are_independent, test_steps_are_independent)
+      - Each copy is drawn with at most `sampling_probability`, whatever the other coins show.
+        (test_conditional_probability_is_at_most_p, test_participations_are_binomial,
+        test_pairs_of_copies_are_independent, test_steps_are_independent)
       - `batch(step)` is the same in whatever order steps are asked for.                  (test_random_access)
       - Nothing is dropped; a step without any copy is a batch of padding.               (test_nothing_is_dropped,
         test_an_empty_batch_is_all_padding)

@@ -39,8 +39,8 @@ def clipped_logistic_gradient_sum(
       - No copy adds more than clip_norm (1 + 1e-6), from denormal to 1e38 large features.   (test_no_copy_adds_more)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
                                                                 (test_not_finite_adds_zero, test_padding_adds_zero)
-      - The sum is that of the copies' own gradients (test_equals_the_reference), in any order to within rounding
-        (test_order_does_not_matter).
+      - The sum is that of the copies' own gradients, in any order to within rounding.
+        (test_equals_the_reference, test_order_does_not_matter)
     Cost: three passes over the features; two, as many as the plain gradient, where `squared_norms` are given.
 
     Args:

@@ -166,6 +166,7 @@ class MinSeparation:
 
     def for_copies(self, copies: int) -> "MinSeparation":
         """The same training seen by somebody who takes part `copies` times."""
+        validate.integer(at_least=1, at_most=self.contribution_bound, copies=copies)
         return dataclasses.replace(
             self,
             contribution_bound=copies,

@@ -1,0 +1,316 @@
+"""The privacy guarantee: a certificate and a mechanism become a claim. There is no other way to one."""
+
+import dataclasses
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+import coowned
+from coowned import validate
+from coowned.accounting import calculators
+from coowned.accounting.agreement import check_agreement
+from coowned.accounting.statement import rounded_up, write_statement
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling, mechanism_from_dict
+
+FORMAT = "coowned-guarantee-1"
+UNIT = "user, fixed graph"
+ADJACENCIES = ("zero-out", "replace")
+_MADE_BY_GUARANTEE = object()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyGuarantee:
+    """An epsilon with everything it means: unit, bound, delta, adjacency, mechanism and certificate.
+
+    Attributes:
+      epsilon, delta, adjacency: the claim, for the worst-off protected user.
+      noise_multiplier: in units of one example's clip norm.
+      other_epsilon: the same run under the other adjacency, at the same delta.
+      example_epsilon: the same run for one example alone (edge-data privacy), under `adjacency`.
+      simulated_epsilon, simulated_batch_size: where the noise came from a hypothetical batch size, the epsilon it was
+        made for. `epsilon` is always that of what runs.
+      grid_spacing, error_share: of the accountant's discretization (0 for a closed form), and what part of delta its
+        numerical errors take.
+      test_run: noise and coins come from a given seed: nothing is promised, and the statement says so.
+      run_id: names the one run this is for; two runs need two guarantees.
+
+    Guarantees:
+      - Only `guarantee` makes one, from a certificate that the mechanism agrees with.   (test_only_guarantee_makes_one)
+      - A file that was changed is refused.   (test_tampered_guarantee_is_refused)
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    noise_multiplier: float
+    other_epsilon: float
+    example_epsilon: float
+    simulated_epsilon: float | None
+    simulated_batch_size: int | None
+    grid_spacing: float
+    error_share: float
+    test_run: bool
+    run_id: str
+    mechanism: Mechanism
+    certificate: ContributionCertificate
+    version: str
+    maker: object = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.maker is not _MADE_BY_GUARANTEE:
+            raise UncertifiableError(
+                "a PrivacyGuarantee comes from guarantee(certificate, mechanism, ...), not from numbers"
+            )
+
+    @property
+    def unit(self) -> str:
+        return UNIT
+
+    @property
+    def contribution_bound(self) -> int:
+        return self.mechanism.contribution_bound
+
+    def statement(self, *, graph_statistics: bool = False) -> str:
+        """What a person is told, in numbered sentences; with graph_statistics, also how many users have which level.
+
+        Such counts are statistics of the graph, which fixed-graph privacy does not protect: leave them out of what is
+        published unless the graph is public.
+        """
+        return write_statement(self, graph_statistics=graph_statistics)
+
+    def by_copies(self) -> pl.DataFrame:
+        """Epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.
+
+        Under a fixed graph a user in fewer copies has a better guarantee of her own. Level 0 has no epsilon: such users
+        have no part in training, which says nothing of validation or test. For cyclic sampling one row a group and
+        level.
+        The `users` column is a statistic of the graph.
+        """
+        rows = [{**level, "epsilon": self._level_epsilon(level)} for level in _levels(self.mechanism, self.certificate)]
+        return pl.DataFrame(rows, infer_schema_length=None).select(
+            *(name for name in ("group", "sampling_probability") if rows and name in rows[0]),
+            "copies",
+            "epsilon",
+            "users",
+        )
+
+    def _level_epsilon(self, level: dict[str, Any]) -> float | None:
+        if level["copies"] == 0:
+            return None
+        if level["copies"] == self.contribution_bound and "group" not in level:
+            return self.epsilon
+        return calculators.epsilon_of_copies(
+            self.mechanism,
+            copies=level["copies"],
+            group=level.get("group"),
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            adjacency=self.adjacency,
+        )
+
+    def to_json(self) -> str:
+        fields = self._fields()
+        return json.dumps({"format": FORMAT, **fields, "checksum": _checksum(fields)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "PrivacyGuarantee":
+        """Reads `to_json()` back; a file that was changed, or whose parts do not agree, is refused."""
+        try:
+            stored = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"the guarantee is not JSON ({error}); make it again with calibrate") from None
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+            found = stored.get("format") if isinstance(stored, dict) else type(stored).__name__
+            raise InputError(
+                f"a guarantee of the format {FORMAT!r} was expected, not {found!r}; make it again with calibrate"
+            )
+        fields = {name: value for name, value in stored.items() if name not in ("format", "checksum", "unit")}
+        if stored.get("checksum") != _checksum({**fields, "unit": stored.get("unit")}) or stored.get("unit") != UNIT:
+            raise CertificateMismatchError(
+                "the guarantee was changed after it was written; make it again with calibrate"
+            )
+        certificate = ContributionCertificate.from_json(json.dumps(fields.pop("certificate")))
+        mechanism = mechanism_from_dict(fields.pop("mechanism"))
+        check_agreement(certificate, mechanism)
+        return cls(certificate=certificate, mechanism=mechanism, maker=_MADE_BY_GUARANTEE, **fields)
+
+    def _fields(self) -> dict[str, Any]:
+        plain = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("mechanism", "certificate", "maker")
+        }
+        return {
+            **plain,
+            "unit": UNIT,
+            "mechanism": self.mechanism.to_dict(),
+            "certificate": json.loads(self.certificate.to_json()),
+        }
+
+
+def guarantee(
+    certificate: ContributionCertificate,
+    mechanism: Mechanism,
+    *,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float,
+    adjacency: str,
+    simulated_batch_size: int | None = None,
+    test_run: bool = False,
+    run_id: str | None = None,
+) -> PrivacyGuarantee:
+    """The only maker of a `PrivacyGuarantee`.
+
+    Args:
+      certificate: what was recounted of the selection that will be trained on.
+      mechanism: how batches are drawn; refused where the certificate does not cover it.
+      epsilon: the target; the smallest noise multiplier that meets it is found. Or
+      noise_multiplier: as it is; its epsilon is computed. Exactly one of the two.
+      delta, adjacency: the rest of the claim; neither has a default.
+      simulated_batch_size: calibrate the noise as if batches were this large (Poisson sampling only). The result is
+        labelled "simulated epsilon" and carries the true epsilon of what runs.
+      test_run: noise and coins will come from a given seed.
+      run_id: a name for the run; made up at random by default.
+
+    Example:
+      >>> from coowned import AttributionGraph, Greedy, certify
+      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
+      >>> certificate = certify(graph, Greedy(contribution_bound=1).select(graph))
+      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=20)
+      >>> made = guarantee(certificate, mechanism, epsilon=2.0, delta=1e-6, adjacency="zero-out")
+      >>> 1.99 < made.epsilon <= 2.0, made.contribution_bound
+      (True, 1)
+    """
+    if not isinstance(certificate, ContributionCertificate):
+        raise InputError(
+            f"a ContributionCertificate is needed, not {type(certificate).__name__}; make one with certify"
+        )
+    if (epsilon is None) == (noise_multiplier is None):
+        raise InputError("give exactly one of epsilon (a target) and noise_multiplier (what is used)")
+    validate.one_of(ADJACENCIES, adjacency=adjacency)
+    check_agreement(certificate, mechanism)
+    claim: dict[str, Any] = {"delta": delta, "adjacency": adjacency}
+    simulated = None
+    if simulated_batch_size is not None:
+        imagined = _imagine(mechanism, certificate, simulated_batch_size)
+        if noise_multiplier is None:
+            noise_multiplier = calculators.calibrate(imagined, epsilon=epsilon, **claim)  # pyright: ignore[reportArgumentType]
+        simulated = calculators.epsilon(imagined, noise_multiplier=noise_multiplier, **claim)
+    elif noise_multiplier is None:
+        noise_multiplier = calculators.calibrate(mechanism, epsilon=epsilon, **claim)  # pyright: ignore[reportArgumentType]
+    other = ADJACENCIES[1 - ADJACENCIES.index(adjacency)]
+    proven = calculators.epsilon_details(mechanism, noise_multiplier=noise_multiplier, **claim)
+    return PrivacyGuarantee(
+        epsilon=proven.epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        noise_multiplier=noise_multiplier,
+        other_epsilon=calculators.epsilon(mechanism, noise_multiplier=noise_multiplier, delta=delta, adjacency=other),
+        example_epsilon=calculators.example_epsilon(
+            mechanism, copies=max(1, certificate.most_copies_of_one_example), noise_multiplier=noise_multiplier, **claim
+        ),
+        simulated_epsilon=simulated,
+        simulated_batch_size=simulated_batch_size,
+        grid_spacing=proven.spacing,
+        error_share=proven.error_share,
+        test_run=test_run,
+        run_id=run_id or secrets.token_hex(8),
+        mechanism=mechanism,
+        certificate=certificate,
+        version=coowned.__version__,
+        maker=_MADE_BY_GUARANTEE,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComposedGuarantee:
+    """Several runs on the same people, taken together."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    members: tuple[PrivacyGuarantee, ...]
+
+    @property
+    def unit(self) -> str:
+        return UNIT
+
+    def statement(self) -> str:
+        runs = "; ".join(f"run {g.run_id}: epsilon {rounded_up(g.epsilon)} alone" for g in self.members)
+        if any(g.test_run for g in self.members):
+            return f"No guarantee: a run with a given seed is among the {len(self.members)} composed ({runs})."
+        return (
+            f"All {len(self.members)} runs together are ({rounded_up(self.epsilon)}, {self.delta:g})-differentially "
+            "private for every protected user "
+            f"(unit: {UNIT}; adjacency: {self.adjacency}; independent noise and coins). Alone at their own deltas: "
+            f"{runs}."
+        )
+
+
+def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> ComposedGuarantee:
+    """The guarantee of several runs with independent coins and noise on the same attribution graph.
+
+    Refused: another graph or list of unprotected users, another adjacency, one run twice. Models of one sweep share
+    their coins and are one mechanism, not several runs: see `calculators.sweep_noise_multiplier`.
+    """
+    if not guarantees:
+        raise InputError("there is nothing to compose; give at least one guarantee")
+    first = guarantees[0]
+    validate.in_range(0, 1, open_low=True, open_high=True, delta=delta)
+    for other in guarantees[1:]:
+        for name in ("graph_digest", "num_unprotected_users"):
+            if getattr(first.certificate, name) != getattr(other.certificate, name):
+                raise CertificateMismatchError(
+                    f"runs {first.run_id} and {other.run_id} differ in {name}; only runs on one attribution graph "
+                    "can be composed"
+                )
+        if first.adjacency != other.adjacency:
+            raise InputError(
+                f"runs {first.run_id} and {other.run_id} have different adjacencies; make the guarantees with one"
+            )
+    if len({g.run_id for g in guarantees}) != len(guarantees):
+        raise InputError("one run is there twice; compose each run once")
+    total = calculators.composed_epsilon(
+        [(g.mechanism, g.noise_multiplier) for g in guarantees], delta=delta, adjacency=first.adjacency
+    )
+    return ComposedGuarantee(epsilon=total, delta=delta, adjacency=first.adjacency, members=tuple(guarantees))
+
+
+def _imagine(mechanism: Mechanism, certificate: ContributionCertificate, batch_size: int) -> PoissonSampling:
+    if not isinstance(mechanism, PoissonSampling):
+        raise InputError("a hypothetical batch size is for Poisson sampling only; leave simulated_batch_size out")
+    validate.positive(simulated_batch_size=batch_size)
+    if batch_size > certificate.size:
+        raise InputError(f"simulated_batch_size must be at most the size of S ({certificate.size}), not {batch_size}")
+    return dataclasses.replace(mechanism, sampling_probability=batch_size / certificate.size)
+
+
+def _levels(mechanism: Mechanism, certificate: ContributionCertificate) -> list[dict[str, Any]]:
+    histogram = certificate.copies_per_user
+    if isinstance(mechanism, CyclicPoisson):
+        levels = [{"group": -1, "sampling_probability": 0.0, "copies": 0, "users": histogram[0] if histogram else 0}]
+        width = certificate.contribution_bound + 1
+        for place, users in enumerate(certificate.group_copies_per_user or ()):
+            group, copies = divmod(place, width)
+            if 0 < copies <= mechanism.bound_of(group):
+                probability = mechanism.probability_of(group)
+                levels.append({"group": group, "sampling_probability": probability, "copies": copies, "users": users})
+        return levels
+    bound = mechanism.contribution_bound
+    return [
+        {"copies": copies, "users": histogram[copies] if copies < len(histogram) else 0} for copies in range(bound + 1)
+    ]
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+__all__ = ["ComposedGuarantee", "MinSeparation", "PrivacyGuarantee", "compose", "guarantee"]

@@ -1,0 +1,332 @@
+"""epsilon and delta of composed subsampled steps: picks grids coarse to fine, tilts, composes, checks the errors.
+
+Every answer is an upper bound whatever grid is used; a finer grid only makes it tighter. The search for the grid works
+on a coarse discretization (a few hundred atoms, no transform), whose normal approximation under the tilt says where
+epsilon lies, how wide a window the sum needs and how much a spacing would add. Then one transform settles it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from coowned.accounting.group_mixture import MixturePair, discretize, gaussian_pair, mixture_pair
+from coowned.accounting.tilted_composition import (
+    LARGEST_TRANSFORM,
+    ComposedLoss,
+    EmptyTail,
+    GridTooFineError,
+    TiltedTail,
+)
+from coowned.errors import UncertifiableError
+
+LARGEST_EPSILON = 1e4
+RELATIVE_LOOSENESS = 1e-4  # of epsilon: what the discretization may add
+ALLOWED_ERROR_SHARE = 0.01  # of delta: what infinity, wrap-around and round-off may take
+_COARSE_GROWTH = 0.05
+_LOG_TAIL_SHARE = math.log(1e-6)  # of delta: mass charged as an infinite loss, over all steps
+_CAP_ABOVE = 12.0  # above epsilon a single loss counts as infinite: costs exp(-12) of delta
+_LARGEST_JUMP_SHARES = (0.5, 0.7, 0.25, 0.1, 0.05, 0.0)  # by attempt: epsilon is guessed at first
+_SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
+_SMALLEST_EPSILON = 1e-4  # below it looseness is no longer judged relative to epsilon
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+    """`repetitions` independent steps in which a user's `copies` are each drawn with `probability`.
+
+    `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form.
+    """
+
+    copies: int
+    probability: float
+    noise_multiplier: float
+    repetitions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One number and how it was got.
+
+    Attributes:
+      epsilon, delta: the pair that was proven; exactly one of them was asked for.
+      spacing: of the loss grid; 0 for a closed form.
+      transform_size: length of the FFT; 0 for a closed form or a bound that needed none.
+      error_share: part of delta that is mass at infinity, wrap-around and round-off, already included in it.
+      looseness: about how much the discretization adds to epsilon.
+    """
+
+    epsilon: float
+    delta: float
+    spacing: float = 0.0
+    transform_size: int = 0
+    error_share: float = 0.0
+    looseness: float = 0.0
+
+
+class Composition:
+    """Independent steps of possibly different kinds under one adjacency.
+
+    Steps without coins (probability 1) are one Gaussian together; `merge_gaussians=False` composes them like all
+    others, which is how the tests compare this machine with the closed form.
+    """
+
+    def __init__(self, steps: Sequence[Steps], adjacency: str, *, merge_gaussians: bool = True):
+        merged = [step for step in steps if step.probability >= 1 and merge_gaussians]
+        self._steps = tuple(step for step in steps if step not in merged)
+        self._adjacency = adjacency
+        squares = [step.repetitions * (step.copies / step.noise_multiplier) ** 2 for step in merged]
+        self._gaussian_shift = math.sqrt(math.fsum(squares))
+        self.directions = ("upper",) if adjacency == "replace" else ("upper", "lower")
+        self.gaussian_mu = None if self._steps else self._gaussian_shift * (2 if adjacency == "replace" else 1)
+        self._num_steps = sum(step.repetitions for step in self._steps) + 1
+
+    def _pairs(self, log_tail: float) -> list[tuple[MixturePair, int]]:
+        pairs = [
+            (
+                mixture_pair(
+                    copies=step.copies,
+                    probability=step.probability,
+                    noise_multiplier=step.noise_multiplier,
+                    adjacency=self._adjacency,
+                    log_cut=log_tail - 1.0,
+                ),
+                step.repetitions,
+            )
+            for step in self._steps
+        ]
+        if self._gaussian_shift > 0:
+            pairs.append((gaussian_pair(shift=self._gaussian_shift, adjacency=self._adjacency), 1))
+        return pairs
+
+    def losses(self, *, log_delta: float, spacing: float, growth: float) -> dict[str, ComposedLoss]:
+        """The discretized composition in every direction, with tails cut for a delta of exp(log_delta)."""
+        log_tail = log_delta + _LOG_TAIL_SHARE - math.log(self._num_steps)
+        counted = [
+            (discretize(pair, spacing=spacing, growth=growth, log_tail=log_tail), count)
+            for pair, count in self._pairs(log_tail)
+        ]
+        counts = [count for _, count in counted]
+        return {
+            direction: ComposedLoss([atoms[direction] for atoms, _ in counted], counts) for direction in self.directions
+        }
+
+    def coarse(self, log_delta: float) -> dict[str, ComposedLoss]:
+        """A coarse discretization: still an upper bound, and good enough to find the way."""
+        scale = max(self._largest_loss(log_delta), 1e-12)
+        return self.losses(log_delta=log_delta, spacing=scale * 1e-10, growth=_COARSE_GROWTH)
+
+    def _largest_loss(self, log_delta: float) -> float:
+        # The loss at x is at most max_mean * x (twice that for replace), x a few tails above the largest mean.
+        reach = math.sqrt(2 * max(1.0, math.log(self._num_steps) - log_delta - _LOG_TAIL_SHARE))
+        largest = [step.copies / step.noise_multiplier for step in self._steps] + [self._gaussian_shift]
+        return max(mean * (reach + mean) for mean in largest)
+
+    def epsilon(self, delta: float, *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True) -> Answer:
+        """The smallest epsilon proven for delta, over all directions.
+
+        With `refuse=False` an answer too imprecise to be given comes back with its `error_share`, and an epsilon that
+        is out of reach as infinity: to find one's way, not to be shown.
+        """
+        log_delta = math.log(delta)
+        coarse = self.coarse(log_delta)
+        guesses = {direction: loss.guess(log_delta) for direction, loss in coarse.items()}
+        best: Answer | None = None
+        about = max(guess[1] for guess in guesses.values())
+        if about > LARGEST_EPSILON and not refuse:
+            return Answer(epsilon=math.inf, delta=delta, error_share=1.0)
+        if about > LARGEST_EPSILON:
+            raise UncertifiableError(
+                f"epsilon is about {about:.3g}, above {LARGEST_EPSILON:g}: that protects nobody; use a larger noise"
+                " multiplier, fewer iterations or a smaller contribution bound"
+            )
+        for direction in sorted(coarse, key=lambda name: -guesses[name][1]):
+            if best is not None and coarse[direction].chernoff(best.epsilon) <= log_delta:
+                continue  # the coarse upper bound already proves this direction at that epsilon
+            if coarse[direction].log_delta_at_zero() <= log_delta:
+                answer = Answer(epsilon=0.0, delta=delta)  # proven without a transform
+            else:
+                answer = self._epsilon(direction, coarse[direction], guesses[direction], log_delta, looseness)
+            if best is None or answer.epsilon > best.epsilon:
+                best = _checked(answer) if refuse else answer
+            if math.isinf(best.epsilon):
+                break
+        assert best is not None
+        return dataclasses.replace(best, delta=delta)
+
+    def _epsilon(
+        self, direction: str, coarse: ComposedLoss, guess: tuple[float, float], log_delta: float, looseness: float
+    ) -> Answer:
+        tilt, epsilon = guess
+        allowed_share = 1.0  # round-off is estimated roughly, and from above
+        answer: Answer | None = None
+        for attempt in range(len(_LARGEST_JUMP_SHARES)):
+            allowed = looseness * max(epsilon, _SMALLEST_EPSILON) / 2 ** max(attempt - 2, 0)
+            loss, tail = self._tail(
+                direction, coarse, tilt, epsilon, log_delta, allowed, allowed_share, _LARGEST_JUMP_SHARES[attempt]
+            )
+            found = _solve(tail, log_delta, max(epsilon, 0.0))
+            if math.isinf(found):  # too far from the guess for this window, or errors alone are above delta
+                answer = Answer(epsilon=math.inf, delta=math.exp(log_delta), error_share=1.0)
+                tilt, epsilon, allowed_share = loss.tilt_for_mean(tail.top), tail.top, 1e-4
+                continue
+            bound = tail.at(found)
+            right_tilt = loss.tilt_for_mean(found)
+            added = sum(loss.looseness(right_tilt))
+            answer = Answer(
+                epsilon=found,
+                delta=math.exp(log_delta),
+                spacing=loss.spacing,
+                transform_size=tail.size,
+                error_share=bound.error_share * math.exp(min(bound.log_delta - log_delta, 0.0)),
+                looseness=added,
+            )
+            precise = answer.error_share <= ALLOWED_ERROR_SHARE / 4
+            settled = precise and abs(found - epsilon) <= 2 * tail.deviation
+            limit = 1.5 * looseness * max(found, _SMALLEST_EPSILON)
+            if found == 0.0 or (settled and (added <= limit or tail.size >= LARGEST_TRANSFORM // 2)):
+                break
+            tilt, epsilon = right_tilt, found
+            allowed_share = allowed_share if precise else 1e-4
+        assert answer is not None
+        return answer
+
+    def delta(self, epsilon: float, *, looseness: float = RELATIVE_LOOSENESS) -> Answer:
+        """The smallest delta proven for epsilon, over all directions."""
+        return self.deltas([epsilon], looseness=looseness)[0]
+
+    def deltas(self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS) -> list[Answer]:
+        """The smallest delta proven for each epsilon; neighbours share a transform where that is accurate enough."""
+        best: dict[float, Answer] = {}
+        for direction in self.directions:
+            shared: tuple[float, float, TiltedTail | EmptyTail] | None = (
+                None  # epsilon and looseness the transform was made for
+            )
+            for epsilon in sorted(set(epsilons)):
+                answer = None
+                if shared is not None and abs(epsilon - shared[0]) <= 2 * shared[2].deviation:
+                    answer = _answer_at(shared[2], epsilon, shared[1])
+                if answer is None or answer.error_share > ALLOWED_ERROR_SHARE / 4:
+                    shared = self._tail_for(direction, epsilon, looseness)
+                    answer = _answer_at(shared[2], epsilon, shared[1])
+                if epsilon not in best or answer.delta > best[epsilon].delta:
+                    best[epsilon] = answer
+        return [_checked(best[epsilon]) for epsilon in epsilons]
+
+    def _tail_for(
+        self, direction: str, epsilon: float, looseness: float
+    ) -> tuple[float, float, TiltedTail | EmptyTail]:
+        log_delta = -50.0
+        for _ in range(8):  # the tails to cut depend on the answer
+            coarse = self.coarse(log_delta)[direction]
+            tilt = coarse.tilt_for_mean(epsilon)
+            reached = coarse.saddle_log_delta(tilt)[1] if coarse.cumulants(tilt)[1] > 0.9 * epsilon else -math.inf
+            if reached >= log_delta or log_delta <= _SMALLEST_LOG_DELTA:
+                break
+            log_delta = max(min(reached, 2 * log_delta), _SMALLEST_LOG_DELTA)
+        if epsilon >= coarse.largest + coarse.loss_error:
+            return epsilon, 0.0, EmptyTail(log_infinity=float(np.logaddexp(coarse.log_infinity, coarse.log_capped)))
+        log_delta = max(min(coarse.saddle_log_delta(tilt)[1], -1e-3), log_delta)
+        allowed = max(looseness * epsilon, 10 * looseness / (tilt + 1))
+        for allowed_share in (1.0, 1e-4, 1e-6):
+            loss, tail = self._tail(direction, coarse, tilt, epsilon, log_delta, allowed, allowed_share)
+            bound = tail.at(epsilon)
+            if bound.error_share <= ALLOWED_ERROR_SHARE / 4 or log_delta <= _SMALLEST_LOG_DELTA:
+                break
+            log_delta = max(min(bound.log_delta, log_delta) - 1.0, _SMALLEST_LOG_DELTA)
+        return epsilon, sum(loss.looseness(tilt)), tail
+
+    def _tail(
+        self,
+        direction: str,
+        coarse: ComposedLoss,
+        right_tilt: float,
+        epsilon: float,
+        log_delta: float,
+        allowed: float,
+        allowed_share: float,
+        largest_share: float = 0.95,
+    ) -> tuple[ComposedLoss, TiltedTail]:
+        """Discretizes and transforms so that about `allowed` is added to epsilon, as far as memory lets."""
+        cap = 1.1 * epsilon + _CAP_ABOVE  # and above what the coarse atoms next to epsilon stand for
+        coarse = coarse.capped(cap)
+        tilt = coarse.best_tilt(epsilon, log_delta, allowed_share)
+        window = coarse.window(tilt, epsilon, log_delta)
+        spacing, growth = _grid(coarse, right_tilt, window.top - window.low, allowed)
+        for _ in range(40):
+            loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+            try:
+                return loss, loss.tail(tilt, epsilon, log_delta, largest_share)
+            except GridTooFineError:
+                spacing *= 1.5
+        raise UncertifiableError(
+            f"no grid of {LARGEST_TRANSFORM} points holds the privacy loss near epsilon = {epsilon:.3g}; use fewer"
+            " iterations or a larger noise multiplier"
+        )
+
+
+def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> tuple[float, float]:
+    """Spacing and growth that add about `allowed` to epsilon in all, for a window of that width."""
+    from_wide = sum(coarse.looseness(tilt))
+    growth = _COARSE_GROWTH * math.sqrt(allowed / 2 / max(from_wide, 1e-300))
+    growth = min(max(growth, 5e-4), 2 * _COARSE_GROWTH)
+    # Added variance at a spacing h: h^2 / 6 for losses spread over many cells, |l| (h - |l|) for those next to 0.
+    losses, weights = [], []
+    for atoms, count in zip(coarse.atoms, coarse.repetitions, strict=True):
+        exponent = atoms.log_mass + tilt * atoms.loss
+        weight = np.exp(exponent - exponent.max())
+        losses.append(np.abs(atoms.loss))
+        weights.append(count * weight / weight.sum())
+    loss, weight = np.concatenate(losses), np.concatenate(weights)
+    size = 2**10
+    while True:
+        spacing = window * 1.05 / (size - 8)
+        inside = loss < spacing
+        added = np.where(inside, loss * (spacing - loss), spacing**2 / 6)
+        if (tilt + 1) / 2 * float(weight @ added) <= allowed / 2 or size >= LARGEST_TRANSFORM // 2:
+            return spacing, growth
+        size *= 2
+
+
+def _solve(tail: TiltedTail, log_delta: float, start: float) -> float:
+    """The smallest epsilon >= 0 at which the tail's bound is at most log_delta, from the private side."""
+    if tail.at(0.0).log_delta <= log_delta:
+        return 0.0
+    epsilon, low, high = start, 0.0, math.inf  # the root is in (low, high]
+    for _ in range(200):
+        bound = tail.at(epsilon)
+        excess = bound.log_delta - log_delta
+        low, high = (epsilon, high) if excess > 0 else (low, epsilon)
+        if -1e-9 < excess <= 0 or (excess <= 0 and high - low <= 1e-12 * high):
+            return epsilon
+        if epsilon > tail.top:
+            return math.inf  # what is at infinity alone is above delta
+        # Newton, aimed a little beyond the root so that it is met on the private side.
+        step = epsilon + (excess + 5e-10) / max(-bound.slope, 1e-12)
+        limit = epsilon + 4 * tail.deviation if math.isinf(high) else high
+        if not low < step <= limit:
+            step = limit if math.isinf(high) else (low + high) / 2
+        epsilon = step
+    return high
+
+
+def _answer_at(tail: TiltedTail | EmptyTail, epsilon: float, looseness: float) -> Answer:
+    bound = tail.at(epsilon)
+    return Answer(
+        epsilon=epsilon,
+        delta=math.exp(min(bound.log_delta, 0.0)),
+        spacing=tail.spacing,
+        transform_size=tail.size,
+        error_share=bound.error_share if bound.log_delta > _SMALLEST_LOG_DELTA else 0.0,  # nothing to be precise about
+        looseness=looseness,
+    )
+
+
+def _checked(answer: Answer) -> Answer:
+    if answer.error_share > ALLOWED_ERROR_SHARE or not math.isfinite(answer.epsilon):
+        raise UncertifiableError(
+            f"numerical errors take {answer.error_share:.1%} of delta = {answer.delta:.3g}, more than the 1% allowed;"
+            " use a larger delta, fewer iterations or a larger noise multiplier"
+        )
+    return answer

@@ -1,0 +1,133 @@
+"""The noise multiplier: private, tight, over the whole range, or refused by name."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coowned.accounting import calibrate as module
+from coowned.accounting.cache import ResultCache
+from coowned.accounting.calculators import epsilon as proven
+from coowned.accounting.calibrate import calibrate
+from coowned.errors import InputError
+from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+
+NO_CACHE = ResultCache(directory=None)
+
+
+def poisson(copies, probability, iterations):
+    return PoissonSampling(contribution_bound=copies, sampling_probability=probability, iterations=iterations)
+
+
+def check(mechanism, epsilon, delta, adjacency):
+    noise = calibrate(mechanism, epsilon=epsilon, delta=delta, adjacency=adjacency, cache=NO_CACHE)
+    assert proven(mechanism, noise_multiplier=noise, delta=delta, adjacency=adjacency) <= epsilon
+    assert proven(mechanism, noise_multiplier=0.999 * noise, delta=delta, adjacency=adjacency) > epsilon
+    return noise
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "epsilon", "delta", "adjacency"),
+    [
+        (poisson(3, 0.002, 10_000), 6.0, 1e-10, "zero-out"),
+        (poisson(1, 0.5, 1), 0.1, 1e-3, "zero-out"),
+        (poisson(1, 0.5, 1), 100.0, 1e-12, "replace"),
+        (poisson(1000, 0.001, 100), 8.0, 1e-6, "zero-out"),
+        (poisson(1, 1e-6, 1000), 1.0, 1e-12, "zero-out"),
+        (poisson(2, 0.999, 50), 0.1, 1e-12, "replace"),
+        (poisson(5, 1.0, 10**6), 100.0, 1e-12, "zero-out"),
+        (MinSeparation(contribution_bound=8, min_separation=16, num_bands=16, iterations=2500), 8.0, 1e-10, "replace"),
+        (
+            CyclicPoisson(
+                contribution_bound=3,
+                iterations=400,
+                num_groups=4,
+                num_bands=4,
+                group_probabilities=(0.02, 0.05, 1.0, 0.01),
+                group_bounds=(3, 2, 1, 1),
+            ),
+            4.0,
+            1e-8,
+            "zero-out",
+        ),
+    ],
+)
+def test_calibration_is_private_and_tight(mechanism, epsilon, delta, adjacency):
+    assert check(mechanism, epsilon, delta, adjacency) > 0
+
+
+@settings(max_examples=8)
+@given(
+    log_copies=st.floats(0, 2),
+    log_probability=st.floats(-4, -0.01),
+    log_iterations=st.floats(0, 4),
+    log_epsilon=st.floats(-1, 2),
+    log_delta=st.floats(-12, -3),
+    adjacency=st.sampled_from(["zero-out", "replace"]),
+)
+def test_calibration_over_the_range(log_copies, log_probability, log_iterations, log_epsilon, log_delta, adjacency):
+    mechanism = poisson(int(10**log_copies), 10**log_probability, int(10**log_iterations))
+    chance = -math.expm1(int(10**log_copies) * int(10**log_iterations) * math.log1p(-(10**log_probability)))
+    if chance <= 10**log_delta:
+        with pytest.raises(InputError, match="ever drawn"):
+            check(mechanism, 10**log_epsilon, 10**log_delta, adjacency)
+    elif chance > 3 * 10**log_delta:  # just above, hardly any noise is needed and the search may end at its limit
+        check(mechanism, 10**log_epsilon, 10**log_delta, adjacency)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+@pytest.mark.parametrize(
+    ("copies", "probability", "iterations", "epsilon", "delta"),
+    [
+        (1, 1e-6, 10**6, 1.0, 1e-12),
+        (1000, 1e-6, 10**6, 0.1, 1e-12),
+        (1000, 0.5, 10**6, 100.0, 1e-12),
+        (30, 0.01, 10**6, 0.1, 1e-3),
+        (3, 1e-4, 10**6, 8.0, 1e-12),
+    ],
+)
+def test_calibration_at_the_corners(copies, probability, iterations, epsilon, delta, adjacency):
+    check(poisson(copies, probability, iterations), epsilon, delta, adjacency)
+
+
+def test_more_privacy_needs_more_noise():
+    m = poisson(2, 0.02, 200)
+    noises = [calibrate(m, epsilon=e, delta=1e-8, adjacency="zero-out", cache=NO_CACHE) for e in (1.0, 2.0, 4.0)]
+    assert noises == sorted(noises, reverse=True)
+
+
+def test_a_delta_above_the_chance_of_being_drawn_is_refused():
+    with pytest.raises(InputError, match="much smaller delta"):
+        calibrate(poisson(1, 1e-6, 10), epsilon=1.0, delta=1e-3, adjacency="zero-out", cache=NO_CACHE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epsilon": 0.0}, {"epsilon": -1.0}, {"epsilon": math.inf}, {"delta": 0.0}, {"delta": 1.5}, {"adjacency": "x"}],
+)
+def test_bad_targets_are_refused(wrong):
+    good = {"epsilon": 1.0, "delta": 1e-6, "adjacency": "zero-out"}
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        calibrate(poisson(1, 0.1, 10), **{**good, **wrong})
+
+
+def test_results_are_kept(tmp_path, monkeypatch):
+    m, cache = poisson(2, 0.02, 100), ResultCache(directory=tmp_path)
+    first = calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out", cache=cache)
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+    def fail(*arguments, **named):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(module, "_calibrate_sampled", fail)
+    assert calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out", cache=cache) == first
+    with pytest.raises(AssertionError, match="computed again"):
+        calibrate(m, epsilon=2.0, delta=1e-8, adjacency="replace", cache=cache)
+
+
+def test_closed_forms_are_not_kept(tmp_path):
+    m = MinSeparation(contribution_bound=8, min_separation=16, num_bands=16, iterations=2500)
+    calibrate(m, epsilon=8.0, delta=1e-10, adjacency="zero-out", cache=ResultCache(directory=tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,155 @@
+"""The only way to a claim, and what it says."""
+
+import dataclasses
+import json
+
+import pytest
+
+from coowned.accounting import calculators
+from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import certify
+from coowned.errors import CertificateMismatchError, CoownedError, InputError, UncertifiableError
+from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned.selection.greedy import Greedy
+
+CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
+
+
+@pytest.fixture(scope="module")
+def mechanism(greedy_certificate) -> PoissonSampling:
+    return PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+
+
+@pytest.fixture(scope="module")
+def made(greedy_certificate, mechanism) -> PrivacyGuarantee:
+    return guarantee(greedy_certificate, mechanism, epsilon=4.0, run_id="one", **CLAIM)
+
+
+def test_target_is_met_from_the_private_side(made, mechanism):
+    assert 3.99 < made.epsilon <= 4.0
+    assert made.epsilon == calculators.epsilon(mechanism, noise_multiplier=made.noise_multiplier, **CLAIM)
+    assert made.other_epsilon > made.epsilon > made.example_epsilon
+
+
+def test_only_guarantee_makes_one(made):
+    fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.name != "maker"}
+    with pytest.raises(UncertifiableError, match="comes from guarantee"):
+        PrivacyGuarantee(**{**fields, "epsilon": 0.1})
+
+
+def test_exactly_one_of_target_and_noise(greedy_certificate, mechanism):
+    for given in ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}):
+        with pytest.raises(InputError, match="exactly one"):
+            guarantee(greedy_certificate, mechanism, **given, **CLAIM)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0.0, "delta": 1e-6, "adjacency": "zero-out"},
+        {"epsilon": -1.0, "delta": 1e-6, "adjacency": "zero-out"},
+        {"epsilon": 1.0, "delta": 0.0, "adjacency": "zero-out"},
+        {"epsilon": 1.0, "delta": 1.0, "adjacency": "zero-out"},
+        {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove"},
+        {"noise_multiplier": 0.0, "delta": 1e-6, "adjacency": "zero-out"},
+    ],
+)
+def test_bad_targets(greedy_certificate, mechanism, wrong):
+    with pytest.raises(InputError):
+        guarantee(greedy_certificate, mechanism, **wrong)
+
+
+def test_a_certificate_of_something_else_is_refused(schedule_certificate, mechanism):
+    with pytest.raises(UncertifiableError):
+        guarantee(schedule_certificate, mechanism, epsilon=1.0, **CLAIM)
+    with pytest.raises(InputError, match="certify"):
+        guarantee(3, mechanism, epsilon=1.0, **CLAIM)  # type: ignore[arg-type]
+
+
+def test_json_round_trip(made):
+    assert PrivacyGuarantee.from_json(made.to_json()) == made
+
+
+def test_tampered_guarantee_is_refused(made):
+    stored = json.loads(made.to_json())
+    changes = [
+        ("epsilon", 0.1),
+        ("delta", 1e-12),
+        ("noise_multiplier", 99.0),
+        ("adjacency", "replace"),
+        ("unit", "example"),
+        ("test_run", True),
+    ]
+    for name, value in changes:
+        with pytest.raises(CertificateMismatchError):
+            PrivacyGuarantee.from_json(json.dumps({**stored, name: value}))
+    for part, name, value in (("mechanism", "contribution_bound", 1), ("certificate", "contribution_bound", 1)):
+        with pytest.raises(CoownedError):
+            PrivacyGuarantee.from_json(json.dumps({**stored, part: {**stored[part], name: value}}))
+    for text in ("", "[]", '{"format": "other"}'):
+        with pytest.raises(InputError):
+            PrivacyGuarantee.from_json(text)
+
+
+def test_by_copies_ends_at_the_bound(made):
+    levels = made.by_copies()
+    assert levels["copies"].to_list() == [0, 1, 2, 3]
+    assert levels["users"].to_list() == list(made.certificate.copies_per_user)
+    epsilons = levels["epsilon"].to_list()
+    assert epsilons[0] is None
+    assert epsilons[1] < epsilons[2] < epsilons[3] == made.epsilon
+    fresh = calculators.epsilon_of_copies(made.mechanism, copies=3, noise_multiplier=made.noise_multiplier, **CLAIM)
+    assert fresh == made.epsilon
+
+
+def test_by_copies_of_a_schedule(schedule_certificate):
+    made = guarantee(
+        schedule_certificate, MinSeparation.from_certificate(schedule_certificate), noise_multiplier=2.0, **CLAIM
+    )
+    levels = made.by_copies()
+    assert levels["users"].to_list() == [1, 10, 1]
+    assert levels["epsilon"][2] == made.epsilon > levels["epsilon"][1]
+
+
+def test_by_copies_of_groups(group_certificate):
+    mechanism = CyclicPoisson.from_certificate(group_certificate, batch_size=1, iterations=8)
+    made = guarantee(group_certificate, mechanism, noise_multiplier=3.0, **CLAIM)
+    rows = [row for row in made.by_copies().iter_rows(named=True) if row["users"] and row["copies"]]
+    assert {(row["group"], row["copies"], row["users"]) for row in rows} == {(0, 1, 1), (0, 2, 1), (1, 1, 1)}
+    assert max(row["epsilon"] for row in rows) == pytest.approx(made.epsilon, rel=1e-12)
+
+
+def test_simulated_epsilon_carries_the_true_one(greedy_certificate, mechanism):
+    made = guarantee(greedy_certificate, mechanism, epsilon=4.0, simulated_batch_size=256, **CLAIM)
+    imagined = dataclasses.replace(mechanism, sampling_probability=256 / greedy_certificate.size)
+    assert made.simulated_epsilon == calculators.epsilon(imagined, noise_multiplier=made.noise_multiplier, **CLAIM)
+    assert made.epsilon == calculators.epsilon(mechanism, noise_multiplier=made.noise_multiplier, **CLAIM)
+    assert made.statement().startswith("1. Simulated epsilon")
+    with pytest.raises(InputError, match="at most the size of S"):
+        guarantee(greedy_certificate, mechanism, epsilon=4.0, simulated_batch_size=10**6, **CLAIM)
+
+
+def test_composition(greedy_certificate, mechanism, made):
+    second = guarantee(greedy_certificate, mechanism, noise_multiplier=made.noise_multiplier, run_id="two", **CLAIM)
+    both = compose([made, second], delta=1e-6)
+    twice = dataclasses.replace(mechanism, iterations=100)
+    expected = calculators.epsilon(twice, noise_multiplier=made.noise_multiplier, **CLAIM)
+    assert both.epsilon == pytest.approx(expected, rel=2e-3)
+    assert "independent" in both.statement()
+
+
+def test_what_cannot_be_composed(greedy_certificate, mechanism, made):
+    with pytest.raises(InputError, match="twice"):
+        compose([made, made], delta=1e-6)
+    with pytest.raises(InputError, match="nothing"):
+        compose([], delta=1e-6)
+    replaced = guarantee(greedy_certificate, mechanism, noise_multiplier=2.0, delta=1e-6, adjacency="replace")
+    with pytest.raises(InputError, match="adjacencies"):
+        compose([made, replaced], delta=1e-6)
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
+    certificate = certify(graph, Greedy(contribution_bound=1).select(graph))
+    other_mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=5)
+    other = guarantee(certificate, other_mechanism, noise_multiplier=2.0, **CLAIM)
+    with pytest.raises(CertificateMismatchError, match="one attribution graph"):
+        compose([made, other], delta=1e-6)

@@ -1,0 +1,107 @@
+"""The statement says what the guarantee says, and nothing it does not."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import certify
+from coowned.mechanism.sampling import MinSeparation, PoissonSampling
+from coowned.selection.greedy import Greedy
+
+CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
+
+
+@pytest.fixture(scope="module")
+def made(greedy_certificate) -> PrivacyGuarantee:
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+    return guarantee(greedy_certificate, mechanism, noise_multiplier=2.5, **CLAIM)
+
+
+def test_numbers_are_the_guarantees(made):
+    text = made.statement()
+    for number in (made.epsilon, made.other_epsilon, made.example_epsilon):
+        assert rounded_up(number) in text
+    assert f"noise multiplier {rounded_down(made.noise_multiplier)}" in text
+    for count in (
+        made.certificate.size,
+        made.certificate.num_distinct,
+        made.certificate.contribution_bound,
+        made.mechanism.iterations,
+    ):
+        assert f"{count:,}" in text
+    for word in ("1e-06", "zero-out", made.certificate.graph_digest, made.certificate.selection_digest, made.version):
+        assert word in text
+
+
+def test_sentences_are_numbered(made):
+    numbers = [int(re.match(r"(\d+)\. ", line)[1]) for line in made.statement().splitlines()]  # type: ignore[index]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_what_must_be_reported(made):
+    text = made.statement()
+    wanted = ["unit", "central model", "same in both worlds", "Released", "edge-data", "coin", "Accountant"]
+    for part in [*wanted, "tuning runs", "validation and test", "Keys", "node privacy"]:
+        assert part in text
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_sentence_matches_adjacency(greedy_certificate, adjacency):
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+    made = guarantee(greedy_certificate, mechanism, noise_multiplier=2.5, delta=1e-6, adjacency=adjacency)
+    by_name = {"zero-out": made.epsilon, "replace": made.other_epsilon}
+    if adjacency == "replace":
+        by_name = {"zero-out": made.other_epsilon, "replace": made.epsilon}
+    lines = made.statement().splitlines()
+    different = [line for line in lines if "completely different text" in line]
+    blank = [line for line in lines if "had been blank" in line]
+    assert len(different) == len(blank) == 1
+    assert f"epsilon {rounded_up(by_name['replace'])}" in different[0]
+    assert f"epsilon {rounded_up(by_name['zero-out'])}" in blank[0]
+
+
+def test_test_run_has_no_epsilon(greedy_certificate):
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+    made = guarantee(greedy_certificate, mechanism, noise_multiplier=2.5, test_run=True, **CLAIM)
+    text = made.statement(graph_statistics=True)
+    assert text.startswith("1. No guarantee")
+    assert "epsilon" not in text
+    assert rounded_up(made.epsilon) not in text
+
+
+def test_graph_statistics_are_marked(made):
+    assert "% of users" not in made.statement()
+    line = next(line for line in made.statement(graph_statistics=True).splitlines() if "% of users" in line)
+    assert "Graph statistic" in line
+    assert "no part in training" in line
+    assert "epsilon 0" not in line
+    assert "half of all users" in line
+
+
+def test_unprotected_users_are_counted():
+    graph = AttributionGraph.from_users_per_example([[0, user] for user in range(1, 60)] + [[0]]).without_users([0])
+    certificate = certify(graph, Greedy(contribution_bound=1, unattributed="keep").select(graph))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=5)
+    text = guarantee(certificate, mechanism, noise_multiplier=2.0, **CLAIM).statement()
+    assert "1 users were taken out of the attribution: this guarantee does not hold for them" in text
+    assert "1 copies in the training set have no protected user" in text
+
+
+def test_statement_of_a_schedule(schedule_certificate):
+    made = guarantee(
+        schedule_certificate, MinSeparation.from_certificate(schedule_certificate), noise_multiplier=2.0, **CLAIM
+    )
+    text = made.statement()
+    assert "any 3 consecutive batches" in text
+    assert "closed form" in text
+
+
+@given(st.floats(1e-6, 1e6))
+def test_rounding_is_on_the_private_side(value):
+    assert float(rounded_up(value)) >= value >= float(rounded_down(value))
+    assert float(rounded_up(value)) == pytest.approx(value, rel=1.1e-3)
