@@ -60,6 +60,12 @@ _HOME = {
     "compose": "coowned.accounting.guarantee",
     "Plan": "coowned.accounting.planning",
     "plan": "coowned.accounting.planning",
+    "BandedStrategy": "coowned.mechanism.banded_strategy",
+    "RunKey": "coowned.mechanism.keys",
+    "TrainingPlan": "coowned.training.plan",
+    "train": "coowned.training.loop",
+    "sweep": "coowned.training.sweep",
+    "evaluate": "coowned.training.evaluate",
 }
 
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,207 @@
+"""How fast training is end to end: against the same loop without privacy, a plain loop, and the matrix product's rate.
+
+Bars are for batches of 4096, as for the clipped gradient (benchmarks/mechanism.py). Batches of 1024 are measured too
+and shown without a bar: there the fixed cost of a step (dispatch, keys, noise) weighs more, and ratios are lower.
+
+python -m benchmarks training
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import psutil
+from jax_privacy.clipping import clipped_grad
+
+from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
+from coowned.mechanism.keys import RunKey
+from coowned.training.data import FeatureTable
+from coowned.training.loop import Trainer
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.plan import TrainingPlan
+from coowned.training.sweep import grid
+
+BATCH, SMALL_BATCH = 4096, 1024
+LARGE = {100: 200_000, 1000: 40_000}  # examples by number of features: more than a cache holds
+MEMBERS = 336
+
+
+def run() -> list[dict]:
+    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+    rows = []
+    for batch in (BATCH, SMALL_BATCH):
+        for num_features in (100, 1000):
+            rows += end_to_end_rows(num_features, batch)
+        rows += sweep_rows(batch)
+    return [*rows, *memory_rows()]
+
+
+def end_to_end_rows(num_features: int, batch: int) -> list[dict]:
+    steps = 300_000 // batch
+    data = make_data(num_features)
+    plan = make_plan(data, steps, batch)
+    plain = dataclasses.replace(plan, guarantee=None, clip_norm=None)
+    seconds = interleaved(
+        {
+            "private": trainer_run(plan, data),
+            "without clipping and noise": trainer_run(plain, data),
+            "numpy gather + clipped_grad": plain_loop(plan, data),
+        },
+        rounds=4,
+    )
+    against_free = seconds["without clipping and noise"] / seconds["private"]
+    against_plain = seconds["numpy gather + clipped_grad"] / seconds["private"]
+    at = f"d = {num_features}, batch {batch}"
+    return [
+        figure(f"training end to end, {at}", batch * steps / seconds["private"], "examples/s"),
+        barred(f"against the same loop, no clipping, no noise, {at}", against_free, 0.8, batch),
+        barred(f"against numpy gather + clipped_grad, {at}", against_plain, 1.5, batch),
+    ]
+
+
+def sweep_rows(batch: int) -> list[dict]:
+    num_features, steps = 100, 100_000 // batch
+    data = make_data(num_features)
+    plan = make_plan(data, steps, batch)
+    members = grid(
+        plan,
+        learning_rates=[0.001 * 2**k for k in range(12)],
+        clip_norms=[0.05 * 2**k for k in range(7)],
+        noise=[with_noise(plan, sigma) for sigma in (0.5, 1.0, 2.0, 4.0)],
+    )
+    assert len(members) == MEMBERS
+    generator = np.random.default_rng(0)
+    one, two = (jnp.asarray(generator.standard_normal((2048, 2048)), jnp.float32) for _ in range(2))
+    multiply = jax.jit(lambda a, b: a @ b)
+    seconds = interleaved(
+        {
+            "sweep": trainer_run(members, data),
+            "alone": trainer_run(plan, data),
+            "product": lambda: jax.block_until_ready(multiply(one, two)),
+        },
+        rounds=7,
+    )
+    together, alone = MEMBERS * batch * steps / seconds["sweep"], batch * steps / seconds["alone"]
+    rate = 4 * num_features * together  # two products, a multiplication and an addition each
+    peak = 2 * 2048**3 / seconds["product"]
+    at = f"d = {num_features}, batch {batch}"
+    return [
+        figure(f"sweep of {MEMBERS}, {at}", together, "examples/s"),
+        barred(f"sweep of {MEMBERS} against one after another, {at}", together / alone, 15, batch),
+        barred(f"sweep of {MEMBERS} against float32 products, {at}", rate / peak, 0.4, batch),
+        figure("float32 matrix product, 2048 x 2048", peak / 1e9, "GFLOP/s"),
+    ]
+
+
+def memory_rows() -> list[dict]:
+    """What a run of ten times the steps needs beyond what a short one does."""
+    data = make_data(100)
+    process, used = psutil.Process(), []
+    for steps in (200, 2000):
+        trainer_run(make_plan(data, steps, SMALL_BATCH), data)()
+        used.append(process.memory_info().rss / 1e6)
+    grown = used[1] - used[0]
+    return [figure("memory after 2000 steps beyond that after 200", grown, "MB", "<= 20", grown <= 20)]
+
+
+def make_data(num_features: int) -> FeatureTable:
+    count = LARGE[num_features]
+    generator = np.random.default_rng(0)
+    graph = AttributionGraph.from_csr(np.arange(count + 1), np.arange(count), num_users=count)
+    features = generator.standard_normal((count, num_features), np.float32)
+    return FeatureTable(graph=graph, features=features, labels=generator.random(count) < 0.5)
+
+
+def make_plan(data: FeatureTable, iterations: int, batch: int) -> TrainingPlan:
+    selection = Greedy(contribution_bound=1).select(data.graph)
+    certificate = certify(data.graph, selection)
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=batch, iterations=iterations)
+    first = TrainingPlan(
+        certificate=certificate,
+        selected=selection,
+        mechanism=mechanism,
+        guarantee=None,
+        clip_norm=1.0,
+        learning_rate=0.01,
+        run_key=RunKey.from_seed(0),
+    )
+    return dataclasses.replace(first, guarantee=with_noise(first, 1.0))
+
+
+def with_noise(plan: TrainingPlan, sigma: float):
+    return guarantee(
+        plan.certificate, plan.mechanism, noise_multiplier=sigma, delta=1e-6, adjacency="zero-out", test_run=True
+    )
+
+
+def trainer_run(plans: TrainingPlan | list[TrainingPlan], data: FeatureTable) -> Callable[[], object]:
+    """All steps of a run, as `train` does them, without the recount before the first."""
+    plans = [plans] if isinstance(plans, TrainingPlan) else plans
+    model = LogisticRegression(num_features=data.features.shape[1])
+    trainer = Trainer(plans, model)
+    return lambda: trainer.run(
+        data, trainer.initial_state(model.initial()), [], start=0, after=lambda step, state, rows: None
+    )
+
+
+def plain_loop(plan: TrainingPlan, data: FeatureTable) -> Callable[[], object]:
+    """What one writes first: numpy indexing, jax_privacy's clipped gradients, float32 normals, Adam."""
+
+    def loss(parameters, x, y):
+        logits = x @ parameters[0] + parameters[1]
+        return jnp.sum(jnp.logaddexp(0, logits) - y * logits)
+
+    optimizer = optax.adam(plan.learning_rate)
+    clipped = clipped_grad(loss, l2_clip_norm=plan.clip_norm, batch_argnums=(1, 2), keep_batch_dim=False)
+
+    @jax.jit
+    def step(parameters, state, x, y, padding, key):
+        summed = clipped(parameters, x, y, is_padding_example=padding)
+        keys = jax.random.split(key)
+        gradients = tuple(
+            g / plan.batch_size + plan.noise_scale * jax.random.normal(k, g.shape)
+            for g, k in zip(summed, keys, strict=True)
+        )
+        updates, state = optimizer.update(gradients, state, parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    batches = plan.batches()
+
+    def go():
+        parameters = jnp.zeros(data.features.shape[1]), jnp.zeros(())
+        state, key = optimizer.init(parameters), jax.random.key(0)
+        for batch in batches:
+            x, y = data.features[batch.examples], data.labels[batch.examples]
+            parameters, state = step(parameters, state, x, y, ~batch.mask, jax.random.fold_in(key, batch.step))
+        return jax.block_until_ready(parameters)
+
+    return go
+
+
+def interleaved(actions: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+    """Seconds of each action's fastest round; taken in turn, so that a busy moment hits all of them."""
+    best = {name: float("inf") for name in actions}
+    for action in actions.values():
+        action()  # compile first
+    for _ in range(rounds):
+        for name, action in actions.items():
+            started = time.perf_counter()
+            action()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
+def barred(name: str, ratio: float, bar: float, batch: int) -> dict:
+    """A ratio with its bar, which holds for batches of 4096."""
+    return figure(name, ratio, "x", f">= {bar:g}", ratio >= bar) if batch == BATCH else figure(name, ratio, "x")
+
+
+def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
+    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}

@@ -1,0 +1,229 @@
+"""The whole road for one configuration: read, split, select, certify, account, train, evaluate."""
+
+import dataclasses
+import io
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import ContributionCertificate, certify
+from coowned.errors import ConfigError
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
+from coowned.selection.selection_files import read_selection, write_selection
+from coowned.selection.selector import Schedule, Selection
+from coowned.training import evaluate as evaluation
+from coowned.training.checkpoint import RunFolder
+from coowned.training.config import TrainConfig
+from coowned.training.data import FeatureTable
+from coowned.training.loop import TrainedModel, train
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.plan import TrainingPlan
+from coowned.training.progress import Progress
+from coowned.training.splits import split_examples
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
+
+
+def run_configuration(
+    config: TrainConfig,
+    folder: RunFolder,
+    *,
+    text: str = "",
+    progress: Progress | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> TrainedModel:
+    """Runs a configuration in a folder, from the start or from where an earlier process was interrupted.
+
+    S and the guarantee are made once and stored before the first step; a run that is taken up reads them back.
+    Validation and test are evaluated once, at the end, into files of their own.
+
+    Guarantees:
+      - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
+      - A run that is interrupted and taken up is the run that was not.   (test_interrupted_and_taken_up)
+
+    Args:
+      config, text: the configuration, and the file as it was written, for `config.toml`.
+      folder: an open `RunFolder`.
+      progress: as for `train`.
+      announce: told what is being done.
+    """
+    folder.refuse_if_finished()
+    run_key = folder.run_key(config.run.seed)
+    announce("reading")
+    table = FeatureTable.from_examples(config.source().read(), features=config.model.features, label=config.model.label)
+    parts = {name: table.subset(rows) for name, rows in split_examples(table.graph, config.data.splits).items()}
+    data = parts["train"]
+    if folder.is_begun:
+        announce("recounting the selection")
+        plan = _stored_plan(config, folder, data.graph, run_key)
+    else:
+        announce("selecting")
+        plan = make_plan(config, data.graph, run_key)
+        _store_plan(plan, folder, data.graph, text)
+    model = LogisticRegression(num_features=table.features.shape[1])
+
+    def at_end(trained: TrainedModel) -> None:
+        for name in ("validation", "test"):
+            found = evaluation.evaluate(model, trained.parameters, parts[name], split=name)
+            folder.write(f"{name}.parquet", _parquet(found))
+
+    announce("training")
+    return train(
+        plan,
+        model,
+        data,
+        folder=folder,
+        configuration_digest=config.digest,
+        checkpoint_every=config.run.checkpoint_every,
+        devices=config.run.devices,
+        progress=progress,
+        at_end=at_end,
+    )
+
+
+def make_plan(config: TrainConfig, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
+    """Selects from the graph, certifies and accounts for what the configuration asks."""
+    selected = _select(config, graph)
+    certificate = certify(graph, selected)
+    strategy = None
+    mechanism = _mechanism(config, certificate)
+    if not isinstance(mechanism, PoissonSampling):
+        strategy = BandedStrategy(num_bands=mechanism.num_bands, iterations=mechanism.iterations)
+    if isinstance(mechanism, MinSeparation) and isinstance(selected, Schedule) and strategy is not None:
+        # The last columns of C are shorter than 1: what users really take part in may cost less than sqrt(k).
+        exact = strategy.sensitivity_of(selected, graph)
+        if 0 < exact < mechanism.sensitivity_of(mechanism.contribution_bound):
+            mechanism = dataclasses.replace(mechanism, sensitivity=exact, max_column_norm=1.0)
+    privacy, made = config.privacy, None
+    if privacy.is_private:
+        assert not isinstance(privacy.epsilon, str)
+        assert privacy.delta is not None
+        made = guarantee(
+            certificate,
+            mechanism,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            adjacency=privacy.adjacency,
+            simulated_batch_size=privacy.simulated_batch_size,
+            test_run=run_key.is_test_run,
+        )
+    return _plan(config, certificate, selected, mechanism, made, run_key)
+
+
+def _plan(
+    config: TrainConfig,
+    certificate: ContributionCertificate,
+    selected: Selection | Schedule,
+    mechanism: Mechanism,
+    made: PrivacyGuarantee | None,
+    run_key: RunKey,
+) -> TrainingPlan:
+    clip_norm = config.mechanism.clip_norm
+    return TrainingPlan(
+        certificate=certificate,
+        selected=selected,
+        mechanism=mechanism,
+        guarantee=made,
+        clip_norm=math.inf if clip_norm is None else clip_norm,
+        learning_rate=config.optimizer.learning_rate,
+        optimizer=config.optimizer.name,
+        run_key=run_key,
+        public=config.privacy.public,
+    )
+
+
+def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
+    from coowned.selection.greedy_min_separation import max_min_separation
+    from coowned.selection.registry import selector_class
+
+    kind, chosen = selector_class(config.selection.selector), config.selection
+    settings = dict(chosen.settings)
+    schedules = "min_separation" in {field.name for field in dataclasses.fields(kind)}
+    if schedules != (config.mechanism.kind == "dp-mf"):
+        wanted = "greedy-min-separation" if config.mechanism.kind == "dp-mf" else "greedy"
+        raise ConfigError(
+            f"[selection] selector {chosen.selector!r} does not go with [mechanism] kind {config.mechanism.kind!r}; "
+            f"use {wanted!r}"
+        )
+    if schedules:
+        batch_size, iterations = config.mechanism.batch_size, config.mechanism.iterations
+        separation = config.mechanism.min_separation
+        if separation is None:
+            separation = max_min_separation(graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed)
+        settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
+    return kind(**settings).select(graph, seed=chosen.seed)
+
+
+def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
+    asked = config.mechanism
+    if asked.kind == "dp-mf":
+        return MinSeparation.from_certificate(certificate, num_bands=asked.num_bands or asked.min_separation)
+    if asked.kind == "cyclic-dp-mf":
+        return CyclicPoisson.from_certificate(
+            certificate, batch_size=asked.batch_size, iterations=asked.iterations, num_bands=asked.num_bands
+        )
+    if config.privacy.is_private:
+        return PoissonSampling.from_certificate(certificate, batch_size=asked.batch_size, iterations=asked.iterations)
+    if asked.batch_size > certificate.size:
+        raise ConfigError(
+            f"[mechanism] batch_size must be at most the size of S ({certificate.size}), not {asked.batch_size}"
+        )
+    # Without a claim there need be nobody to protect.
+    return PoissonSampling(
+        contribution_bound=max(1, certificate.contribution_bound),
+        sampling_probability=asked.batch_size / certificate.size,
+        iterations=asked.iterations,
+        batch_size=asked.batch_size,
+    )
+
+
+def _store_plan(plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str) -> None:
+    with tempfile.TemporaryDirectory() as room:
+        file = Path(room) / "S.parquet"
+        write_selection(file, graph, plan.selected)
+        folder.write("S.parquet", file.read_bytes())
+    folder.write("config.toml", text.encode(), mode=0o644)
+    folder.write("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
+    if plan.guarantee is not None:
+        content = plan.guarantee.to_json()
+    else:
+        content = json.dumps(
+            {
+                "format": NO_GUARANTEE_FORMAT,
+                "public": plan.public,
+                "statement": plan.statement(),
+                "mechanism": plan.mechanism.to_dict(),
+            },
+            indent=2,
+        )
+    folder.write("guarantee.json", (content + "\n").encode(), mode=0o644)
+
+
+def _stored_plan(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
+    """The plan of an earlier process; `train` recounts and compares everything that matters."""
+    selected = read_selection(folder.path / "S.parquet", graph)
+    certificate = ContributionCertificate.from_json((folder.path / "certificate.json").read_text(encoding="utf-8"))
+    stored = (folder.path / "guarantee.json").read_text(encoding="utf-8")
+    if not config.privacy.is_private:
+        return _plan(config, certificate, selected, _mechanism(config, certificate), None, run_key)
+    made = PrivacyGuarantee.from_json(stored)
+    return _plan(config, certificate, selected, made.mechanism, made, run_key)
+
+
+def _parquet(table: "pl.DataFrame") -> bytes:
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table.to_arrow().replace_schema_metadata({"coowned": evaluation.NOT_COVERED}), buffer)
+    return buffer.getvalue()

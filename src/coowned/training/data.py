@@ -1,0 +1,257 @@
+"""What a training step reads: features and labels of the examples of a graph, from memory or made on demand."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+from coowned import validate
+from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
+from coowned.errors import InputError
+from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+_NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
+
+
+class TrainingData(Protocol):
+    """Content for the examples of `graph`: example i of the graph is example i here."""
+
+    @property
+    def graph(self) -> AttributionGraph: ...
+
+    @property
+    def digest(self) -> str:
+        """Names the content: a run is resumed only on the same."""
+        ...
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape, without the batch axis, of every float32 array a batch has."""
+        ...
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[np.float32]]) -> None:
+        """Writes the content of these examples into the first rows of `out`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FeatureTable:
+    """Features and labels in memory.
+
+    A value that is missing or not finite is kept as it is: its example then adds exactly zero to every gradient, so
+    that what one example holds never changes what another does.
+
+    Guarantees:
+      - `fill` gives row `rows[i]` of the arrays for example i.   (test_fill_gives_the_rows)
+      - Two tables with other content, rows or graph have other digests.   (test_digest_follows_content)
+    Cost: `fill` copies the rows once, without Python's lock.
+
+    Attributes:
+      graph: whose examples these are.
+      features: (n, num_features) float32.
+      labels: (n,) float32, 0 or 1.
+      rows: (graph.num_examples,) the row of each example; None where example i is row i.
+
+    Example:
+      >>> from coowned import from_table
+      >>> examples = from_table({"users": [["a"], ["b"]], "features": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]})
+      >>> FeatureTable.from_examples(examples, features="features", label="label").shapes()
+      {'features': (2,), 'labels': ()}
+    """
+
+    graph: AttributionGraph
+    features: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+    labels: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        features, labels = np.asarray(self.features), np.asarray(self.labels)
+        if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind not in "fiu":
+            raise InputError(
+                f"features must be numbers of shape (examples, num_features), not {features.dtype} of {features.shape}"
+            )
+        if labels.shape != features.shape[:1] or labels.dtype.kind not in "fiub":
+            raise InputError(
+                f"labels must be {len(features)} numbers, one a row of features, not of shape {labels.shape}"
+            )
+        object.__setattr__(self, "features", np.ascontiguousarray(features, np.float32))
+        object.__setattr__(self, "labels", np.ascontiguousarray(labels, np.float32))
+        if self.rows is None:
+            validate.same_length(self.graph.num_examples, features=features)
+        else:
+            validate.same_length(self.graph.num_examples, rows=self.rows)
+
+    @classmethod
+    def from_examples(
+        cls, examples: AttributedExamples, *, features: str | Sequence[str], label: str
+    ) -> "FeatureTable":
+        """From columns of the payload: one list column, or several columns of numbers; and a label of 0 or 1."""
+        names = [features] if isinstance(features, str) else list(features)
+        for name in [*names, label]:
+            if name not in examples.payload.column_names:
+                known = ", ".join(examples.payload.column_names)
+                raise InputError(f"the data have no column {name!r}; they have {known}")
+        if not names:
+            raise InputError("features must name one list column or one or more columns of numbers")
+        columns = [examples.payload.column(name) for name in names]
+        if len(columns) == 1 and _is_list(columns[0].type):
+            matrix = _list_column(columns[0], names[0])
+        else:
+            matrix = np.stack([_numbers(column, name) for column, name in zip(columns, names, strict=True)], axis=1)
+        labels = _numbers(examples.payload.column(label), label)
+        wrong = np.flatnonzero(np.isfinite(labels) & (labels != 0) & (labels != 1))
+        if len(wrong):
+            raise InputError(
+                f"column {label!r} must hold 0 and 1 (or false and true), but row {wrong[0]} has {labels[wrong[0]]:g}"
+            )
+        return cls(graph=examples.graph, features=matrix, labels=labels)
+
+    def subset(self, examples: npt.NDArray[np.int64]) -> "FeatureTable":
+        """These examples alone, with their subgraph; nothing is copied but the row numbers."""
+        rows = np.asarray(examples, np.int64) if self.rows is None else self.rows[examples]
+        return dataclasses.replace(self, graph=self.graph.subgraph(examples), rows=rows)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"features": (self.features.shape[1],), "labels": ()}
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[np.float32]]) -> None:
+        rows = examples if self.rows is None else self.rows[examples]
+        features, labels = out["features"], out["labels"]
+        # Threads and not numba's parallel loops: two threads, as of two trainers, must not enter one at once.
+        threads = max(1, min(usable_cores(), rows.size * features.shape[1] // _NUMBERS_A_THREAD))
+        if threads == 1:
+            gather_rows(self.features, self.labels, rows, features, labels)
+            return
+        cuts = [rows.size * part // threads for part in range(threads + 1)]
+
+        def piece(begin: int, end: int) -> None:
+            gather_rows(self.features, self.labels, rows[begin:end], features[begin:end], labels[begin:end])
+
+        list(_gatherers().map(piece, cuts[:-1], cuts[1:]))
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        hashed = hashlib.blake2b(digest_size=32, person=b"coowned-data-1")
+        hashed.update(json.dumps([self.graph.digest, *self.features.shape, self.rows is not None]).encode())
+        for array in (self.features, self.labels, *(() if self.rows is None else (self.rows,))):
+            hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+        return hashed.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WorldData:
+    """A `LogisticWorld`'s examples, or a part of them; features are made when a batch asks for them.
+
+    Guarantees:
+      - A part gives the same content as the whole.   (test_world_part_equals_the_whole)
+
+    Example:
+      >>> from coowned.synthetic.logistic_data import LogisticData
+      >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1]])
+      >>> WorldData.part(LogisticData(num_features=4).attach(graph, seed=0), [1]).graph.num_examples
+      1
+    """
+
+    graph: AttributionGraph
+    world: LogisticWorld
+    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData":
+        """All examples of a world, or those given by their indices in its graph."""
+        if examples is None:
+            return cls(graph=world.graph, world=world)
+        rows = np.asarray(examples, np.int64)
+        return cls(graph=world.graph.subgraph(rows), world=world, rows=rows)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"features": (self.world.data.num_features,), "labels": ()}
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[np.float32]]) -> None:
+        rows = examples if self.rows is None else self.rows[examples]
+        if self.world.stored is not None:
+            gather_rows(self.world.stored[0], self.world.stored[1], rows, out["features"], out["labels"])
+        else:
+            out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
+
+    @property
+    def digest(self) -> str:
+        return self._digest
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        world = [dataclasses.asdict(self.world.data), self.world.seed, self.world.graph.digest, self.graph.digest]
+        hashed = hashlib.blake2b(json.dumps(world).encode(), digest_size=32, person=b"coowned-data-1")
+        hashed.update(b"" if self.rows is None else self.rows.tobytes())
+        return hashed.hexdigest()
+
+
+@numba.njit(cache=True, nogil=True)
+def gather_rows(source, source_labels, rows, out, out_labels):
+    """out[i] = source[rows[i]], out_labels[i] = source_labels[rows[i]]."""
+    width = source.shape[1]
+    for i in range(rows.size):
+        row = rows[i]
+        for j in range(width):
+            out[i, j] = source[row, j]
+        out_labels[i] = source_labels[row]
+
+
+@functools.cache
+def _gatherers() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gather")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _numbers(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:
+    """(rows,) float32; null becomes nan."""
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InputError(f"column {name!r} must hold numbers, not {kind}; name one list column or columns of numbers")
+    with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
+        return np.asarray(column.cast(pa.float64()).fill_null(float("nan"))).astype(np.float32)
+
+
+def _list_column(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:
+    """(rows, num_features) float32; a null list is a row of nan."""
+    lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
+    width = int(lengths.max(initial=0))
+    if width < 1:
+        raise InputError(f"column {name!r} holds no numbers; every row needs a list of them")
+    wrong = np.flatnonzero((lengths != width) & (lengths != -1))
+    if len(wrong):
+        raise InputError(
+            f"column {name!r} has {lengths[wrong[0]]} numbers in row {wrong[0]} and {width} in others; "
+            "lists must be equally long"
+        )
+    matrix = np.full((len(column), width), np.nan, np.float32)
+    at = 0
+    for chunk in column.chunks:  # one at a time: lists beyond 2^31 numbers do not fit in one
+        there = np.asarray(chunk.is_valid())
+        values = pc.list_flatten(chunk)
+        flat = _numbers(pa.chunked_array([values]), name).reshape(-1, width)
+        if there.all():
+            matrix[at : at + len(chunk)] = flat
+        else:
+            matrix[at : at + len(chunk)][there] = flat
+        at += len(chunk)
+    return matrix

@@ -1,0 +1,142 @@
+"""How good a model is on examples it was not trained on: overall, and by users per example."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.training.data import TrainingData
+from coowned.training.model import Model
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NOT_COVERED = (
+    "Not covered by the guarantee: computed from examples outside the training set, without noise. Tune on validation, "
+    "report on test, and keep both to those who may see the data."
+)
+_Z = 1.959963984540054  # 97.5% of a standard normal lie below
+_AT_ONCE = 4096
+
+
+def evaluate(
+    model: Model,
+    parameters: Mapping[str, npt.NDArray[np.float32]],
+    data: TrainingData,
+    *,
+    split: str,
+    largest_group: int = 10,
+) -> "pl.DataFrame":
+    """Loss and accuracy with 95% confidence intervals; one row for all examples, then one for each number of users.
+
+    Accuracy has Wilson's score interval, loss the normal interval mean ± 1.96 s/sqrt(n) (none below two examples). Both
+    take examples for independent draws; examples of one user are alike, so that the truth is somewhat wider.
+
+    Guarantees:
+      - Counts, losses and accuracies are those of a plain loop.   (test_equals_a_plain_loop)
+      - The intervals hold the truth about as often as they say.   (test_intervals_cover)
+      - A loss that is not finite counts as wrong and is left out of the loss.  (test_not_finite_counts_as_wrong)
+    Cost: one pass over the data, in pieces.
+
+    Args:
+      model, parameters: as `train` gives them.
+      data: the examples of one split, with their graph.
+      split: "validation", "test" or another name; a column of the result, so that splits cannot be mixed up.
+      largest_group: examples with at least so many users are one group.
+
+    Returns:
+      split, users_per_example ("all", "1", ..., "10+"), examples, loss, loss_low, loss_high, accuracy, accuracy_low,
+      accuracy_high, covered_by_guarantee (false).
+
+    Example:
+      >>> from coowned.attribution.graph import AttributionGraph
+      >>> from coowned.synthetic.logistic_data import LogisticData
+      >>> from coowned.training.data import WorldData
+      >>> from coowned.training.models.logistic_regression import LogisticRegression
+      >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [1]])
+      >>> model = LogisticRegression(num_features=2)
+      >>> data = WorldData.part(LogisticData(num_features=2).attach(graph, seed=0))
+      >>> evaluate(model, model.initial(), data, split="test")["examples"].to_list()
+      [3, 2, 1]
+    """
+    import polars as pl
+
+    validate.positive(largest_group=largest_group)
+    model.check_data(data.shapes())
+    users = data.graph.users_per_example
+    losses, right = example_losses(model, parameters, data)
+    rows = [_row("all", losses, right)]
+    for count in np.unique(np.minimum(users, largest_group)).tolist():
+        members = users == count if count < largest_group else users >= largest_group
+        name = str(count) if count < largest_group else f"{count}+"
+        rows.append(_row(name, losses[members], right[members]))
+    return (
+        pl.DataFrame(rows)
+        .with_columns(covered_by_guarantee=pl.lit(False))
+        .insert_column(0, pl.lit(split).alias("split"))
+    )
+
+
+def example_losses(
+    model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
+    total = data.graph.num_examples
+    losses, right = [], []
+    compute = _compiled_losses(model)
+    size = min(_AT_ONCE, max(1, total))  # one shape for all pieces
+    arrays = {name: np.zeros((size, *shape), np.float32) for name, shape in data.shapes().items()}
+    for begin in range(0, total, size):
+        examples = np.arange(begin, min(begin + size, total))
+        data.fill(examples, {name: array[: len(examples)] for name, array in arrays.items()})
+        # Copies, since a device may read the host's memory in place while the next piece is written there.
+        loss, correct = compute(dict(parameters), {name: array.copy() for name, array in arrays.items()})
+        losses.append(np.asarray(loss, np.float64)[: len(examples)])
+        right.append(np.asarray(correct)[: len(examples)])
+    if not losses:
+        return np.zeros(0), np.zeros(0, bool)
+    loss, correct = np.concatenate(losses), np.concatenate(right)
+    return loss, correct & np.isfinite(loss)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_losses(model: Model) -> Any:
+    import jax
+
+    return jax.jit(model.losses)
+
+
+def _row(name: str, losses: npt.NDArray[np.float64], right: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    finite = losses[np.isfinite(losses)]
+    mean = float(finite.mean()) if len(finite) else None
+    half = _Z * float(finite.std(ddof=1)) / math.sqrt(len(finite)) if len(finite) > 1 else None
+    low, high = wilson_interval(int(right.sum()), len(right)) if len(right) else (None, None)
+    return {
+        "users_per_example": name,
+        "examples": len(losses),
+        "loss": mean,
+        "loss_low": None if mean is None or half is None else mean - half,
+        "loss_high": None if mean is None or half is None else mean + half,
+        "accuracy": float(right.mean()) if len(right) else None,
+        "accuracy_low": low,
+        "accuracy_high": high,
+    }
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95% score interval for a proportion.
+
+    >>> [round(end, 3) for end in wilson_interval(8, 10)]
+    [0.49, 0.943]
+    """
+    if not 0 <= successes <= trials or trials == 0:
+        raise InputError(f"there must be 0 to {trials} successes in at least one trial, not {successes}")
+    share, z2 = successes / trials, _Z * _Z
+    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = _Z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)

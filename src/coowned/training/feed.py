@@ -1,0 +1,77 @@
+"""Batches and noise, made while the device computes.
+
+What a step gets is a pure function of the step, so timing changes no bit. Arrays are reused: a slot comes back only
+when the step that read it has ended, since a device may read the host's memory in place.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.mechanism.batching import Batches
+from coowned.mechanism.noise import NoiseStream
+from coowned.training.data import TrainingData
+from coowned.training.sweep_noise import SweepNoise
+
+_ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without a copy
+
+
+class StepInput(NamedTuple):
+    """Everything one step reads."""
+
+    step: int
+    batch: dict[str, npt.NDArray[np.float32]]  # each (physical size, ...); padding is zero
+    mask: npt.NDArray[np.bool_]  # (physical size,)
+    noise: dict[str, npt.NDArray[np.float32]]
+    slot: Any  # give it back with `Feeder.release`
+
+
+class Feeder:
+    """Gives the inputs of the steps from `start` to `stop`, in order.
+
+    An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
+    a step, so that it is made while the device computes; a thread of its own would only add the cost of handing over.
+
+    Guarantees:
+      - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
+      - Arrays that a step still reads are never written to.   (test_arrays_are_not_reused_early)
+    Cost: three batches of memory at most.
+    """
+
+    def __init__(
+        self, data: TrainingData, batches: Batches, noise: NoiseStream | SweepNoise | None, *, start: int, stop: int
+    ):
+        self._data, self._batches, self._noise = data, batches, noise
+        self._start, self._stop = start, stop
+        self._free: list[dict[int, dict[str, npt.NDArray[np.float32]]]] = []
+
+    def __iter__(self) -> Iterator[StepInput]:
+        for step in range(self._start, self._stop):
+            yield self._make(step, self._free.pop() if self._free else {})
+
+    def release(self, given: StepInput) -> None:
+        """Says that the step that read this has ended."""
+        self._free.append(given.slot)
+
+    def _make(self, step: int, slot: dict[int, dict[str, npt.NDArray[np.float32]]]) -> StepInput:
+        drawn = self._batches.batch(step)
+        size, count = drawn.physical_size, drawn.num_copies
+        if size not in slot:
+            if len(slot) >= 4:  # rare sizes do not pile up
+                slot.clear()
+            slot[size] = {name: _aligned((size, *shape)) for name, shape in self._data.shapes().items()}
+        arrays = slot[size]
+        self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()})
+        for array in arrays.values():
+            array[count:] = 0
+        noise = {} if self._noise is None else self._noise.next()
+        return StepInput(step, arrays, drawn.mask, noise, slot)
+
+
+def _aligned(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    size = int(np.prod(shape))
+    room = np.zeros(4 * size + _ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % _ALIGNMENT
+    return room[begin : begin + 4 * size].view(np.float32).reshape(shape)

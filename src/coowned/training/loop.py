@@ -1,0 +1,399 @@
+"""Algorithm 1: clip each copy's gradient, sum, divide by the public batch size, add correlated noise, step."""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.mechanism.noise import NoiseStream
+from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest
+from coowned.training.data import TrainingData
+from coowned.training.feed import Feeder, StepInput
+from coowned.training.model import Model
+from coowned.training.plan import TrainingPlan, make_optimizer
+from coowned.training.progress import Progress, Report
+from coowned.training.sweep_noise import SweepNoise
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NOT_COVERED = (
+    "Not covered by the guarantee: losses, clipped shares and batch sizes are functions of raw content and of the "
+    "secret coins. Keep them to those who may see the data."
+)
+_METRICS = ("step", "loss", "clipped_share", "copies")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedModel:
+    """A model and what may be said of it.
+
+    Attributes:
+      parameters: arrays as the loop has them; `arrays` as a model file has them.
+      metrics: step, loss on the batch before the step, share of copies clipped, copies drawn: NOT covered.
+    """
+
+    model: Model
+    parameters: dict[str, npt.NDArray[np.float32]]
+    plan: TrainingPlan
+    metrics: "pl.DataFrame" = dataclasses.field(repr=False)
+
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
+        return self.model.to_arrays(self.parameters)
+
+    def statement(self) -> str:
+        return self.plan.statement()
+
+
+def train(
+    plan: TrainingPlan,
+    model: Model,
+    data: TrainingData,
+    *,
+    folder: RunFolder | None = None,
+    initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    configuration_digest: str = "",
+    checkpoint_every: int | None = None,
+    devices: int = 1,
+    progress: Progress | None = None,
+    at_end: Callable[["TrainedModel"], None] | None = None,
+) -> TrainedModel:
+    """Trains one model under its plan, or takes up the run that a folder holds.
+
+    Guarantees:
+      - Every step is Algorithm 1's: per-copy clip, sum, over the public batch size, plus a row of C^-1 z
+        times clip_norm·sigma/batch_size.   (test_equals_plain_numpy)
+      - Graph and selection are recounted before the first step.   (test_mismatches_are_refused)
+      - A run that was killed anywhere ends in the same bits.   (test_killed_run_is_bit_identical)
+      - Two devices give what one gives.   (test_two_devices_equal_one)
+      - A key that has served another run in this process is refused.   (test_a_key_serves_one_run)
+    Cost: memory of a few batches, the parameters and num_bands rows of noise, whatever `iterations` is.
+
+    Args:
+      plan: what runs and what is claimed; without a guarantee the same loop adds no noise.
+      model: where to start and how to differentiate.
+      data: content for the graph that `plan.selected` was chosen from.
+      folder: where checkpoints, metrics and the model go; None keeps all in memory.
+      initial: parameters to start from, made without these people's data (or composed with this run).
+      configuration_digest: of a configuration file the run must agree with when it is taken up again.
+      checkpoint_every: steps between two checkpoints (default: a twentieth of the run).
+      devices: among which a batch is split.
+      progress: called now and then.
+      at_end: called with the model before the folder is closed for good; a kill before that calls it again.
+
+    Example:
+      >>> from coowned.synthetic.logistic_data import LogisticData
+      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
+      >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned.training.data import WorldData
+      >>> from coowned.training.models.logistic_regression import LogisticRegression
+      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
+      >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
+      >>> selection = Greedy(contribution_bound=1).select(graph)
+      >>> certificate = certify(graph, selection)
+      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=50, iterations=5)
+      >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=None,
+      ...                     clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
+      >>> train(plan, LogisticRegression(num_features=3), data).statement()
+      'No guarantee: this model was trained without privacy; ...'
+    """
+    validate.positive(devices=devices)
+    if checkpoint_every is not None:
+        validate.positive(checkpoint_every=checkpoint_every)
+    model.check_data(data.shapes())
+    plan.check(data.graph)
+    start_parameters = _check_initial(model, initial)
+    refuse_second_use([plan], model, data, start_parameters)
+    trainer = Trainer([plan], model, devices=devices)
+    state, rows, start = trainer.initial_state(start_parameters), [], 0
+    if folder is not None:
+        stored = folder.begin(
+            {
+                "plan": plan.digest,
+                "model": model.describe(),
+                "data": data.digest,
+                "configuration": configuration_digest,
+                "initial": _digest_arrays(start_parameters),
+                "code": code_digest(),
+                "devices": devices,
+                "key": plan.run_key.fingerprint,
+                "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
+                "iterations": plan.iterations,
+            }
+        )
+        if stored is not None:
+            state, rows, start = trainer.restore(state, stored)
+    every = checkpoint_every or max(1, plan.iterations // 20)
+    report = Report(plan, progress, start)
+
+    def after(step: int, current: Any, log: list) -> None:
+        report(step + 1)
+        if folder is not None and (step + 1) % every == 0:
+            folder.save(step + 1, trainer.tensors(current, log))
+
+    state = trainer.run(data, state, rows, start=start, after=after)
+    parameters = {name: np.asarray(array) for name, array in state[0].items()}
+    metrics = _metrics_table(rows)
+    trained = TrainedModel(model=model, parameters=parameters, plan=plan, metrics=metrics)
+    if at_end is not None:
+        at_end(trained)
+    if folder is not None:
+        metadata = {"statement": plan.statement(), "model": json.dumps(model.describe())}
+        folder.finish(trained.arrays, metadata, _metrics_file(metrics))
+    return trained
+
+
+class Trainer:
+    """The compiled step of one plan, or of a sweep's members, and what feeds it; `train` and `sweep` are the ways in.
+
+    With several plans every array of the state has a leading axis for them.
+    """
+
+    def __init__(self, plans: Sequence[TrainingPlan], model: Model, *, devices: int = 1):
+        import jax
+
+        if devices > len(jax.devices()):
+            raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
+        self._plans, self._model, self._many = tuple(plans), model, len(plans) > 1
+        plan = self._plans[0]
+        self._noisy = any(p.noise_scale for p in plans)
+        self._step = compiled_step(model, plan.optimizer, plan.clip_norm is not None, self._noisy, self._many)
+        self._mean_loss = compiled_loss(model)
+        self._settings = {
+            "learning_rate": self._per_plan([p.learning_rate for p in plans]),
+            "clip_norm": self._per_plan([_rounded_down(p.clip_norm) for p in plans]),
+            "noise_scale": self._per_plan([p.noise_scale for p in plans]),
+            "batch_size": np.float32(plan.batch_size),
+        }
+        self._settings = jax.tree.map(jax.numpy.asarray, self._settings)  # once, not in every step
+        self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
+        self._multiple_of = math.lcm(8, devices)
+        self._place, self._everywhere = _shardings(devices)
+
+    def _per_plan(self, numbers: Sequence[float]) -> npt.NDArray[np.float32]:
+        return np.array(numbers if self._many else numbers[0], np.float32)
+
+    def initial_state(self, parameters: Mapping[str, npt.NDArray[np.float32]]) -> tuple[Any, Any]:
+        """(parameters, optimizer state) before the first step, the same for every member."""
+        import jax
+        import jax.numpy as jnp
+
+        optimizer = make_optimizer(self._plans[0].optimizer, self._plans[0].learning_rate)
+        arrays = {name: jnp.array(array) for name, array in parameters.items()}
+        state = arrays, optimizer.init(arrays)
+        if self._many:
+            state = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], len(self._plans), axis=0), state)
+        return state
+
+    def run(
+        self, data: TrainingData, state: Any, rows: list, *, start: int, after: Callable[[int, Any, list], None]
+    ) -> Any:
+        """All steps from `start` on; `rows` gains the metrics of one plan."""
+        import jax
+
+        plan = self._plans[0]
+        if self._everywhere is not None:
+            state = jax.device_put(state, self._everywhere)
+        waiting: tuple[StepInput, Any] | None = None
+        batches = plan.batches(multiple_of=self._multiple_of)
+        inputs = Feeder(data, batches, self._noise(start), start=start, stop=plan.iterations)
+        for given in inputs:
+            batch, mask = given.batch, given.mask
+            if self._place is not None:
+                batch, mask = jax.device_put((batch, mask), self._place)
+            logged = not self._many and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
+            loss = self._mean_loss(state[0], batch, mask) if logged else None
+            state, clipped = self._step(state, batch, mask, given.noise, self._settings)
+            if waiting is not None:  # the step before has read its batch once it has a result
+                jax.block_until_ready(waiting[1])
+                inputs.release(waiting[0])
+            waiting = (given, (clipped, loss))  # both read the batch
+            if logged:
+                copies = int(np.count_nonzero(given.mask))
+                rows.append((given.step, loss, clipped / max(1, copies), copies))  # read when they are needed
+            after(given.step, state, rows)
+        jax.block_until_ready(state)
+        return state
+
+    def _noise(self, start: int) -> NoiseStream | SweepNoise | None:
+        if not self._noisy:
+            return None
+        plan = self._plans[0]
+        kind = SweepNoise if self._many else NoiseStream
+        return kind(
+            plan.run_key,
+            coefficients=plan.coefficients,
+            shapes=self._model.shapes(),
+            iterations=plan.iterations,
+            configurations=[p.configuration for p in self._plans],
+            start=start,
+        )
+
+    def tensors(self, state: Any, rows: list) -> dict[str, npt.NDArray[Any]]:
+        """A state as named arrays, for a checkpoint."""
+        import jax
+
+        parameters, optimizer = state
+        named = {f"parameters/{name}": np.asarray(array) for name, array in parameters.items()}
+        named |= {f"optimizer/{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(optimizer))}
+        own = [(step, float(loss), float(share), copies) for step, loss, share, copies in rows]
+        named["metrics"] = np.array(own, np.float64).reshape(-1, len(_METRICS))
+        return named
+
+    def restore(self, like: Any, stored: Checkpoint) -> tuple[Any, list, int]:
+        """The state, metrics and step of a checkpoint."""
+        import jax
+        import jax.numpy as jnp
+
+        parameters, optimizer = like
+        leaves, structure = jax.tree.flatten(optimizer)
+        wanted = {f"parameters/{name}": array for name, array in parameters.items()}
+        wanted |= {f"optimizer/{number}": leaf for number, leaf in enumerate(leaves)}
+        for name, array in wanted.items():
+            found = stored.tensors.get(name)
+            if found is None or found.shape != array.shape or found.dtype != array.dtype:
+                raise InputError(
+                    f"the checkpoint's {name} is not what the model and optimizer have; begin in another place"
+                )
+        restored = {name: jnp.array(stored.tensors[f"parameters/{name}"]) for name in parameters}
+        optimizer = jax.tree.unflatten(
+            structure, [jnp.array(stored.tensors[f"optimizer/{n}"]) for n in range(len(leaves))]
+        )
+        rows = [(int(s), loss, share, int(copies)) for s, loss, share, copies in stored.tensors["metrics"].tolist()]
+        return (restored, optimizer), rows, stored.step
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_step(model: Model, optimizer: str, clips: bool, noisy: bool, many: bool) -> Callable[..., Any]:
+    """((parameters, optimizer state), batch, mask, noise, settings) -> (the same after one step, copies clipped).
+
+    Numbers are arguments, not constants, so that runs that differ in them alone share what was compiled.
+    """
+    import jax
+    import optax
+
+    def update(learning_rate, gradients, optimizer_state, parameters):
+        return make_optimizer(optimizer, learning_rate).update(gradients, optimizer_state, parameters)
+
+    def add(total, noise, settings):
+        mean = total / settings["batch_size"]
+        if not noisy:
+            return mean
+        scale = settings["noise_scale"]
+        return mean + scale.reshape(scale.shape + (1,) * (mean.ndim - scale.ndim)) * noise
+
+    def step(state, batch, mask, noise, settings):
+        parameters, optimizer_state = state
+        summed, clipped = model.gradient_sum(parameters, batch, mask, settings["clip_norm"] if clips else None)
+        gradients = {name: add(total, noise.get(name), settings) for name, total in summed.items()}
+        updates, optimizer_state = (jax.vmap(update) if many else update)(
+            settings["learning_rate"], gradients, optimizer_state, parameters
+        )
+        return (optax.apply_updates(parameters, updates), optimizer_state), clipped
+
+    return jax.jit(step, donate_argnums=0)
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_loss(model: Model) -> Callable[..., Any]:
+    """(parameters, batch, mask) -> mean loss of the real rows."""
+    import jax
+
+    return jax.jit(functools.partial(_mean_loss, model))
+
+
+def _rounded_down(clip_norm: float | None) -> float:
+    """As a float32 that is not larger: a clip norm must not grow by a cast."""
+    if clip_norm is None:
+        return math.inf
+    rounded = np.float32(clip_norm)
+    return float(rounded if float(rounded) <= clip_norm else np.nextafter(rounded, np.float32(0)))
+
+
+# Which run each secret key has served in this process. State that lasts, on purpose: no object that a caller can copy
+# or make again could remember it, and a second run under the same key would give both runs' gradients away.
+_SERVED: dict[tuple[str, str], str] = {}
+
+
+def refuse_second_use(
+    plans: Sequence[TrainingPlan], model: Model, data: TrainingData, initial: Mapping[str, npt.NDArray[np.float32]]
+) -> None:
+    """Refuses, with InputError, a key that served another run in this process: its noise would serve two gradients.
+
+    The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
+    """
+    for plan in plans:
+        if plan.guarantee is None or plan.guarantee.test_run:
+            continue
+        run = f"{plan.digest} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)}"
+        if _SERVED.setdefault((plan.run_key.fingerprint, plan.configuration), run) != run:
+            raise InputError(
+                "this run key has served another run: the same noise under two different gradients gives both away; "
+                "use RunKey.from_operating_system() for each run, or sweep()"
+            )
+
+
+def _mean_loss(model: Model, parameters: Any, batch: Any, mask: Any) -> Any:
+    import jax.numpy as jnp
+
+    losses, _ = model.losses(parameters, batch)
+    counted = jnp.isfinite(losses) & (mask if losses.ndim == 1 else mask[:, None])
+    return jnp.where(counted, losses, 0).sum(axis=0) / jnp.maximum(1, counted.sum(axis=0))
+
+
+def _shardings(devices: int) -> tuple[Any, Any]:
+    """(how a batch is split among devices, how a state is everywhere); None for one device."""
+    if devices == 1:
+        return None, None
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("batch",))
+    return NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
+
+
+def _check_initial(
+    model: Model, initial: Mapping[str, npt.NDArray[np.float32]] | None
+) -> dict[str, npt.NDArray[np.float32]]:
+    if initial is None:
+        return model.initial()
+    found = {name: np.shape(array) for name, array in initial.items()}
+    if found != model.shapes():
+        raise InputError(f"initial parameters must have the shapes {model.shapes()}, not {found}")
+    return {name: np.asarray(array, np.float32) for name, array in initial.items()}
+
+
+def _digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    hashed = hashlib.sha256()
+    for name in sorted(arrays):
+        hashed.update(
+            f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode() + np.ascontiguousarray(arrays[name]).tobytes()
+        )
+    return hashed.hexdigest()
+
+
+def _metrics_table(rows: list) -> "pl.DataFrame":
+    import polars as pl
+
+    rows = [(step, float(loss), float(share), copies) for step, loss, share, copies in rows]
+    schema = {"step": pl.Int64, "loss": pl.Float64, "clipped_share": pl.Float64, "copies": pl.Int64}
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(covered_by_guarantee=pl.lit(False))
+
+
+def _metrics_file(metrics: "pl.DataFrame") -> bytes:
+    import pyarrow.parquet as pq
+
+    table = metrics.to_arrow().replace_schema_metadata({"coowned": NOT_COVERED})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,284 @@
+"""The training plan: everything a run is, in one frozen object, so that what is accounted is what runs."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coowned import validate
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.batching import Batches, CyclicPoissonBatches, PoissonBatches, ScheduledBatches
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.noise import noise_scale
+from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
+from coowned.selection.selector import Schedule, Selection
+
+if TYPE_CHECKING:
+    import optax
+
+NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
+PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingPlan:
+    """What is trained on, how batches and noise are made, and what may be claimed afterwards.
+
+    Sampler, noise and claim are read from one mechanism and one guarantee; nothing can be set twice.
+
+    Guarantees:
+      - A guarantee for another certificate, mechanism or kind of key is refused.   (test_parts_must_agree)
+      - `check` refuses another graph or selection than the certificate's, a mechanism whose coins are not the ones
+        accounted for, and a sensitivity below the strategy's.   (test_mismatches_are_refused)
+
+    Attributes:
+      certificate: what was recounted of `selected`.
+      selected: S or a schedule; example i is example i of the training data's graph.
+      mechanism: how batches are drawn; `batch_size` must be set.
+      guarantee: the claim, with the noise; None trains without privacy.
+      clip_norm: longest gradient of one copy. Without a guarantee it may be infinite, or None for the plain gradient.
+      optimizer, learning_rate: any of optax by name.
+      run_key: where coins and noise come from.
+      configuration: names the member of a sweep, in its noise keys.
+      public: without a guarantee because the data are public, not because privacy was left out.
+      strategy: of the correlated noise; by default the best for the mechanism's bands and iterations.
+
+    Example:
+      >>> from coowned import Greedy, certify, guarantee
+      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
+      >>> selection = Greedy(contribution_bound=1).select(graph)
+      >>> certificate = certify(graph, selection)
+      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=20)
+      >>> made = guarantee(certificate, mechanism, noise_multiplier=1.0, delta=1e-6, adjacency="zero-out",
+      ...                  test_run=True)
+      >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=made,
+      ...                     clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
+      >>> plan.iterations, plan.batch_size, plan.statement()[:15]
+      (20, 10, '1. No guarantee')
+    """
+
+    certificate: ContributionCertificate
+    selected: Selection | Schedule
+    mechanism: Mechanism
+    guarantee: PrivacyGuarantee | None
+    clip_norm: float | None
+    learning_rate: float
+    run_key: RunKey = dataclasses.field(repr=False)
+    optimizer: str = "adam"
+    configuration: str = ""
+    public: bool = False
+    strategy: BandedStrategy | None = None
+
+    def __post_init__(self) -> None:
+        validate.in_range(0, math.inf, open_low=True, open_high=True, learning_rate=self.learning_rate)
+        if not isinstance(self.run_key, RunKey):
+            raise InputError("run_key must be a RunKey; use RunKey.from_operating_system()")
+        if self.mechanism.batch_size is None:
+            raise InputError(
+                "the mechanism has no batch_size, which gradients are divided by; make it with from_certificate"
+            )
+        check_optimizer(self.optimizer)
+        if self.guarantee is None:
+            if self.clip_norm is not None:
+                validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
+        else:
+            self._check_guarantee(self.guarantee)
+        if isinstance(self.mechanism, PoissonSampling):
+            if self.strategy is not None and self.strategy.num_bands != 1:
+                raise InputError("Poisson sampling has independent noise; leave the strategy out")
+        elif self.strategy is None:
+            strategy = BandedStrategy(num_bands=self.mechanism.num_bands, iterations=self.mechanism.iterations)
+            object.__setattr__(self, "strategy", strategy)
+        elif (self.strategy.num_bands, self.strategy.iterations) != (
+            self.mechanism.num_bands,
+            self.mechanism.iterations,
+        ):
+            raise InputError(
+                f"the strategy has {self.strategy.num_bands} bands and {self.strategy.iterations} iterations, the "
+                f"mechanism {self.mechanism.num_bands} and {self.mechanism.iterations}; they must agree"
+            )
+
+    def _check_guarantee(self, made: PrivacyGuarantee) -> None:
+        if not isinstance(made, PrivacyGuarantee):
+            raise InputError(f"guarantee must come from guarantee(...), not be {type(made).__name__}")
+        validate.positive_number(clip_norm=self.clip_norm)
+        if made.certificate != self.certificate:
+            raise CertificateMismatchError(
+                "the guarantee was made from another certificate; make it again from this one"
+            )
+        if made.mechanism != self.mechanism:
+            raise CertificateMismatchError("the guarantee was made for another mechanism; make it again for this one")
+        if self.run_key.is_test_run and not made.test_run:
+            raise InputError(
+                "the run key comes from a given seed, so noise and coins are known: there is no guarantee; make it "
+                "with guarantee(..., test_run=True), or use RunKey.from_operating_system()"
+            )
+        if self.public:
+            raise InputError("public data need no guarantee; leave either out")
+
+    @property
+    def iterations(self) -> int:
+        return self.mechanism.iterations
+
+    @property
+    def batch_size(self) -> int:
+        """What sums of gradients are divided by: public, never what was drawn."""
+        assert self.mechanism.batch_size is not None
+        return self.mechanism.batch_size
+
+    @property
+    def noise_multiplier(self) -> float:
+        return 0.0 if self.guarantee is None else self.guarantee.noise_multiplier
+
+    @property
+    def noise_scale(self) -> float:
+        """What a row of unit noise is multiplied by; 0 without a guarantee."""
+        if self.guarantee is None or self.clip_norm is None:
+            return 0.0
+        return noise_scale(noise_multiplier=self.noise_multiplier, clip_norm=self.clip_norm, batch_size=self.batch_size)
+
+    @property
+    def coefficients(self) -> np.ndarray:
+        """(num_bands,) of the strategy; (1.0,) is independent noise."""
+        return np.ones(1) if self.strategy is None else self.strategy.coefficients
+
+    def batches(self, *, multiple_of: int = 8) -> Batches:
+        """The batches of every step, from the mechanism that was accounted for."""
+        mechanism, selected = self.mechanism, self.selected
+        if isinstance(mechanism, MinSeparation):
+            assert isinstance(selected, Schedule)
+            return ScheduledBatches(schedule=selected, multiple_of=multiple_of)
+        assert isinstance(selected, Selection)
+        if isinstance(mechanism, PoissonSampling):
+            return PoissonBatches(
+                selection=selected,
+                sampling_probability=mechanism.sampling_probability,
+                batch_size=self.batch_size,
+                iterations=mechanism.iterations,
+                run_key=self.run_key,
+                multiple_of=multiple_of,
+            )
+        return CyclicPoissonBatches(
+            selection=selected,
+            batch_size=self.batch_size,
+            iterations=mechanism.iterations,
+            num_groups=mechanism.num_groups,
+            run_key=self.run_key,
+            multiple_of=multiple_of,
+        )
+
+    def check(self, graph: AttributionGraph) -> None:
+        """Recounts everything the claim rests on, before the first step; refuses what does not agree."""
+        self.certificate.check(graph, self.selected)
+        mechanism = self.mechanism
+        if isinstance(mechanism, MinSeparation) != isinstance(self.selected, Schedule):
+            raise CertificateMismatchError(
+                "MinSeparation needs a schedule, and a schedule needs MinSeparation; select again"
+            )
+        if isinstance(mechanism, MinSeparation):
+            assert isinstance(self.selected, Schedule)
+            if (self.selected.iterations, self.selected.batch_size) != (mechanism.iterations, mechanism.batch_size):
+                raise CertificateMismatchError(
+                    "the schedule's batches are not the mechanism's; make it with from_certificate"
+                )
+            if self.guarantee is not None:
+                self._check_sensitivity(mechanism, graph)
+        elif isinstance(mechanism, CyclicPoisson):
+            batches = self.batches()
+            assert isinstance(batches, CyclicPoissonBatches)
+            for group, probability in enumerate(batches.group_probabilities):
+                accounted = mechanism.probability_of(group)
+                if probability > accounted:
+                    raise CertificateMismatchError(
+                        f"group {group} would be drawn with {probability:.6g}, but {accounted:.6g} was accounted for; "
+                        "make the mechanism with from_certificate"
+                    )
+
+    def _check_sensitivity(self, mechanism: MinSeparation, graph: AttributionGraph) -> None:
+        assert self.strategy is not None
+        assert isinstance(self.selected, Schedule)
+        measured = self.strategy.sensitivity_of(self.selected, graph)
+        accounted = mechanism.sensitivity_of(mechanism.contribution_bound)
+        # sqrt(k) may be rounded down in its last place; the noise's factor 1 + 1e-5 is far more than that.
+        if measured > accounted * (1 + 2.0**-40):
+            raise CertificateMismatchError(
+                f"one user can change what is released by {measured:.6g} clip norms, but {accounted:.6g} was accounted "
+                "for; make the mechanism with sensitivity=strategy.sensitivity_of(schedule, graph)"
+            )
+
+    def statement(self) -> str:
+        """What may be said of the model."""
+        if self.guarantee is None:
+            return PUBLIC if self.public else NO_GUARANTEE
+        return self.guarantee.statement()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Names every choice of the run but its data, code and key; a run is resumed only under the same."""
+        choices: dict[str, Any] = {
+            "graph": self.certificate.graph_digest,
+            "selection": self.certificate.selection_digest,
+            "mechanism": self.mechanism.to_dict(),
+            "noise_multiplier": self.noise_multiplier,
+            "clip_norm": self.clip_norm,
+            "optimizer": [self.optimizer, self.learning_rate],
+            "configuration": self.configuration,
+            "coefficients": self.coefficients.tolist(),
+            "run_id": None if self.guarantee is None else self.guarantee.run_id,
+        }
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def optimizer_names() -> tuple[str, ...]:
+    """Every optimizer of optax that needs no more than a learning rate."""
+    import inspect
+
+    import optax
+
+    names = []
+    for name in dir(optax):
+        made = getattr(optax, name)
+        if not inspect.isfunction(made) or name.startswith("_"):
+            continue
+        parameters = inspect.signature(made).parameters
+        needed = [
+            p
+            for p in parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        if "learning_rate" in parameters and {p.name for p in needed} <= {"learning_rate"}:
+            names.append(name)
+    return tuple(names)
+
+
+def check_optimizer(name: str) -> None:
+    """Refuses, with InputError, what optax does not have."""
+    import difflib
+
+    if name == "adam":
+        return
+    if name not in optimizer_names():
+        near = difflib.get_close_matches(str(name), optimizer_names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; adam and sgd are among them"
+        raise InputError(f"optax has no optimizer {name!r} that needs only a learning rate{hint}")
+
+
+def make_optimizer(name: str, learning_rate: Any) -> "optax.GradientTransformation":
+    """The optax optimizer of this name.
+
+    >>> make_optimizer("sgd", 0.1).init({})
+    (EmptyState(), EmptyState())
+    """
+    import optax
+
+    check_optimizer(name)
+    return getattr(optax, name)(learning_rate)

@@ -1,0 +1,194 @@
+"""Many configurations on one stream of batches: one gather and one matrix product for all models."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.errors import InputError
+from coowned.training.data import TrainingData
+from coowned.training.evaluate import example_losses
+from coowned.training.loop import Trainer, refuse_second_use
+from coowned.training.model import Model
+from coowned.training.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_SHARED = ("certificate", "mechanism", "optimizer", "run_key")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SweptModels:
+    """The models of a sweep, in the order of the plans.
+
+    Attributes:
+      parameters: arrays with a leading axis for the members.
+    """
+
+    model: Model
+    plans: tuple[TrainingPlan, ...]
+    parameters: dict[str, npt.NDArray[np.float32]]
+
+    def member(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
+        """The parameters of one member, as `train` would give them."""
+        return {name: array[number] for name, array in self.parameters.items()}
+
+    def compare(self, data: TrainingData, *, split: str) -> "pl.DataFrame":
+        """Loss and accuracy of every member on a split (validation, to choose; test, to report the one chosen).
+
+        Not covered by any guarantee: a choice by these numbers depends on every member's training and on the split.
+        """
+        import polars as pl
+
+        losses, right = example_losses(self.model, self.parameters, data)
+        if losses.ndim == 1:
+            losses, right = losses[:, None], right[:, None]
+        finite = np.isfinite(losses)
+        mean = np.where(finite, losses, 0).sum(axis=0) / np.maximum(1, finite.sum(axis=0))
+        return pl.DataFrame(
+            {
+                "split": [split] * len(self.plans),
+                "configuration": [plan.configuration for plan in self.plans],
+                "learning_rate": [plan.learning_rate for plan in self.plans],
+                "clip_norm": [plan.clip_norm for plan in self.plans],
+                "noise_multiplier": [plan.noise_multiplier for plan in self.plans],
+                "loss": mean,
+                "accuracy": right.mean(axis=0) if len(right) else np.full(len(self.plans), np.nan),
+                "covered_by_guarantee": [False] * len(self.plans),
+            }
+        )
+
+    def statement(self, released: int) -> str:
+        """What may be said where the model of this number is released and no other is.
+
+        Guarantees:
+          - It names the others and says that they are not covered.   (test_statement_covers_one_model)
+        """
+        own = self.plans[released].statement()
+        if self.plans[released].guarantee is None:
+            return own
+        number = own.count("\n") + 2
+        return (
+            f"{own}\n{number}. This covers the release of ONE model of a sweep of {len(self.plans)}, chosen without "
+            "looking at the data. All members were trained on the same batches: releasing more of them, or choosing by "
+            "their results, is not covered by this epsilon, and adding up their epsilons is no bound; see the noise "
+            "multiplier of all together."
+        )
+
+    def noise_multiplier_of_all(self) -> float:
+        """The noise multiplier of the one mechanism that releases every member: pass it to `guarantee`.
+
+        Guarantees:
+          - It is (sum of sigma^-2)^(-1/2), never above the smallest member's.   (test_noise_multiplier_of_all)
+        """
+        from coowned.accounting.calculators import sweep_noise_multiplier
+
+        if any(plan.guarantee is None for plan in self.plans):
+            raise InputError("a member was trained without privacy: there is no guarantee for all together")
+        return sweep_noise_multiplier([plan.noise_multiplier for plan in self.plans])
+
+
+def sweep(
+    plans: Sequence[TrainingPlan],
+    model: Model,
+    data: TrainingData,
+    *,
+    devices: int = 1,
+    progress: Callable[[int, str], None] | None = None,
+) -> SweptModels:
+    """Trains configurations that share data, S, batch size, iterations and optimizer, all in one pass.
+
+    They may differ in learning rate, clip norm and noise multiplier. Every member has noise of its own (its keys name
+    its `configuration`) and the batches of all: a sweep's statement covers one released model only.
+
+    Guarantees:
+      - Each member is what it would be alone, up to rounding.   (test_sweep_equals_single_runs)
+      - Members' noise is independent.   (test_members_have_their_own_noise)
+      - Plans that cannot share a pass are refused.   (test_plans_that_differ_are_refused)
+    Cost: for each step one gather and two matrix products of (batch, features) with (features, members).
+
+    Args:
+      plans: at least one, each with a `configuration` of its own; the same run key, certificate, mechanism, optimizer.
+      model, data, devices, progress: as for `train`.
+
+    Example:
+      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
+      >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned.synthetic.logistic_data import LogisticData
+      >>> from coowned.training.data import WorldData
+      >>> from coowned.training.models.logistic_regression import LogisticRegression
+      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
+      >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
+      >>> selection = Greedy(contribution_bound=1).select(graph)
+      >>> certificate = certify(graph, selection)
+      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=50, iterations=3)
+      >>> first = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=None,
+      ...                      clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
+      >>> rates = [dataclasses.replace(first, learning_rate=rate, configuration=f"{rate}") for rate in (0.01, 0.1)]
+      >>> sweep(rates, LogisticRegression(num_features=3), data).parameters["coefficients"].shape
+      (2, 4)
+    """
+    plans = tuple(plans)
+    _check(plans)
+    model.check_data(data.shapes())
+    plans[0].check(data.graph)
+    refuse_second_use(plans, model, data, model.initial())
+    trainer = Trainer(plans, model, devices=devices)
+    iterations = plans[0].iterations
+
+    def after(step: int, state: Any, rows: list) -> None:
+        if progress is not None:
+            progress(step + 1, f"{len(plans)} models, step {step + 1:,} of {iterations:,}")
+
+    state = trainer.run(data, trainer.initial_state(model.initial()), [], start=0, after=after)
+    leading = (len(plans),)
+    parameters = {name: np.asarray(array).reshape(leading + model.shapes()[name]) for name, array in state[0].items()}
+    return SweptModels(model=model, plans=plans, parameters=parameters)
+
+
+def _check(plans: tuple[TrainingPlan, ...]) -> None:
+    if not plans:
+        raise InputError("a sweep needs at least one plan")
+    first = plans[0]
+    names = [plan.configuration for plan in plans]
+    if len(set(names)) != len(names):
+        raise InputError("every plan of a sweep needs a `configuration` of its own: two of the same would share noise")
+    for plan in plans[1:]:
+        for name in _SHARED:
+            if getattr(plan, name) != getattr(first, name):
+                raise InputError(
+                    f"the plans {first.configuration!r} and {plan.configuration!r} differ in {name}; sweep them apart"
+                )
+        if plan.selected is not first.selected and plan.selected != first.selected:
+            raise InputError("the plans differ in what is selected; sweep them apart")
+        if not np.array_equal(plan.coefficients, first.coefficients):
+            raise InputError("the plans differ in their strategies; sweep them apart")
+        if (plan.guarantee is None) != (first.guarantee is None) or (plan.clip_norm is None) != (
+            first.clip_norm is None
+        ):
+            raise InputError("plans with and without privacy cannot share a sweep; sweep them apart")
+
+
+def grid(
+    plan: TrainingPlan, *, learning_rates: Sequence[float], clip_norms: Sequence[float], noise: Sequence[Any]
+) -> list[TrainingPlan]:
+    """Every combination of learning rate, clip norm and guarantee (for its noise multiplier), named by its numbers.
+
+    Each guarantee must be made for `plan`'s certificate and mechanism.
+    """
+    made = []
+    for guarantee in noise:
+        for clip_norm in clip_norms:
+            for rate in learning_rates:
+                sigma = math.nan if guarantee is None else guarantee.noise_multiplier
+                name = f"learning_rate={rate!r} clip_norm={clip_norm!r} noise_multiplier={sigma!r}"
+                made.append(
+                    dataclasses.replace(
+                        plan, guarantee=guarantee, clip_norm=clip_norm, learning_rate=rate, configuration=name
+                    )
+                )
+    return made

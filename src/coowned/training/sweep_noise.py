@@ -1,0 +1,94 @@
+"""The noise of a whole sweep: the rows of `NoiseStream`, bit by bit, in one compiled call a step.
+
+With hundreds of small models the keys and the calls cost more than the normals, so that both are made in bulk here.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from coowned.errors import InputError
+from coowned.mechanism.kernels import correlated_row
+from coowned.mechanism.keys import Purpose, RunKey, _encode
+
+
+class SweepNoise:
+    """Rows of unit noise C^-1 z for many configurations, as `NoiseStream` gives them.
+
+    Guarantees:
+      - Every row is that of a `NoiseStream` with the same run key and configurations, to the bit, from any step on.
+                                                                                   (test_rows_are_those_of_the_stream)
+      - A step is given out once.                                                  (test_a_sweep_never_goes_back)
+    Cost: O(num_bands * parameters * configurations) a step, without Python's lock but for the keys.
+
+    Example:
+      >>> noise = SweepNoise(RunKey.from_seed(0), coefficients=np.ones(1), shapes={"w": (3,)}, iterations=2,
+      ...                    configurations=["a", "b"])
+      >>> noise.next()["w"].shape
+      (2, 3)
+    """
+
+    def __init__(
+        self,
+        run_key: RunKey,
+        *,
+        coefficients: npt.NDArray[np.float64],
+        shapes: Mapping[str, tuple[int, ...]],
+        iterations: int,
+        configurations: Sequence[str],
+        start: int = 0,
+    ):
+        if len(set(configurations)) != len(configurations):
+            raise InputError("configurations must be different names: two of the same would share noise")
+        self._coefficients = np.array(coefficients, np.float64)
+        self._shapes, self._iterations, self._count = dict(shapes), int(iterations), len(configurations)
+        self._kept = len(self._coefficients) - 1
+        self._rings = {
+            name: np.zeros((self._count, self._kept, math.prod(shape)), np.float32) for name, shape in shapes.items()
+        }  # (configurations, num_bands - 1, size): row t is in place t mod (num_bands - 1)
+        # The hash of what comes before the step is the same in every step: it is taken up from there.
+        self._begun = [_begin(run_key, configuration) for configuration in configurations]
+        self._step = 0
+        if self._kept:
+            while self._step < start:
+                self.next()
+        self._step = int(start)
+
+    def next(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The row of this step for every tensor, with a leading axis for the configurations."""
+        if self._step >= self._iterations:
+            raise InputError(f"all {self._iterations} rows of noise were given out; a run has no further step")
+        step, self._step = self._step, self._step + 1
+        rows = {}
+        for name, shape in self._shapes.items():
+            keys = self._keys(step, name)
+            rows[name] = np.empty((self._count, math.prod(shape)), np.float32)
+            head = (step - 1) % self._kept if self._kept else 0
+            _correlated_rows(keys, self._coefficients, self._rings[name], head, rows[name])
+        return {name: row.reshape((self._count, *self._shapes[name])) for name, row in rows.items()}
+
+    def _keys(self, step: int, tensor: str) -> npt.NDArray[np.uint32]:
+        """(configurations, 8): what `RunKey.derive` gives for each."""
+        rest = b"".join(_encode(field) for field in (step, tensor, None, None))
+        digests = []
+        for begun in self._begun:
+            hashed = begun.copy()
+            hashed.update(rest)
+            digests.append(hashed.digest())
+        return np.frombuffer(b"".join(digests), "<u4").reshape(-1, 8).astype(np.uint32)
+
+
+def _begin(run_key: RunKey, configuration: str) -> "hashlib._Hash":
+    hashed = hashlib.blake2b(key=run_key.secret, digest_size=32, person=b"coowned-keys-1")
+    hashed.update(_encode(Purpose.NOISE.value) + _encode(configuration))
+    return hashed  # pyright: ignore[reportReturnType]
+
+
+@numba.njit(cache=True, nogil=True)
+def _correlated_rows(keys, coefficients, rings, head, out):
+    for c in range(keys.shape[0]):
+        correlated_row(keys[c], 0, coefficients, rings[c], head, out[c])

@@ -1,0 +1,76 @@
+"""A small world and plans for it, shared by the training tests."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from coowned import AttributionGraph, Greedy, GreedyMinSeparation, Schedule, Selection, certify, guarantee
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
+from coowned.training.data import WorldData
+from coowned.training.plan import TrainingPlan
+
+NUM_FEATURES = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+    """300 examples of one or two of 120 users, with six features."""
+
+    graph: AttributionGraph
+    world: LogisticWorld
+    data: WorldData
+
+    def plan(self, kind: str = "dp-sgd", **changes) -> TrainingPlan:
+        """A test-run plan of 12 steps; `changes` go to the plan or the mechanism."""
+        noise_multiplier = changes.pop("noise_multiplier", 0.7)
+        iterations = changes.pop("iterations", 12)
+        batch_size = changes.pop("batch_size", 20)
+        seed = changes.pop("seed", 3)
+        selected: Selection | Schedule
+        if kind == "dp-sgd":
+            selected = Greedy(contribution_bound=2).select(self.graph)
+            certificate = certify(self.graph, selected)
+            mechanism = PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
+        elif kind == "dp-mf":
+            chooser = GreedyMinSeparation(batch_size=batch_size, iterations=iterations, min_separation=3)
+            selected = chooser.select(self.graph)
+            certificate = certify(self.graph, selected)
+            mechanism = MinSeparation.from_certificate(certificate, num_bands=changes.pop("num_bands", 3))
+        else:
+            users = np.array([self.graph.users[self.graph.indptr[i]] for i in range(self.graph.num_examples)])
+            alone = self.graph.users_per_example == 1
+            groups = np.where(alone, users % 4, -1).astype(np.int32)
+            selected = Selection.from_copies(self.graph, alone.astype(np.int32), groups=groups)
+            certificate = certify(self.graph, selected)
+            mechanism = CyclicPoisson.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
+        made = changes.pop("guarantee", ...)
+        if made is ...:
+            made = guarantee(
+                certificate,
+                mechanism,
+                noise_multiplier=noise_multiplier,
+                delta=1e-5,
+                adjacency="zero-out",
+                test_run=True,
+            )
+        fields = {
+            "certificate": certificate,
+            "selected": selected,
+            "mechanism": mechanism,
+            "guarantee": made,
+            "clip_norm": 0.3,
+            "learning_rate": 0.05,
+            "run_key": RunKey.from_seed(seed),
+        }
+        return TrainingPlan(**(fields | changes))
+
+
+@pytest.fixture(scope="session")
+def small() -> Small:
+    rows = [[i % 120] if i % 3 else [i % 120, (7 * i + 1) % 120] for i in range(300)]
+    graph = AttributionGraph.from_users_per_example(rows, num_users=120)
+    world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
+    return Small(graph, world, WorldData.part(world))

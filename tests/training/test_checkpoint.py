@@ -1,0 +1,260 @@
+"""Run folders: taken up after any kill, refused where anything has changed, closed when ended."""
+
+import json
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tests.training.conftest import NUM_FEATURES
+
+from coowned.errors import CertificateMismatchError, InputError
+from coowned.training import checkpoint, loop
+from coowned.training.checkpoint import RunFolder
+from coowned.training.data import FeatureTable
+from coowned.training.loop import train
+from coowned.training.models.logistic_regression import LogisticRegression
+
+MODEL = LogisticRegression(num_features=NUM_FEATURES)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(steps):
+    def progress(done, text):
+        if done >= steps:
+            raise Stopped
+
+    return progress
+
+
+def begin_and_stop(place, small, steps, monkeypatch, kind="dp-mf", **changes):
+    """A run that is left after `steps` steps."""
+    monkeypatch.setattr(loop, "Report", lambda plan, progress, start: lambda done: progress and progress(done, ""))
+    with RunFolder.open(place) as folder:
+        plan = small.plan(kind, run_key=folder.run_key(3), **changes)
+        with pytest.raises(Stopped):
+            train(plan, MODEL, small.data, folder=folder, checkpoint_every=2, progress=stop_after(steps))
+    return plan
+
+
+def take_up(place, plan, data, model=MODEL, **options):
+    with RunFolder.open(place) as folder:
+        return train(plan, model, data, folder=folder, **options)
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_taken_up_run_is_bit_identical(small, tmp_path, monkeypatch, kind, steps):
+    plan = begin_and_stop(tmp_path / "run", small, steps, monkeypatch, kind)
+    whole = train(plan, MODEL, small.data)
+    again = take_up(tmp_path / "run", plan, small.data)
+    assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
+    assert whole.metrics.equals(again.metrics)
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert np.array_equal(stored["weights"], whole.arrays["weights"])
+    assert np.array_equal(stored["intercept"], whole.arrays["intercept"])
+
+
+def test_replaying_other_noise_would_be_seen(small, tmp_path, monkeypatch):
+    """A checkpoint that is off by one step gives another model: the comparison above can fail."""
+    plan = begin_and_stop(tmp_path / "run", small, 5, monkeypatch, "dp-sgd")
+    whole = train(plan, MODEL, small.data)
+    read = RunFolder._read_checkpoint
+    monkeypatch.setattr(RunFolder, "_read_checkpoint", lambda self: read(self)._replace(step=3))
+    again = take_up(tmp_path / "run", plan, small.data)
+    assert not np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
+
+
+def test_key_is_secret_then_gone(small, tmp_path, monkeypatch):
+    place = tmp_path / "run"
+    plan = begin_and_stop(place, small, 5, monkeypatch)
+    assert stat.S_IMODE((place / "run-key.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
+    take_up(place, plan, small.data)
+    assert sorted(file.name for file in place.iterdir()) == ["metrics.parquet", "model.safetensors", "run.json"]
+
+
+def test_secret_is_in_no_file_that_stays(small, tmp_path):
+    with RunFolder.open(tmp_path / "run") as folder:
+        key = folder.run_key()
+        assert key.secret.hex() in (tmp_path / "run" / "run-key.json").read_text()
+        plan = small.plan(guarantee=None, run_key=key)
+        train(plan, MODEL, small.data, folder=folder)
+    for file in (tmp_path / "run").iterdir():
+        assert key.secret.hex().encode() not in file.read_bytes()
+        assert key.secret not in file.read_bytes()
+
+
+def test_finished_run_is_refused(small, tmp_path):
+    with RunFolder.open(tmp_path / "run") as folder:
+        plan = small.plan(run_key=folder.run_key(3))
+        train(plan, MODEL, small.data, folder=folder)
+        with pytest.raises(InputError, match="has ended"):
+            train(plan, MODEL, small.data, folder=folder)
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(InputError, match="has ended"):
+        folder.run_key(3)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_killed_between_end_and_cleaning_up(small, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "_destroy_secrets", lambda self: None)
+        with RunFolder.open(tmp_path / "run") as folder:
+            train(small.plan(run_key=folder.run_key(3)), MODEL, small.data, folder=folder)
+    assert (tmp_path / "run" / "run-key.json").exists()
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(InputError, match="has ended"):
+        folder.refuse_if_finished()
+    assert not (tmp_path / "run" / "run-key.json").exists()
+
+
+def test_changed_run_is_refused(small, tmp_path, monkeypatch):
+    place = tmp_path / "run"
+    plan = begin_and_stop(place, small, 5, monkeypatch, "dp-sgd")
+    features, labels = small.world.batch(np.arange(300))
+    edited = labels.copy()
+    edited[7] = 1 - edited[7]
+    table = FeatureTable(graph=small.graph, features=features, labels=edited)
+    with pytest.raises(CertificateMismatchError, match="another data"):
+        take_up(place, plan, table)
+    for changes in ({"learning_rate": 0.06}, {"clip_norm": 0.2}, {"optimizer": "sgd"}, {"noise_multiplier": 0.8}):
+        with pytest.raises(CertificateMismatchError, match="another selection, mechanism, noise"):
+            take_up(place, small.plan(**changes), small.data)
+    with pytest.raises(CertificateMismatchError, match="another selection"):
+        take_up(place, small.plan(seed=4), small.data)
+    with pytest.raises(CertificateMismatchError, match="configuration file"):
+        take_up(place, plan, small.data, configuration_digest="other")
+    with pytest.raises(CertificateMismatchError, match="starts from"):
+        take_up(place, plan, small.data, initial={"coefficients": np.ones(NUM_FEATURES + 1, np.float32)})
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "code_digest", lambda: "other")
+        with pytest.raises(CertificateMismatchError, match="code or versions"):
+            take_up(place, plan, small.data)
+    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another seed"):
+        folder.run_key(4)
+    take_up(place, plan, small.data)  # and what has not changed is still taken up
+
+
+def test_lost_key_is_refused(small, tmp_path, monkeypatch):
+    begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
+    (tmp_path / "run" / "run-key.json").unlink()
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(CertificateMismatchError, match="key is gone"):
+        folder.run_key(3)
+
+
+def test_two_processes_are_refused(tmp_path):
+    with (
+        RunFolder.open(tmp_path / "run"),
+        pytest.raises(InputError, match="another process"),
+        RunFolder.open(tmp_path / "run"),
+    ):
+        pass
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert not folder.is_begun
+
+
+def test_bad_folders(small, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("x")
+    for place in ("file", "other", "no/such"):
+        with pytest.raises(InputError), RunFolder.open(tmp_path / place):
+            pass
+    plan = begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"torn")
+    with pytest.raises(InputError, match="cannot be read"):
+        take_up(tmp_path / "run", plan, small.data)
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        take_up(tmp_path / "run", plan, small.data)
+
+
+def test_code_digest_reads_the_files(tmp_path, monkeypatch):
+    checkpoint.code_digest.cache_clear()
+    before = checkpoint.code_digest()
+    checkpoint.code_digest.cache_clear()
+    monkeypatch.setattr(checkpoint.coowned, "__version__", "0.0.0")
+    assert checkpoint.code_digest() != before
+    checkpoint.code_digest.cache_clear()
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from coowned import AttributionGraph
+from coowned.synthetic.logistic_data import LogisticData
+from coowned.training.checkpoint import RunFolder
+from coowned.training.data import WorldData
+from coowned.training.loop import train
+from coowned.training.models.logistic_regression import LogisticRegression
+from tests.training.conftest import NUM_FEATURES, Small
+graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
+world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
+small = Small(graph, world, WorldData.part(world))
+with RunFolder.open(sys.argv[1]) as folder:
+    plan = small.plan("dp-mf", run_key=folder.run_key(3), iterations=2000, batch_size=4)
+    import dataclasses
+    plan = dataclasses.replace(plan, guarantee=dataclasses.replace(plan.guarantee, run_id="fixed"))
+    print("ready", flush=True)
+    train(plan, LogisticRegression(num_features=NUM_FEATURES), small.data, folder=folder, checkpoint_every=7)
+"""
+
+
+@pytest.mark.full
+def test_killed_run_is_bit_identical(tmp_path):
+    """Killed by SIGKILL at random moments, again and again, until it ends by itself."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    environment = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
+
+    def start(place):
+        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(place)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def saved(place):
+        try:
+            return (place / "checkpoint.safetensors").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    whole = start(tmp_path / "whole")
+    assert whole.wait(300) == 0
+    whole.communicate()
+    moments, kills, steps = random.Random(0), 0, []
+    for _ in range(12):
+        process = start(tmp_path / "killed")
+        assert process.stdout is not None
+        process.stdout.readline()
+        if kills < 5:
+            before = saved(tmp_path / "killed")
+            while kills and process.poll() is None and saved(tmp_path / "killed") == before:
+                time.sleep(0.001)  # the first kill comes before any checkpoint, the others at some moment after one
+            time.sleep(moments.uniform(0.0, 0.3))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate(timeout=300)
+        if process.returncode == -signal.SIGKILL:
+            kills += 1
+            steps.append(saved(tmp_path / "killed"))
+            continue
+        assert process.returncode == 0 or "has ended" in errors, errors
+        break
+    assert kills >= 2
+    assert len(set(steps)) >= 2  # it got further between kills
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert np.array_equal(one["weights"], two["weights"])
+    assert np.array_equal(one["intercept"], two["intercept"])
+    assert (tmp_path / "whole" / "metrics.parquet").read_bytes() == (
+        tmp_path / "killed" / "metrics.parquet"
+    ).read_bytes()
+    assert json.loads((tmp_path / "killed" / "run.json").read_text())["state"] == "finished"
+    assert not (tmp_path / "killed" / "run-key.json").exists()

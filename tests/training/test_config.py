@@ -1,0 +1,93 @@
+"""The configuration file."""
+
+from pathlib import Path
+
+import pytest
+
+from coowned import ConfigError
+from coowned.training.config import TrainConfig, example
+
+ROOT = Path(__file__).parents[2]
+
+
+def changed(old, new):
+    assert old in example()
+    return example().replace(old, new, 1)
+
+
+def test_example_is_read_and_kept_in_the_examples_folder():
+    config = TrainConfig.from_toml(example())
+    assert config.selection.settings == {"contribution_bound": 2}
+    assert config.data.splits == [0.8, 0.1, 0.1]
+    assert (ROOT / "examples" / "logistic.toml").read_text(encoding="utf-8") == example()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "nearest"),
+    [
+        ("batch_size = 256", "bach_size = 256", "'batch_size'"),
+        ("[optimizer]", "[optimiser]", "'optimizer'"),
+        ("learning_rate", "learningrate", "'learning_rate'"),
+        ("contribution_bound", "contribution_bond", "'contribution_bound'"),
+        ('selector = "greedy"', 'selector = "gredy"', "'greedy'"),
+        ("delta =", "detla =", "'delta'"),
+        ("# seed = 0  ", "sed = 0  ", "'seed'"),
+    ],
+)
+def test_unknown_keys_name_the_nearest(old, new, nearest):
+    with pytest.raises(ConfigError, match=f"did you mean {nearest}"):
+        TrainConfig.from_toml(changed(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("batch_size = 256", 'batch_size = "many"', "whole number"),
+        ("batch_size = 256", "batch_size = true", "whole number"),
+        ("batch_size = 256", "batch_size = 0", "at least 1"),
+        ("batch_size = 256", "", "needs the key 'batch_size'"),
+        ("epsilon = 8.0", 'epsilon = "small"', "a number"),
+        ("epsilon = 8.0", "", "exactly one of"),
+        ("epsilon = 8.0", "epsilon = 8.0\nnoise_multiplier = 1.0", "exactly one of"),
+        ("epsilon = 8.0", "public = true", "means nothing without a guarantee"),
+        ("epsilon = 8.0", 'epsilon = "none"', "means nothing without a guarantee"),
+        ("delta = 1e-6", "", "needs delta"),
+        ('"zero-out"', '"remove"', "adjacency"),
+        ('kind = "dp-sgd"', 'kind = "sgd"', "kind"),
+        ('kind = "logistic-regression"', 'kind = "forest"', "kind"),
+        ("clip_norm = 1.0", "", "clip_norm"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nnum_bands = 4", "means nothing for dp-sgd"),
+        ("contribution_bound = 2", "", "contribution_bound"),
+        ("learning_rate = 0.05", "learning_rate = -1", "learning_rate"),
+        ("# seed = 0  ", "seed = -1  ", "seed"),
+        ("[data]", "data = 3\n[dada]", "no section|must be a section"),
+        ("[data]", "[data", "not TOML"),
+    ],
+)
+def test_wrong_values(old, new, says):
+    with pytest.raises(ConfigError, match=says):
+        TrainConfig.from_toml(changed(old, new))
+
+
+def test_no_guarantee_is_asked_for_in_words():
+    text = changed("epsilon = 8.0", 'epsilon = "none"').replace("delta = 1e-6", "")
+    assert not TrainConfig.from_toml(text).privacy.is_private
+    text = changed("epsilon = 8.0", "public = true").replace("delta = 1e-6", "").replace("clip_norm = 1.0", "")
+    assert not TrainConfig.from_toml(text).privacy.is_private
+
+
+def test_digest_is_of_the_values():
+    one = TrainConfig.from_toml(example())
+    commented = TrainConfig.from_toml("# other words\n" + example(), folder="/elsewhere")
+    assert one.digest == commented.digest
+    assert one.digest != TrainConfig.from_toml(changed("iterations = 500", "iterations = 501")).digest
+
+
+def test_paths_are_relative_to_the_file(tmp_path):
+    (tmp_path / "run.toml").write_text(example(), encoding="utf-8")
+    assert TrainConfig.read(tmp_path / "run.toml").source().path == tmp_path / "papers.parquet"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        TrainConfig.read(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        TrainConfig.read(tmp_path / "bytes.toml")

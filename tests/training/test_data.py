@@ -1,0 +1,124 @@
+"""Features and labels."""
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from coowned import InputError, from_table
+from coowned.training.data import FeatureTable, WorldData
+
+
+def filled(data, examples):
+    out = {name: np.zeros((len(examples), *shape), np.float32) for name, shape in data.shapes().items()}
+    data.fill(np.asarray(examples), out)
+    return out
+
+
+def columns(**named):
+    return from_table(pa.table({"users": [["a"], ["b"], ["a", "b"]], **named}))
+
+
+LABEL = {"label": [0, 1, 1]}
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.int64(), 2)])
+def test_list_columns(kind):
+    examples = columns(features=pa.array([[1, 2], [3, 4], [5, 6]], kind), **LABEL)
+    data = FeatureTable.from_examples(examples, features="features", label="label")
+    assert data.features.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert data.labels.tolist() == [0, 1, 1]
+
+
+def test_number_columns():
+    examples = columns(x=[1, 2, 3], y=[0.5, None, 1e300], label=[True, False, None])
+    data = FeatureTable.from_examples(examples, features=["x", "y"], label="label")
+    assert data.features[0].tolist() == [1.0, 0.5]
+    assert np.isnan(data.features[1, 1])  # missing: without influence, as is what float32 cannot hold
+    assert np.isinf(data.features[2, 1])
+    assert data.labels[:2].tolist() == [1, 0]
+    assert np.isnan(data.labels[2])
+
+
+def test_missing_lists_and_chunks():
+    column = pa.chunked_array([pa.array([[1.0, 2.0]]), pa.array([None, [5.0, None]], pa.list_(pa.float64()))])
+    examples = columns(features=column, **LABEL)
+    data = FeatureTable.from_examples(examples, features="features", label="label")
+    assert np.array_equal(data.features, [[1, 2], [np.nan, np.nan], [5, np.nan]], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("named", "features", "says"),
+    [
+        ({"features": [[1.0], [1.0, 2.0], [3.0]], **LABEL}, "features", "equally long"),
+        ({"features": [[], [], []], **LABEL}, "features", "holds no numbers"),
+        ({"features": ["a", "b", "c"], **LABEL}, "features", "must hold numbers"),
+        ({"features": [["a"], ["b"], ["c"]], **LABEL}, "features", "must hold numbers"),
+        ({"x": [1, 2, 3], **LABEL}, "y", "no column 'y'"),
+        ({"x": [1, 2, 3], **LABEL}, [], "must name"),
+        ({"x": [1, 2, 3], "label": [0, 1, 2]}, ["x"], "0 and 1"),
+        ({"x": [1, 2, 3], "label": ["a", "b", "c"]}, ["x"], "must hold numbers"),
+    ],
+)
+def test_bad_columns(named, features, says):
+    with pytest.raises(InputError, match=says):
+        FeatureTable.from_examples(columns(**named), features=features, label="label")
+
+
+def test_bad_arrays(small):
+    good = np.zeros((300, 2))
+    for features, labels in ((np.zeros(300), np.zeros(300)), (good, np.zeros(299)), (good[:9], np.zeros(9))):
+        with pytest.raises(InputError):
+            FeatureTable(graph=small.graph, features=features, labels=labels)
+
+
+def test_fill_gives_the_rows(small):
+    features, labels = small.world.batch(np.arange(300))
+    data = FeatureTable(graph=small.graph, features=features, labels=labels)
+    part = data.subset(np.arange(100, 200)).subset(np.array([5, 3]))
+    assert part.graph.num_examples == 2
+    found = filled(part, [1, 0, 1])
+    assert np.array_equal(found["features"], features[[103, 105, 103]])
+    assert np.array_equal(found["labels"], labels[[103, 105, 103]])
+
+
+def test_many_numbers_are_gathered_by_threads(small, monkeypatch):
+    from coowned.training import data as module
+
+    features, labels = small.world.batch(np.arange(300))
+    data = FeatureTable(graph=small.graph, features=features, labels=labels)
+    order = np.random.default_rng(0).integers(0, 300, 1000)
+    alone = filled(data, order)
+    monkeypatch.setattr(module, "_NUMBERS_A_THREAD", 100)
+    monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    assert np.array_equal(filled(data, order)["features"], alone["features"])
+
+
+def test_world_part_equals_the_whole(small):
+    rows = np.array([7, 2, 250])
+    part = WorldData.part(small.world, rows)
+    found = filled(part, [2, 0])
+    assert np.array_equal(found["features"], small.world.features([250, 7]))
+    assert np.array_equal(found["labels"], small.world.labels([250, 7]))
+    stored = WorldData.part(small.world.materialize(), rows)
+    assert np.array_equal(filled(stored, [2, 0])["features"], found["features"])
+
+
+def test_digest_follows_content(small):
+    features, labels = small.world.batch(np.arange(300))
+    data = FeatureTable(graph=small.graph, features=features, labels=labels)
+    same = FeatureTable(graph=small.graph, features=features.copy(), labels=labels.astype(float))
+    assert data.digest == same.digest
+    other = features.copy()
+    other[299, 5] += 1e-6
+    different = {
+        data.digest,
+        dataclasses.replace(data, features=other).digest,
+        dataclasses.replace(data, labels=1 - labels).digest,
+        data.subset(np.arange(299)).digest,
+        data.subset(np.arange(300)[::-1]).digest,
+        WorldData.part(small.world).digest,
+        WorldData.part(small.world, np.arange(299)).digest,
+    }
+    assert len(different) == 7

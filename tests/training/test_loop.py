@@ -1,0 +1,244 @@
+"""Algorithm 1, step by step."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from tests.training.conftest import NUM_FEATURES
+
+from coowned import InputError
+from coowned.errors import CertificateMismatchError
+from coowned.mechanism.noise import NoiseStream
+from coowned.synthetic.logistic_data import LogisticData
+from coowned.training.data import FeatureTable, WorldData
+from coowned.training.loop import train
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.progress import privacy_so_far
+from coowned.training.sweep import sweep
+
+MODEL = LogisticRegression(num_features=NUM_FEATURES)
+
+
+def plain_training(plan, data, *, forget_clip=False, divide_by_drawn=False):
+    """Algorithm 1 in numpy: no JAX, no streaming, float64; returns the parameters after every step.
+
+    z is read from the stream of independent noise; C is built as a matrix and inverted.
+    """
+    size = NUM_FEATURES + 1
+    stream = NoiseStream(
+        plan.run_key, coefficients=(1.0,), shapes={"coefficients": (size,)}, iterations=plan.iterations
+    )
+    z = np.stack([stream.next()["coefficients"] for _ in range(plan.iterations)]).astype(np.float64)
+    strategy = np.eye(plan.iterations) if plan.strategy is None else plan.strategy.matrix()
+    noise = np.linalg.inv(strategy) @ z
+    parameters, first, second, after = np.zeros(size), np.zeros(size), np.zeros(size), []
+    for t, batch in enumerate(plan.batches()):
+        total = np.zeros(size)
+        chosen = batch.examples[batch.mask]
+        for example in chosen:
+            x = np.append(data.world.features([example])[0].astype(np.float64), 1.0)
+            y = data.world.labels([example])[0]
+            gradient = (1 / (1 + math.exp(-parameters @ x)) - y) * x
+            norm = np.linalg.norm(gradient)
+            total += gradient if forget_clip else gradient * min(1, plan.clip_norm / norm)
+        divisor = max(1, len(chosen)) if divide_by_drawn else plan.batch_size
+        g = total / divisor + plan.clip_norm * plan.noise_multiplier / plan.batch_size * noise[t]
+        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
+        parameters = parameters - plan.learning_rate * (first / (1 - 0.9 ** (t + 1))) / (
+            np.sqrt(second / (1 - 0.999 ** (t + 1))) + 1e-8
+        )
+        after.append(parameters)
+    return np.stack(after)
+
+
+def coefficients(plan, data, **options):
+    return train(plan, MODEL, data, **options).parameters["coefficients"]
+
+
+def every_step(small, kind):
+    """The parameters after 1, 2, ... steps, by cutting the reference's own noise off: compares the whole path."""
+    from coowned.training.loop import Trainer
+
+    plan = small.plan(kind)
+    trainer, path = Trainer([plan], MODEL), []
+    state = trainer.initial_state(MODEL.initial())
+    trainer.run(small.data, state, [], start=0, after=lambda step, s, rows: path.append(np.array(s[0]["coefficients"])))
+    return plan, np.stack(path)
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic-dp-mf"])
+def test_equals_plain_numpy(small, kind):
+    plan, path = every_step(small, kind)
+    assert path.shape == (plan.iterations, NUM_FEATURES + 1)
+    # float32 against float64, and the noise's factor 1 + 1e-5; Adam divides by roots of small numbers.
+    np.testing.assert_allclose(path, plain_training(plan, small.data), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("fault", ["forget_clip", "divide_by_drawn"])
+def test_the_comparison_sees_faults(small, fault):
+    plan, path = every_step(small, "dp-sgd")
+    wrong = plain_training(plan, small.data, **{fault: True})
+    assert not np.allclose(path, wrong, rtol=2e-3, atol=2e-4)
+
+
+def test_one_band_is_dp_sgd_noise(small):
+    """b = 1: the same schedule with one band and with independent noise by hand, to the bit."""
+    plan = small.plan("dp-mf", num_bands=1)
+    assert plan.coefficients.tolist() == [1.0]
+    reference = plain_training(dataclasses.replace(plan, strategy=None), small.data)
+    np.testing.assert_allclose(coefficients(plan, small.data), reference[-1], rtol=2e-3, atol=2e-4)
+
+
+def test_an_empty_batch_is_a_step_of_noise(small):
+    """With p so small that nothing is drawn, the model still moves, by noise over the public batch size."""
+    plan = small.plan(iterations=1, optimizer="sgd", learning_rate=1.0)
+    nothing = dataclasses.replace(plan.mechanism, sampling_probability=1e-12)
+    made = dataclasses.replace(plan.guarantee, mechanism=nothing)
+    plan = dataclasses.replace(plan, mechanism=nothing, guarantee=made)
+    trained = train(plan, MODEL, small.data)
+    assert trained.metrics["copies"].to_list() == [0]
+    row = NoiseStream(plan.run_key, coefficients=(1.0,), shapes=MODEL.shapes(), iterations=1).next()["coefficients"]
+    np.testing.assert_allclose(trained.parameters["coefficients"], -plan.noise_scale * row, rtol=1e-6)
+    assert plan.noise_scale == pytest.approx(0.3 * 0.7 / 20, rel=2e-5)
+
+
+def test_not_finite_examples_add_nothing(small):
+    features, labels = small.world.batch(np.arange(300))
+    spoiled = features.copy()
+    spoiled[::2] = np.nan
+    spoiled[1, 0] = np.inf
+    table = FeatureTable(graph=small.graph, features=spoiled, labels=labels)
+    assert np.isfinite(coefficients(small.plan(), table)).all()
+
+
+def test_timing_and_optimizers(small):
+    plan = small.plan()
+    assert np.array_equal(coefficients(plan, small.data), coefficients(plan, small.data))
+    assert not np.array_equal(coefficients(plan, small.data), coefficients(small.plan(optimizer="sgd"), small.data))
+
+
+def test_stored_and_made_features_agree(small):
+    features, labels = small.world.batch(np.arange(300))
+    table = FeatureTable(graph=small.graph, features=features, labels=labels)
+    assert np.array_equal(coefficients(small.plan(), table), coefficients(small.plan(), small.data))
+
+
+def test_without_privacy(small):
+    private = small.plan()
+    plain = small.plan(guarantee=None, clip_norm=None)
+    infinite = small.plan(guarantee=None, clip_norm=math.inf)
+    one, other = coefficients(plain, small.data), coefficients(infinite, small.data)
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(one, coefficients(private, small.data), atol=1e-3)
+    trained = train(plain, MODEL, small.data)
+    assert trained.statement().startswith("No guarantee: this model was trained without privacy")
+    assert "epsilon" not in trained.statement()
+    public = small.plan(guarantee=None, clip_norm=None, public=True)
+    assert "declared public" in public.statement()
+
+
+def test_mismatches_are_refused(small):
+    plan = small.plan()
+    other = LogisticData(num_features=NUM_FEATURES).attach(small.graph.subgraph(np.arange(299)), seed=5)
+    with pytest.raises(CertificateMismatchError, match="another graph"):
+        train(plan, MODEL, WorldData.part(other))
+    moved = small.plan("dp-mf").selected
+    with pytest.raises(CertificateMismatchError):
+        train(dataclasses.replace(plan, selected=moved), MODEL, small.data)
+    schedule = small.plan("dp-mf")
+    small_claim = dataclasses.replace(schedule.mechanism, sensitivity=0.5)
+    made = dataclasses.replace(schedule.guarantee, mechanism=small_claim)
+    with pytest.raises(CertificateMismatchError, match="clip norms"):
+        train(dataclasses.replace(schedule, mechanism=small_claim, guarantee=made), MODEL, small.data)
+    cyclic = small.plan("cyclic-dp-mf")
+    less = tuple(p / 2 for p in cyclic.mechanism.group_probabilities)
+    less_mechanism = dataclasses.replace(cyclic.mechanism, group_probabilities=less, sampling_probability=max(less))
+    made = dataclasses.replace(cyclic.guarantee, mechanism=less_mechanism)
+    with pytest.raises(CertificateMismatchError, match="accounted for"):
+        train(dataclasses.replace(cyclic, mechanism=less_mechanism, guarantee=made), MODEL, small.data)
+
+
+def test_a_key_serves_one_run(small):
+    plan = small.plan()
+    real = dataclasses.replace(plan.guarantee, test_run=False)
+    plan = dataclasses.replace(plan, guarantee=real, run_key=type(plan.run_key).from_operating_system())
+    first = coefficients(plan, small.data)
+    assert np.array_equal(coefficients(plan, small.data), first)  # the same run again gives nothing away
+    features, labels = small.world.batch(np.arange(300))
+    edited = FeatureTable(graph=small.graph, features=features, labels=1 - labels)
+    for other, data in ((dataclasses.replace(plan, learning_rate=0.5), small.data), (plan, edited)):
+        with pytest.raises(InputError, match="served another run"):
+            train(other, MODEL, data)
+        with pytest.raises(InputError, match="served another run"):
+            sweep([other], MODEL, data)
+    coefficients(dataclasses.replace(plan, learning_rate=0.5, configuration="other"), small.data)
+
+
+def test_bad_input(small):
+    with pytest.raises(InputError, match="features"):
+        train(small.plan(), LogisticRegression(num_features=7), small.data)
+    with pytest.raises(InputError, match="devices"):
+        train(small.plan(), MODEL, small.data, devices=99)
+    with pytest.raises(InputError, match="checkpoint_every"):
+        train(small.plan(), MODEL, small.data, checkpoint_every=0)
+    with pytest.raises(InputError, match="initial"):
+        train(small.plan(), MODEL, small.data, initial={"coefficients": np.zeros(2, np.float32)})
+
+
+def test_starting_from_parameters(small):
+    start = {"coefficients": np.full(NUM_FEATURES + 1, 0.5, np.float32)}
+    moved = coefficients(small.plan(optimizer="sgd", learning_rate=1e-6), small.data, initial=start)
+    np.testing.assert_allclose(moved, 0.5, atol=1e-4)
+
+
+def test_progress_and_privacy_so_far(small):
+    said = []
+    train(small.plan(), MODEL, small.data, progress=lambda done, text: said.append((done, text)))
+    assert said[-1][0] == 12
+    assert "steps/s" in said[-1][1]
+    assert "no guarantee" in said[-1][1]  # a test run
+    for kind in ("dp-sgd", "dp-mf", "cyclic-dp-mf"):
+        plan = small.plan(kind)
+        real = dataclasses.replace(plan.guarantee, test_run=False)
+        key = type(plan.run_key).from_operating_system()
+        plan = dataclasses.replace(plan, guarantee=real, run_key=key)
+        assert privacy_so_far(plan, 0) == ""
+        half = float(privacy_so_far(plan, 6).split()[1])
+        assert 0 < half < float(f"{real.epsilon:.3g}")
+        assert privacy_so_far(plan, 12).startswith(f"epsilon {real.epsilon:.3g} after 12 steps")
+
+
+def test_two_devices_equal_one(tmp_path):
+    """In processes of their own: the number of devices is fixed when JAX starts."""
+    code = textwrap.dedent(
+        """
+        import json
+        from tests.training.conftest import Small, NUM_FEATURES
+        from coowned import AttributionGraph
+        from coowned.synthetic.logistic_data import LogisticData
+        from coowned.training.data import WorldData
+        from coowned.training.loop import train
+        from coowned.training.models.logistic_regression import LogisticRegression
+        rows = [[i % 120] for i in range(300)]
+        graph = AttributionGraph.from_users_per_example(rows, num_users=120)
+        world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
+        small = Small(graph, world, WorldData.part(world))
+        import jax
+        plan, model = small.plan("dp-mf", batch_size=16), LogisticRegression(num_features=NUM_FEATURES)
+        found = [train(plan, model, small.data, devices=n).parameters["coefficients"].tolist() for n in (1, 2)]
+        print(json.dumps([len(jax.devices()), *found]))
+        """
+    )
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    environment = os.environ | flags | {"PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    devices, one, two = json.loads(done.stdout)
+    assert devices == 2
+    np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,74 @@
+"""The plan binds what runs to what is claimed."""
+
+import dataclasses
+
+import pytest
+
+from coowned import InputError
+from coowned.errors import CertificateMismatchError
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.keys import RunKey
+from coowned.training.plan import make_optimizer, optimizer_names
+
+
+def test_parts_must_agree(small):
+    plan, other = small.plan(), small.plan("dp-mf")
+    with pytest.raises(CertificateMismatchError, match="another certificate"):
+        dataclasses.replace(plan, certificate=other.certificate)
+    longer = dataclasses.replace(plan.mechanism, iterations=13)
+    with pytest.raises(CertificateMismatchError, match="another mechanism"):
+        dataclasses.replace(plan, mechanism=longer)
+    claims = dataclasses.replace(plan.guarantee, test_run=False)
+    with pytest.raises(InputError, match="given seed"):
+        dataclasses.replace(plan, guarantee=claims)
+    assert dataclasses.replace(plan, guarantee=claims, run_key=RunKey.from_operating_system()).guarantee is claims
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": None}, "clip_norm"),
+        ({"clip_norm": float("inf")}, "clip_norm"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"optimizer": "adem"}, "did you mean 'adam'"),
+        ({"optimizer": "lbfgs2"}, "optax has no optimizer"),
+        ({"run_key": b"secret"}, "RunKey"),
+        ({"guarantee": 8.0}, "must come from guarantee"),
+        ({"public": True}, "public"),
+        ({"strategy": BandedStrategy(2, 12, (0.8, 0.6))}, "independent noise"),
+    ],
+)
+def test_bad_plans(small, changes, says):
+    with pytest.raises(InputError, match=says):
+        small.plan(**changes)
+
+
+def test_strategy_must_fit(small):
+    with pytest.raises(InputError, match="must agree"):
+        small.plan("dp-mf", strategy=BandedStrategy(2, 12, (0.8, 0.6)))
+    nameless = dataclasses.replace(small.plan().mechanism, batch_size=None)
+    with pytest.raises(InputError, match="batch_size"):
+        dataclasses.replace(small.plan(), guarantee=None, mechanism=nameless)
+
+
+def test_digest_names_every_choice(small):
+    run_id = small.plan().guarantee
+    base = small.plan(guarantee=run_id)
+    changes = [{}, {"learning_rate": 0.1}, {"clip_norm": 0.4}, {"optimizer": "sgd"}, {"configuration": "x"}]
+    plans = [dataclasses.replace(base, **change) for change in changes]
+    assert len({plan.digest for plan in plans}) == len(changes)
+    assert (
+        base.digest == dataclasses.replace(base, run_key=RunKey.from_seed(9)).digest
+    )  # the key is compared on its own
+
+
+def test_secret_is_not_shown(small):
+    assert "RunKey" not in repr(small.plan())
+
+
+def test_optimizers():
+    assert {"adam", "sgd", "adamw", "rmsprop", "lion"} <= set(optimizer_names())
+    with pytest.raises(InputError):
+        make_optimizer("scale_by_adam", 0.1)
