@@ -1,6 +1,5 @@
 """Answers kept on disk are the right ones or none."""
 
-import json
 import os
 import pathlib
 
@@ -73,11 +72,10 @@ def test_a_file_that_is_not_text_is_ignored(tmp_path):
 def test_no_partial_file_is_left(tmp_path, monkeypatch):
     cache = ResultCache(directory=tmp_path)
 
-    def fail(entry, file):
-        file.write('{"key"')
+    def fail(temporary, place):
         raise OSError("disk full")
 
-    monkeypatch.setattr(json, "dump", fail)
+    monkeypatch.setattr("coowned.cache.os.replace", fail)
     cache.put(QUESTION, 2.5)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

@@ -59,7 +59,7 @@ def test_exit_codes(data, monkeypatch, capsys):
         (InfeasibleScheduleError("no room", filled=1, needed=2), 2, "coowned: no room\n"),
         (OSError(28, "No space left on device", "/x"), 3, "coowned: No space left on device (/x)\n"),
         (MemoryError(), 3, "coowned: out of memory; use a machine with more, or a smaller part of the data\n"),
-        (KeyboardInterrupt(), 130, "coowned: interrupted; nothing was written\n"),
+        (KeyboardInterrupt(), 130, "coowned: interrupted; nothing was left half-written\n"),
     ]:
         (data.parent / "S.parquet").unlink(missing_ok=True)
         (data.parent / "S.certificate.json").unlink(missing_ok=True)
@@ -193,5 +193,5 @@ def test_interrupts_leave_nothing(data, kind):
         assert len(names(data.parent)) == 3  # two hidden rooms beside the data
         process.send_signal(kind)
         _, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (130, "coowned: interrupted; nothing was written\n")
+    assert (process.returncode, error) == (130, "coowned: interrupted; nothing was left half-written\n")
     assert names(data.parent) == ["mail.csv"]

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coowned import AttributionGraph, PrivacyGuarantee
-from coowned.cli import main, train
+from coowned.cli import main
 from coowned.errors import CertificateMismatchError
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import configured_run, loop
@@ -18,8 +18,6 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example
 from coowned.training.splits import split_examples
 
-if "train" not in {command.name for command in main.app.registered_commands}:
-    main.app.command(name="train")(train.run)
 run = main.run
 
 

@@ -5,16 +5,15 @@ The folder is the `COOWNED_CACHE` environment variable, else `$XDG_CACHE_HOME/co
 that cannot be written is no error.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import math
-import os
 import pathlib
-import tempfile
 from typing import Any
+
+from coowned.cache import cache_folder, keep
 
 ACCOUNTANT_VERSION = 1  # raise it whenever any epsilon or noise multiplier may change
 
@@ -33,13 +32,7 @@ class ResultCache:
     @classmethod
     def default(cls) -> "ResultCache":
         """The cache of this user, as the environment says."""
-        chosen = os.environ.get("COOWNED_CACHE")
-        if chosen is not None and chosen.strip().lower() in ("", "off"):
-            return cls(directory=None)
-        if chosen is not None:
-            return cls(directory=pathlib.Path(chosen))
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        return cls(directory=pathlib.Path(base) / "coowned")
+        return cls(directory=cache_folder())
 
     def get(self, question: dict[str, Any]) -> float | None:
         """The stored answer to exactly this question, or None."""
@@ -61,18 +54,7 @@ class ResultCache:
         path = self._path(key)
         if path is None:
             return
-        entry = {"key": key, "value": value, "check": _check(key, value)}
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(entry, file)
-                os.replace(name, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-                raise
+        keep(path, json.dumps({"key": key, "value": value, "check": _check(key, value)}))
 
     def _path(self, key: dict[str, Any]) -> pathlib.Path | None:
         if self.directory is None:

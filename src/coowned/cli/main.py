@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
     except CoownedError as error:
         return _say(error, EXIT_INPUT)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted; nothing was written", EXIT_INTERRUPTED)
+        return _say("interrupted; nothing was left half-written", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone: not our failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

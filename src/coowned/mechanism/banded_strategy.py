@@ -4,10 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
-import tempfile
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +15,7 @@ from scipy.signal import lfilter
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
+from coowned.cache import cache_folder, keep
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.kernels import sum_columns
 from coowned.selection.selector import Schedule
@@ -220,7 +218,7 @@ def _optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64]:
 def _load_or_optimize(num_bands: int, iterations: int) -> tuple[float, ...]:
     if num_bands == 1:
         return (1.0,)
-    folder = _cache_folder()
+    folder = cache_folder()
     if folder is None:
         return tuple(_optimize(num_bands, iterations).tolist())
     place = folder / f"strategy-{_digest(num_bands, iterations)}.json"
@@ -230,33 +228,10 @@ def _load_or_optimize(num_bands: int, iterations: int) -> tuple[float, ...]:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or not readable: it is made again
     coefficients = _optimize(num_bands, iterations).tolist()
-    _store(place, json.dumps({"num_bands": num_bands, "iterations": iterations, "coefficients": coefficients}))
+    keep(place, json.dumps({"num_bands": num_bands, "iterations": iterations, "coefficients": coefficients}))
     return tuple(coefficients)
 
 
 def _digest(num_bands: int, iterations: int) -> str:
     inputs = [_METHOD, num_bands, iterations, np.__version__, scipy.__version__]
     return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
-
-
-def _cache_folder() -> Path | None:
-    given = os.environ.get("COOWNED_CACHE")
-    if given is not None:
-        return None if given.strip().lower() in ("", "off") else Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "coowned"
-
-
-def _store(place: Path, text: str) -> None:
-    """Whole or not at all; a cache that cannot be written is no error."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, place)
-        except OSError:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError:
-        pass

@@ -6,9 +6,8 @@ import json
 
 import coowned
 from coowned.attribution.graph import AttributionGraph
-from coowned.cache import cache_folder
+from coowned.cache import cache_folder, keep
 from coowned.errors import CoownedError
-from coowned.files import whole_files
 from coowned.selection.selector import Progress, Selection, Selector
 
 
@@ -28,10 +27,7 @@ def select_once(
     with contextlib.suppress(CoownedError, OSError, UnicodeDecodeError):
         return Selection.from_json(file.read_text(encoding="utf-8"), graph)
     selection = selector.select(graph, seed=seed, progress=progress)
-    with contextlib.suppress(OSError):  # a folder that cannot be written is no error
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_files(file) as (temporary,):
-            temporary.write_text(selection.to_json(), encoding="utf-8")
+    keep(file, selection.to_json())
     return selection
 
 

@@ -32,7 +32,7 @@ class Feeder:
     """Gives the inputs of the steps from `start` to `stop`, in order.
 
     An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
-    a step, so that it is made while the device computes; a thread of its own would only add the cost of handing over.
+    a step, so that it is made while the device computes.
 
     Guarantees:
       - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
