@@ -109,3 +109,11 @@ def test_new_files_are_readable_by_others(tmp_path):
     finally:
         os.umask(mask)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match="neither a file nor a folder"), whole_files(pipe):
+        pass
+    assert pipe.is_fifo()

@@ -77,6 +77,25 @@ class ContributionCertificate:
     proven_optimal: bool
     version: str
 
+    def __post_init__(self) -> None:
+        """Refuses counts that contradict each other: such a certificate was not made by a recount."""
+        levels = self.copies_per_user
+        agree = [
+            sum(levels) == self.num_users,
+            len(levels) - 1 == self.contribution_bound if levels else self.contribution_bound == 0,
+            not levels or levels[-1] > 0 or self.contribution_bound == 0,
+            self.num_distinct <= self.size,
+            self.num_copies_without_users <= self.size,
+            self.group_sizes is None or sum(self.group_sizes) == self.size,
+            self.group_bounds is None or max(self.group_bounds, default=0) == self.contribution_bound,
+            (self.min_separation is None) == (self.iterations is None) == (self.batch_size is None),
+            self.iterations is None or self.batch_size is None or self.iterations * self.batch_size == self.size,
+        ]
+        if not all(agree):
+            raise CertificateMismatchError(
+                "the certificate's counts contradict each other; certify the selection again"
+            )
+
     def to_json(self) -> str:
         """One JSON object, with a checksum over all of it."""
         fields = dataclasses.asdict(self)

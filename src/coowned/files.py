@@ -50,6 +50,8 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
 def _check_target(place: Path) -> None:
     if not place.name or place.name == "..":
         raise InputError(f"{place}: not the name of a file; name the file to write")
+    if os.path.lexists(place) and not place.is_file() and not place.is_dir():
+        raise InputError(f"{place}: neither a file nor a folder (a device or a broken link); name another place")
     if not place.parent.is_dir():
         raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
     if not os.access(place.parent, os.W_OK):

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
+from coowned.accounting import guarantee as module
+from coowned.accounting.guarantee import ComposedGuarantee, PrivacyGuarantee, compose, guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
 from coowned.errors import CertificateMismatchError, CoownedError, InputError, UncertifiableError
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.selection.greedy import Greedy
+from coowned.selection.selector import Schedule, Selection
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
 
@@ -36,6 +39,72 @@ def test_only_guarantee_makes_one(made):
     fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.name != "maker"}
     with pytest.raises(UncertifiableError, match="comes from guarantee"):
         PrivacyGuarantee(**{**fields, "epsilon": 0.1})
+
+
+def test_no_way_around_the_maker(made):
+    for changes in ({"epsilon": 0.1}, {"noise_multiplier": 99.0}):
+        with pytest.raises(UncertifiableError, match="comes from guarantee"):
+            dataclasses.replace(made, **changes)
+    both = compose([made], delta=1e-6)
+    with pytest.raises(UncertifiableError, match="comes from compose"):
+        dataclasses.replace(both, epsilon=0.1)
+
+
+def test_a_forged_epsilon_is_recomputed(made):
+    stored = json.loads(made.to_json())
+    for name in ("epsilon", "other_epsilon", "example_epsilon"):
+        fields = {**{key: value for key, value in stored.items() if key not in ("format", "checksum")}, name: 0.01}
+        sealed = {"format": stored["format"], **fields, "checksum": module._checksum(fields)}
+        with pytest.raises(CertificateMismatchError, match="can be proven"):
+            PrivacyGuarantee.from_json(json.dumps(sealed))
+
+
+def test_an_unchecked_sensitivity_is_refused(schedule_certificate):
+    mechanism = MinSeparation.from_certificate(schedule_certificate, sensitivity=1e-3)
+    with pytest.raises(UncertifiableError, match="cannot be checked"):
+        guarantee(schedule_certificate, mechanism, noise_multiplier=1.0, **CLAIM)
+
+
+def test_example_level_covers_examples_without_users():
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(100)] + [[]])
+    selection = Selection.from_copies(graph, [1] * 101, groups=[0] * 100 + [1])
+    certificate = certify(graph, selection)
+    mechanism = CyclicPoisson.from_certificate(certificate, batch_size=1, iterations=20)
+    made = guarantee(certificate, mechanism, noise_multiplier=1.0, **CLAIM)
+    alone = PoissonSampling(contribution_bound=1, sampling_probability=1.0, iterations=10)  # group 1: always drawn
+    assert made.example_epsilon == pytest.approx(calculators.epsilon(alone, noise_multiplier=1.0, **CLAIM))
+
+
+def test_example_level_of_a_schedule_with_repeats():
+    graph = AttributionGraph.from_users_per_example([[0], [1], [2], []])
+    certificate = certify(graph, Schedule.from_batches(graph, [[0, 3], [1, 3], [2, 3]]))
+    made = guarantee(certificate, MinSeparation.from_certificate(certificate), noise_multiplier=2.0, **CLAIM)
+    # Three copies without a user may overlap: their sensitivities add up.
+    single = MinSeparation(contribution_bound=1, min_separation=1, num_bands=1, iterations=1)
+    assert made.example_epsilon == pytest.approx(calculators.epsilon(single, noise_multiplier=2.0 / 3, **CLAIM))
+
+
+def test_test_runs_are_not_composed(greedy_certificate, mechanism, made):
+    seeded = guarantee(greedy_certificate, mechanism, noise_multiplier=2.0, test_run=True, **CLAIM)
+    with pytest.raises(InputError, match="given seed"):
+        compose([made, seeded], delta=1e-6)
+
+
+def test_composed_round_trip(made):
+    both = compose([made], delta=1e-6)
+    again = ComposedGuarantee.from_json(both.to_json())
+    assert again.epsilon == both.epsilon
+    assert "contribution bounds 3" in again.statement()
+    forged = {**json.loads(both.to_json()), "epsilon": 0.1}
+    with pytest.raises(CertificateMismatchError, match="can be proven"):
+        ComposedGuarantee.from_json(json.dumps(forged))
+
+
+def test_numbers_of_numpy_are_stored(greedy_certificate):
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=np.int64(64), iterations=np.int32(5))
+    made = guarantee(greedy_certificate, mechanism, noise_multiplier=np.float32(2), delta=1e-6, adjacency="zero-out")
+    assert PrivacyGuarantee.from_json(made.to_json()) == made
+    assert PoissonSampling.from_json(mechanism.to_json()) == mechanism
 
 
 def test_exactly_one_of_target_and_noise(greedy_certificate, mechanism):

@@ -268,3 +268,20 @@ def test_noise_from_key_is_the_stream():
     resumed = noise_from_key(KEY, scale=1.0, configuration="c", start=6, **settings)
     again, _ = resumed.update(gradients, resumed.init(gradients))
     assert np.array_equal(again["w"], transformation.update(gradients, state)[0]["w"])
+
+
+def test_scales_that_float32_loses_are_refused():
+    for clip_norm in (1e-37, 1e36):
+        with pytest.raises(InputError, match="float32"):
+            noise_scale(noise_multiplier=1.0, clip_norm=clip_norm, batch_size=1 if clip_norm > 1 else 20)
+    assert noise_scale(noise_multiplier=0.0, clip_norm=1.0, batch_size=1) == 0.0
+
+
+def test_noise_is_not_rewound():
+    import jax.numpy as jnp
+
+    transformation = noise_from_key(RunKey.from_seed(0), coefficients=(1.0,), scale=1.0, iterations=3)
+    zeros = {"w": jnp.zeros(2)}
+    transformation.update(zeros, transformation.init(zeros))
+    with pytest.raises(InputError, match="given out"):
+        transformation.init(zeros)

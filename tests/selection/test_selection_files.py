@@ -48,7 +48,7 @@ def test_selection_round_trip(tmp_path, ids, kind):
         assert table.column_names[:2] == ["example_id", "copies"]
         assert table.schema.field("copies").type == pa.int32()
         assert table.num_rows == selected.num_distinct
-    expected = pa.int64() if ids in ("none", "integers") else pa.large_string()
+    expected = {"none": pa.int64(), "integers": pa.int64(), "unsigned": pa.uint64()}.get(ids, pa.large_string())
     assert table.schema.field("example_id").type == expected
 
 

@@ -57,7 +57,6 @@ def test_from_copies_keeps_its_own_array():
         ([1, 0, 1, -1], r"copies must lie in \[0, 2\^31\)"),
         ([1, 0, 1, 2**31], r"copies must lie in \[0, 2\^31\)"),
         ([1.0, 0, 1, 0], "copies must be whole numbers, not float64"),
-        ([True, False, True, False], "copies must be whole numbers, not bool"),
         ([[1, 0, 1, 0]], "one number per example"),
     ],
 )
@@ -227,3 +226,8 @@ def test_work_in_many_ranges_gives_the_same(selector, monkeypatch):
     assert selector.select(graph, seed=6, progress=lambda done, message: calls.append(done)) == whole
     assert len(calls) > 50
     assert calls == sorted(calls)
+
+
+def test_a_mask_selects_each_once():
+    graph = AttributionGraph.from_users_per_example([[0], [1], [2]])
+    assert Selection.from_copies(graph, [True, False, True]).copies.tolist() == [1, 0, 1]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coowned import AttributionGraph, Greedy, GreedyMinSeparation, Schedule, Selection, certify, guarantee
+from coowned.accounting.guarantee import _MADE_BY_GUARANTEE
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
@@ -66,6 +67,11 @@ class Small:
             "run_key": RunKey.from_seed(seed),
         }
         return TrainingPlan(**(fields | changes))
+
+
+def forged(made, **changes):
+    """A guarantee that `guarantee` never made: what the trainer must refuse, or a real run for a test's sake."""
+    return dataclasses.replace(made, maker=_MADE_BY_GUARANTEE, **changes)
 
 
 @pytest.fixture(scope="session")

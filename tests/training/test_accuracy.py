@@ -38,7 +38,8 @@ def test_accuracy_rises_with_epsilon():
     )
     plans = []
     for epsilon in EPSILONS:
-        made = guarantee(certificate, mechanism, epsilon=epsilon, delta=1e-6, adjacency="zero-out", test_run=True)
+        claim = {"epsilon": epsilon, "delta": 1e-6, "adjacency": "zero-out"}
+        made = guarantee(certificate, mechanism, test_run=True, run_id="one sweep", **claim)
         for rate in (0.03, 0.1, 0.3):
             plans.append(
                 dataclasses.replace(first, guarantee=made, learning_rate=rate, configuration=f"{epsilon} {rate}")

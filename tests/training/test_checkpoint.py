@@ -204,7 +204,7 @@ small = Small(graph, world, WorldData.part(world))
 with RunFolder.open(sys.argv[1]) as folder:
     plan = small.plan("dp-mf", run_key=folder.run_key(3), iterations=2000, batch_size=4)
     import dataclasses
-    plan = dataclasses.replace(plan, guarantee=dataclasses.replace(plan.guarantee, run_id="fixed"))
+    plan = dataclasses.replace(plan, guarantee=forged(plan.guarantee, run_id="fixed"))
     print("ready", flush=True)
     train(plan, LogisticRegression(num_features=NUM_FEATURES), small.data, folder=folder, checkpoint_every=7)
 """

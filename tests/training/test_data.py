@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from coowned import InputError, from_table
+from coowned.attribution.graph import AttributionGraph
 from coowned.training.data import FeatureTable, WorldData
 
 
@@ -122,3 +123,11 @@ def test_digest_follows_content(small):
         WorldData.part(small.world, np.arange(299)).digest,
     }
     assert len(different) == 7
+
+
+def test_rows_must_be_rows_and_not_repeat():
+    graph = AttributionGraph.from_users_per_example([[0], [1]])
+    features, labels = np.ones((3, 2), np.float32), np.zeros(3, np.float32)
+    for rows in ([0, 0], [0, 3], [-1, 0]):
+        with pytest.raises(InputError, match="rows must"):
+            FeatureTable(graph=graph, features=features, labels=labels, rows=np.array(rows))

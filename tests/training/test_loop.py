@@ -10,7 +10,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from tests.training.conftest import NUM_FEATURES
+from tests.training.conftest import NUM_FEATURES, forged
 
 from coowned import InputError
 from coowned.errors import CertificateMismatchError
@@ -99,7 +99,7 @@ def test_an_empty_batch_is_a_step_of_noise(small):
     """With p so small that nothing is drawn, the model still moves, by noise over the public batch size."""
     plan = small.plan(iterations=1, optimizer="sgd", learning_rate=1.0)
     nothing = dataclasses.replace(plan.mechanism, sampling_probability=1e-12)
-    made = dataclasses.replace(plan.guarantee, mechanism=nothing)
+    made = forged(plan.guarantee, mechanism=nothing)
     plan = dataclasses.replace(plan, mechanism=nothing, guarantee=made)
     trained = train(plan, MODEL, small.data)
     assert trained.metrics["copies"].to_list() == [0]
@@ -153,20 +153,20 @@ def test_mismatches_are_refused(small):
         train(dataclasses.replace(plan, selected=moved), MODEL, small.data)
     schedule = small.plan("dp-mf")
     small_claim = dataclasses.replace(schedule.mechanism, sensitivity=0.5)
-    made = dataclasses.replace(schedule.guarantee, mechanism=small_claim)
+    made = forged(schedule.guarantee, mechanism=small_claim)
     with pytest.raises(CertificateMismatchError, match="clip norms"):
         train(dataclasses.replace(schedule, mechanism=small_claim, guarantee=made), MODEL, small.data)
     cyclic = small.plan("cyclic-dp-mf")
     less = tuple(p / 2 for p in cyclic.mechanism.group_probabilities)
     less_mechanism = dataclasses.replace(cyclic.mechanism, group_probabilities=less, sampling_probability=max(less))
-    made = dataclasses.replace(cyclic.guarantee, mechanism=less_mechanism)
+    made = forged(cyclic.guarantee, mechanism=less_mechanism)
     with pytest.raises(CertificateMismatchError, match="accounted for"):
         train(dataclasses.replace(cyclic, mechanism=less_mechanism, guarantee=made), MODEL, small.data)
 
 
 def test_a_key_serves_one_run(small):
     plan = small.plan()
-    real = dataclasses.replace(plan.guarantee, test_run=False)
+    real = forged(plan.guarantee, test_run=False)
     plan = dataclasses.replace(plan, guarantee=real, run_key=type(plan.run_key).from_operating_system())
     first = coefficients(plan, small.data)
     assert np.array_equal(coefficients(plan, small.data), first)  # the same run again gives nothing away
@@ -177,7 +177,24 @@ def test_a_key_serves_one_run(small):
             train(other, MODEL, data)
         with pytest.raises(InputError, match="served another run"):
             sweep([other], MODEL, data)
-    coefficients(dataclasses.replace(plan, learning_rate=0.5, configuration="other"), small.data)
+    # Another configuration has other noise but the same coins: two such runs would pass for independent ones.
+    with pytest.raises(InputError, match="served another run"):
+        train(dataclasses.replace(plan, learning_rate=0.5, configuration="other"), MODEL, small.data)
+    without = dataclasses.replace(plan, guarantee=None)  # the coins alone, without noise
+    with pytest.raises(InputError, match="served another run"):
+        train(without, MODEL, small.data)
+
+
+def test_content_that_was_written_over_is_another_run(small):
+    features, labels = small.world.batch(np.arange(300))
+    data = FeatureTable(graph=small.graph, features=features, labels=labels)
+    plan = small.plan()
+    real = forged(plan.guarantee, test_run=False)
+    plan = dataclasses.replace(plan, guarantee=real, run_key=type(plan.run_key).from_operating_system())
+    train(plan, MODEL, data)
+    features *= 5
+    with pytest.raises(InputError, match="served another run"):
+        train(plan, MODEL, data)
 
 
 def test_bad_input(small):
@@ -205,7 +222,7 @@ def test_progress_and_privacy_so_far(small):
     assert "no guarantee" in said[-1][1]  # a test run
     for kind in ("dp-sgd", "dp-mf", "cyclic-dp-mf"):
         plan = small.plan(kind)
-        real = dataclasses.replace(plan.guarantee, test_run=False)
+        real = forged(plan.guarantee, test_run=False)
         key = type(plan.run_key).from_operating_system()
         plan = dataclasses.replace(plan, guarantee=real, run_key=key)
         assert privacy_so_far(plan, 0) == ""

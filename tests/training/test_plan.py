@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from tests.training.conftest import forged
 
 from coowned import InputError
 from coowned.errors import CertificateMismatchError
@@ -18,7 +19,7 @@ def test_parts_must_agree(small):
     longer = dataclasses.replace(plan.mechanism, iterations=13)
     with pytest.raises(CertificateMismatchError, match="another mechanism"):
         dataclasses.replace(plan, mechanism=longer)
-    claims = dataclasses.replace(plan.guarantee, test_run=False)
+    claims = forged(plan.guarantee, test_run=False)
     with pytest.raises(InputError, match="given seed"):
         dataclasses.replace(plan, guarantee=claims)
     assert dataclasses.replace(plan, guarantee=claims, run_key=RunKey.from_operating_system()).guarantee is claims

@@ -20,7 +20,13 @@ def members(small, kind="dp-sgd", **changes):
     plan = small.plan(kind, **changes)
     guarantees = [
         guarantee(
-            plan.certificate, plan.mechanism, noise_multiplier=sigma, delta=1e-5, adjacency="zero-out", test_run=True
+            plan.certificate,
+            plan.mechanism,
+            noise_multiplier=sigma,
+            delta=1e-5,
+            adjacency="zero-out",
+            test_run=True,
+            run_id="one sweep",
         )
         for sigma in (0.4, 1.5)
     ]
@@ -122,3 +128,11 @@ def test_compare(small):
     right = (logits > 0) == (small.world.labels(np.arange(300)) > 0)
     assert table["accuracy"][2] == pytest.approx(right.mean())
     assert not table["covered_by_guarantee"].any()
+
+
+def test_members_of_a_sweep_cannot_be_composed(small):
+    plan = small.plan()
+    fields = {"delta": 1e-5, "adjacency": "zero-out", "test_run": True}
+    apart = [guarantee(plan.certificate, plan.mechanism, noise_multiplier=sigma, **fields) for sigma in (1.0, 2.0)]
+    with pytest.raises(InputError, match="ONE run"):
+        sweep(grid(plan, learning_rates=[0.1], clip_norms=[1.0], noise=apart), MODEL, small.data)

@@ -53,6 +53,16 @@ def _check_min_separation(certificate: ContributionCertificate, mechanism: MinSe
                 f"{name} ({getattr(mechanism, name)}) is more than the certificate's min_separation "
                 f"({certificate.min_separation}); reduce it"
             )
+    if mechanism.sensitivity is not None and mechanism.sensitivity < mechanism.contribution_bound**0.5:
+        raise UncertifiableError(
+            f"a sensitivity of {mechanism.sensitivity:.6g} for {mechanism.contribution_bound} participations cannot "
+            "be checked "
+            "from a certificate; leave it out"
+        )
+    if mechanism.max_column_norm is not None and mechanism.max_column_norm < 1:
+        raise UncertifiableError(
+            "columns shorter than 1 cannot be checked from a certificate; leave max_column_norm out"
+        )
     if mechanism.iterations != certificate.iterations:
         raise UncertifiableError(
             f"the mechanism runs {mechanism.iterations} iterations, the schedule has {certificate.iterations}; they "

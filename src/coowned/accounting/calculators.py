@@ -14,7 +14,7 @@ from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_r
 from coowned.accounting.gaussian import gaussian_epsilon
 from coowned.accounting.numerical import Answer, Composition, Steps
 from coowned.accounting.user_steps import ADJACENCIES, steps_of
-from coowned.errors import InputError
+from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism
 
 __all__ = [
@@ -153,6 +153,8 @@ def _worst(candidates: Sequence[Sequence[Steps]], delta: float, adjacency: str) 
             answers.append(Answer(epsilon=gaussian_epsilon(composition.gaussian_mu, delta), delta=delta))
         else:
             answers.append(composition.epsilon(delta))
+    if not answers:
+        raise UncertifiableError("no protected user is ever drawn: nothing to account for; run more iterations")
     return max(answers, key=lambda answer: answer.epsilon)
 
 

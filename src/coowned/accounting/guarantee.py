@@ -13,7 +13,7 @@ import coowned
 from coowned import validate
 from coowned.accounting import calculators
 from coowned.accounting.agreement import check_agreement
-from coowned.accounting.statement import rounded_up, write_statement
+from coowned.accounting.statement import rounded_up, unprotected_sentences, write_statement
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling, mechanism_from_dict
@@ -21,6 +21,8 @@ from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, 
 FORMAT = "coowned-guarantee-1"
 UNIT = "user, fixed graph"
 ADJACENCIES = ("zero-out", "replace")
+OTHER_ADJACENCY = {"zero-out": "replace", "replace": "zero-out"}
+COMPOSED_FORMAT = "coowned-composed-guarantee-1"
 _MADE_BY_GUARANTEE = object()
 
 
@@ -60,10 +62,10 @@ class PrivacyGuarantee:
     mechanism: Mechanism
     certificate: ContributionCertificate
     version: str
-    maker: object = dataclasses.field(default=None, repr=False, compare=False)
+    maker: dataclasses.InitVar[object] = None  # not kept, so that dataclasses.replace cannot pass it on
 
-    def __post_init__(self) -> None:
-        if self.maker is not _MADE_BY_GUARANTEE:
+    def __post_init__(self, maker: object) -> None:
+        if maker is not _MADE_BY_GUARANTEE:
             raise UncertifiableError(
                 "a PrivacyGuarantee comes from guarantee(certificate, mechanism, ...), not from numbers"
             )
@@ -138,13 +140,40 @@ class PrivacyGuarantee:
         certificate = ContributionCertificate.from_json(json.dumps(fields.pop("certificate")))
         mechanism = mechanism_from_dict(fields.pop("mechanism"))
         check_agreement(certificate, mechanism)
-        return cls(certificate=certificate, mechanism=mechanism, maker=_MADE_BY_GUARANTEE, **fields)
+        try:
+            made = cls(certificate=certificate, mechanism=mechanism, maker=_MADE_BY_GUARANTEE, **fields)
+        except TypeError as error:
+            raise CertificateMismatchError(
+                f"the guarantee has missing or unknown entries ({error}); make it again"
+            ) from None
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Computes the claim anew and refuses, with CertificateMismatchError, one that is smaller than what is proven.
+
+        Another version of the accountant may differ in the fourth digit; more than that is no rounding.
+        """
+        claim = {"noise_multiplier": self.noise_multiplier, "delta": self.delta}
+        validate.one_of(ADJACENCIES, adjacency=self.adjacency)
+        other = OTHER_ADJACENCY[self.adjacency]
+        proven = {
+            "epsilon": calculators.epsilon(self.mechanism, adjacency=self.adjacency, **claim),
+            "other_epsilon": calculators.epsilon(self.mechanism, adjacency=other, **claim),
+            "example_epsilon": _example_epsilon(self.mechanism, self.certificate, adjacency=self.adjacency, **claim),
+        }
+        for name, value in proven.items():
+            if not getattr(self, name) >= value * (1 - 1e-3):
+                raise CertificateMismatchError(
+                    f"the guarantee says {name} = {getattr(self, name):.6g}, but {value:.6g} is what can be proven; "
+                    "make it again"
+                )
 
     def _fields(self) -> dict[str, Any]:
         plain = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("mechanism", "certificate", "maker")
+            if field.name not in ("mechanism", "certificate")
         }
         return {
             **plain,
@@ -196,6 +225,10 @@ def guarantee(
         raise InputError("give exactly one of epsilon (a target) and noise_multiplier (what is used)")
     validate.one_of(ADJACENCIES, adjacency=adjacency)
     check_agreement(certificate, mechanism)
+    if noise_multiplier is not None:
+        validate.positive_number(noise_multiplier=noise_multiplier)
+        noise_multiplier = float(noise_multiplier)
+    delta = float(delta) if validate.is_number(delta) else delta
     claim: dict[str, Any] = {"delta": delta, "adjacency": adjacency}
     simulated = None
     if simulated_batch_size is not None:
@@ -205,17 +238,21 @@ def guarantee(
         simulated = calculators.epsilon(imagined, noise_multiplier=noise_multiplier, **claim)
     elif noise_multiplier is None:
         noise_multiplier = calculators.calibrate(mechanism, epsilon=epsilon, **claim)  # pyright: ignore[reportArgumentType]
-    other = ADJACENCIES[1 - ADJACENCIES.index(adjacency)]
+    other = OTHER_ADJACENCY[adjacency]
     proven = calculators.epsilon_details(mechanism, noise_multiplier=noise_multiplier, **claim)
+    if epsilon is not None and simulated_batch_size is None and proven.epsilon > epsilon:
+        raise UncertifiableError(
+            f"the noise multiplier {noise_multiplier:.6g} that was found gives epsilon {proven.epsilon:.6g}, not "
+            f"{epsilon:g}; "
+            "was it kept by another version? Empty the cache (COOWNED_CACHE) and calibrate again"
+        )
     return PrivacyGuarantee(
         epsilon=proven.epsilon,
         delta=delta,
         adjacency=adjacency,
         noise_multiplier=noise_multiplier,
         other_epsilon=calculators.epsilon(mechanism, noise_multiplier=noise_multiplier, delta=delta, adjacency=other),
-        example_epsilon=calculators.example_epsilon(
-            mechanism, copies=max(1, certificate.most_copies_of_one_example), noise_multiplier=noise_multiplier, **claim
-        ),
+        example_epsilon=_example_epsilon(mechanism, certificate, noise_multiplier=noise_multiplier, **claim),
         simulated_epsilon=simulated,
         simulated_batch_size=simulated_batch_size,
         grid_spacing=proven.spacing,
@@ -236,7 +273,13 @@ class ComposedGuarantee:
     epsilon: float
     delta: float
     adjacency: str
+    other_epsilon: float
     members: tuple[PrivacyGuarantee, ...]
+    maker: dataclasses.InitVar[object] = None
+
+    def __post_init__(self, maker: object) -> None:
+        if maker is not _MADE_BY_GUARANTEE:
+            raise UncertifiableError("a ComposedGuarantee comes from compose([...], delta=...), not from numbers")
 
     @property
     def unit(self) -> str:
@@ -244,14 +287,40 @@ class ComposedGuarantee:
 
     def statement(self) -> str:
         runs = "; ".join(f"run {g.run_id}: epsilon {rounded_up(g.epsilon)} alone" for g in self.members)
-        if any(g.test_run for g in self.members):
-            return f"No guarantee: a run with a given seed is among the {len(self.members)} composed ({runs})."
-        return (
-            f"All {len(self.members)} runs together are ({rounded_up(self.epsilon)}, {self.delta:g})-differentially "
-            "private for every protected user "
-            f"(unit: {UNIT}; adjacency: {self.adjacency}; independent noise and coins). Alone at their own deltas: "
-            f"{runs}."
-        )
+        first = self.members[0]
+        bounds = ", ".join(f"{made.contribution_bound:,}" for made in self.members)
+        sentences = [
+            f"All {len(self.members)} runs together are ({rounded_up(self.epsilon)}, {self.delta:.12g})-differentially "
+            f"private for every protected user (unit: {UNIT}; contribution bounds {bounds}; adjacency: "
+            f"{self.adjacency}; independent noise and coins).",
+            f"Under {OTHER_ADJACENCY[self.adjacency]} adjacency epsilon is {rounded_up(self.other_epsilon)} at the "
+            "same delta.",
+            f"Alone, at their own deltas: {runs}.",
+            *unprotected_sentences(first.certificate),
+            "What each run promises, and what it does not, is in its own statement.",
+        ]
+        return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, start=1))
+
+    def to_json(self) -> str:
+        """One JSON object with every member's guarantee."""
+        members = [json.loads(made.to_json()) for made in self.members]
+        return json.dumps({"format": COMPOSED_FORMAT, "delta": self.delta, "epsilon": self.epsilon, "members": members})
+
+    @classmethod
+    def from_json(cls, text: str) -> "ComposedGuarantee":
+        """Reads `to_json()` back by composing the members anew; an epsilon below what that gives is refused."""
+        try:
+            stored = json.loads(text)
+            members = [PrivacyGuarantee.from_json(json.dumps(member)) for member in stored["members"]]
+            claimed, delta = float(stored["epsilon"]), float(stored["delta"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"not a composed guarantee ({error}); compose the runs again") from None
+        made = compose(members, delta=delta)
+        if claimed < made.epsilon * (1 - 1e-3):
+            raise CertificateMismatchError(
+                f"the composed guarantee says epsilon = {claimed:.6g}, but {made.epsilon:.6g} is what can be proven"
+            )
+        return made
 
 
 def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> ComposedGuarantee:
@@ -264,6 +333,10 @@ def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> Composed
         raise InputError("there is nothing to compose; give at least one guarantee")
     first = guarantees[0]
     validate.in_range(0, 1, open_low=True, open_high=True, delta=delta)
+    if any(made.test_run for made in guarantees):
+        raise InputError(
+            "a run with a given seed has no guarantee: there is nothing to compose; leave it out or train anew"
+        )
     for other in guarantees[1:]:
         for name in ("graph_digest", "num_unprotected_users"):
             if getattr(first.certificate, name) != getattr(other.certificate, name):
@@ -277,10 +350,44 @@ def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> Composed
             )
     if len({g.run_id for g in guarantees}) != len(guarantees):
         raise InputError("one run is there twice; compose each run once")
-    total = calculators.composed_epsilon(
-        [(g.mechanism, g.noise_multiplier) for g in guarantees], delta=delta, adjacency=first.adjacency
+    runs = [(made.mechanism, made.noise_multiplier) for made in guarantees]
+    total, other_total = (
+        calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency)
+        for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
     )
-    return ComposedGuarantee(epsilon=total, delta=delta, adjacency=first.adjacency, members=tuple(guarantees))
+    return ComposedGuarantee(
+        epsilon=total,
+        delta=delta,
+        adjacency=first.adjacency,
+        other_epsilon=other_total,
+        members=tuple(guarantees),
+        maker=_MADE_BY_GUARANTEE,
+    )
+
+
+def _example_epsilon(
+    mechanism: Mechanism,
+    certificate: ContributionCertificate,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    adjacency: str,
+) -> float:
+    """The epsilon of one example alone, in whichever group or place of the schedule it is, users or none."""
+    copies = max(1, certificate.most_copies_of_one_example)
+    if isinstance(mechanism, CyclicPoisson):
+        sizes = certificate.group_sizes or ()
+        bounds = tuple(copies if group < len(sizes) and sizes[group] else 0 for group in range(mechanism.num_groups))
+        seen: Mechanism = dataclasses.replace(mechanism, contribution_bound=copies, group_bounds=bounds)
+    elif isinstance(mechanism, MinSeparation):
+        # The separation was counted for users; copies of an example without any may lie closer, their columns overlap.
+        apart = certificate.num_copies_without_users == 0
+        norm = 1.0 if mechanism.max_column_norm is None else max(1.0, mechanism.max_column_norm)
+        sensitivity = norm * (copies**0.5 if apart else copies)
+        seen = dataclasses.replace(mechanism, contribution_bound=copies, sensitivity=sensitivity, max_column_norm=None)
+    else:
+        seen = dataclasses.replace(mechanism, contribution_bound=copies)
+    return calculators.epsilon(seen, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
 
 
 def _imagine(mechanism: Mechanism, certificate: ContributionCertificate, batch_size: int) -> PoissonSampling:

@@ -1,6 +1,7 @@
 """What each choice of bound and selector would cost: size of S, bias, and the noise for one privacy target."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,12 +9,13 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
+from coowned.accounting.guarantee import OTHER_ADJACENCY
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import GraphStatistics
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import InfeasibleScheduleError, InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.sampling import MinSeparation, PoissonSampling
+from coowned.mechanism.sampling import Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once
@@ -42,6 +44,7 @@ class Choice:
     min_separation: int | None
     sampling_probability: float | None
     noise_multiplier: float | None  # None where it cannot be used, for the reason given
+    other_epsilon: float | None  # of that noise under the other adjacency, at the same delta
     effective_noise: float | None  # the multiplier of independent noise with the same mean error of prefix sums
     note: str = ""
     best: bool = False
@@ -53,6 +56,18 @@ class Plan:
 
     choices: tuple[Choice, ...]
     advice: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """The rows, as `coowned plan -o` writes them."""
+        return json.dumps(self.to_rows(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Reads the rows back; advice is not stored."""
+        try:
+            return cls(choices=tuple(Choice(**row) for row in json.loads(text)), advice=())
+        except (ValueError, TypeError) as error:
+            raise InputError(f"not a plan ({error}); plan again") from None
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(choice) for choice in self.choices]
@@ -125,6 +140,7 @@ def _poisson_choice(
             selector=word,
             sampling_probability=None,
             noise_multiplier=None,
+            other_epsilon=None,
             effective_noise=None,
             note=note,
             **facts,
@@ -136,6 +152,7 @@ def _poisson_choice(
         selector=word,
         sampling_probability=mechanism.sampling_probability,
         noise_multiplier=noise,
+        other_epsilon=_other_epsilon(mechanism, noise, target),
         effective_noise=noise,
         **facts,
     )
@@ -154,8 +171,8 @@ def _min_separation_choice(
         return Choice(
             mechanism="min-separation", selector=word, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0,
             upper_bound=None, mean_users_per_example=None, population_mean_users_per_example=_mean(graph),
-            min_separation=None, sampling_probability=None, noise_multiplier=None, effective_noise=None,
-            note=str(error),
+            min_separation=None, sampling_probability=None, noise_multiplier=None, other_epsilon=None,
+            effective_noise=None, note=str(error),
         )  # fmt: skip
     certificate = certify(graph, schedule)
     mechanism = MinSeparation.from_certificate(certificate)
@@ -166,9 +183,15 @@ def _min_separation_choice(
         selector=word,
         sampling_probability=None,
         noise_multiplier=noise,
+        other_epsilon=_other_epsilon(mechanism, noise, target),
         effective_noise=noise * strategy.error_factor(),
         **_facts(graph, schedule, certificate),
     )
+
+
+def _other_epsilon(mechanism: Mechanism, noise: float, target: dict[str, Any]) -> float:
+    other = OTHER_ADJACENCY[target["adjacency"]]
+    return calculators.epsilon(mechanism, noise_multiplier=noise, delta=target["delta"], adjacency=other)
 
 
 def _facts(

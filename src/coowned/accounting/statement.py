@@ -3,6 +3,7 @@
 import decimal
 from typing import TYPE_CHECKING
 
+from coowned.certificate import ContributionCertificate
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def write_statement(made: "PrivacyGuarantee", *, graph_statistics: bool) -> str:
         _released(),
         _accountant(made),
         *(_levels(made) if graph_statistics else []),
-        *_unprotected(made),
+        *unprotected_sentences(made.certificate),
         "Not covered for any user: validation and test examples, and every number or choice made from them "
         "(learning rate, early stopping, printed accuracies); other training runs on the same people, such as tuning "
         "runs, "
@@ -64,7 +65,7 @@ def _headline(made: "PrivacyGuarantee") -> list[str]:
             f"{made.simulated_batch_size:,}, which is not what runs. The true epsilon of what runs follows."
         )
     lines.append(
-        f"Training is ({rounded_up(made.epsilon)}, {made.delta:g})-differentially private for every protected user "
+        f"Training is ({rounded_up(made.epsilon)}, {made.delta:.12g})-differentially private for every protected user "
         f"(unit: {made.unit}; contribution bound {made.contribution_bound:,}; adjacency: {made.adjacency})."
     )
     return lines
@@ -94,20 +95,21 @@ def _mechanism(made: "PrivacyGuarantee") -> str:
     mechanism = made.mechanism
     noise = f"noise multiplier {rounded_down(made.noise_multiplier)} in units of one example's clip norm"
     if isinstance(mechanism, PoissonSampling):
-        coin = f"coin of probability {mechanism.sampling_probability:.6g}"
+        coin = f"coin of probability {mechanism.sampling_probability:.10g}"
         how = f"Poisson sampling: every copy has its own {coin} in every step"
     elif isinstance(mechanism, MinSeparation):
         how = (
             f"a fixed schedule in which any {mechanism.min_separation:,} consecutive batches hold at most one copy "
             "of each user, "
-            f"with noise correlated over {mechanism.num_bands:,} bands (DP-MF, no amplification by sampling)"
+            f"with noise correlated over {mechanism.num_bands:,} bands (DP-MF; no column of the strategy is longer "
+            "than 1; no amplification by sampling)"
         )
     else:
         assert isinstance(mechanism, CyclicPoisson)
         how = (
             f"cyclic Poisson sampling over {mechanism.num_groups:,} groups of users with noise correlated over "
             f"{mechanism.num_bands:,} bands; "
-            f"every copy has its own coin of probability at most {mechanism.sampling_probability:.6g} in its group's "
+            f"every copy has its own coin of probability at most {mechanism.sampling_probability:.10g} in its group's "
             "rounds"
         )
     steps = f"{mechanism.iterations:,} steps"
@@ -187,8 +189,8 @@ def _median(levels, total: int) -> str:
     return ""
 
 
-def _unprotected(made: "PrivacyGuarantee") -> list[str]:
-    certificate = made.certificate
+def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:
+    """How many users, and copies, nothing is promised for; empty where there are none."""
     sentences = []
     if certificate.num_unprotected_users:
         sentences.append(

@@ -93,11 +93,22 @@ def take(examples: AttributedExamples, selection: HasCopies) -> pa.Table:
             f"the selection is for {len(copies)} examples, these are {examples.graph.num_examples}; "
             "select from examples.graph"
         )
+    chosen_from = getattr(selection, "graph", None)
+    if chosen_from is not None and not _same_ids(chosen_from, examples.graph):
+        raise InputError("the selection is for other examples than these; select from examples.graph")
     if "copies" in examples.payload.column_names:
         raise InputError("the data have a column named copies; rename it before taking the selected rows")
     chosen = copies > 0
     # Filtering keeps the chunks: taking rows would join them, and text beyond 2 GB does not fit in one.
     return examples.payload.filter(pa.array(chosen)).append_column("copies", pa.array(copies[chosen].astype(np.int32)))
+
+
+def _same_ids(one: AttributionGraph, other: AttributionGraph) -> bool:
+    if one is other:
+        return True
+    if one.example_ids is None or other.example_ids is None:
+        return one.example_ids is other.example_ids
+    return one.example_ids.equals(other.example_ids)
 
 
 def attribute(

@@ -11,7 +11,7 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution import digest as digests
 from coowned.attribution import kernels
-from coowned.attribution.identifiers import as_identifiers, utf8_buffers
+from coowned.attribution.identifiers import as_identifiers, type_of_ids, utf8_buffers
 from coowned.errors import InputError
 
 
@@ -50,6 +50,7 @@ class AttributionGraph:
     user_keys: pa.Array | None  # int64 or large_string, None: the integer
     columns_read: tuple[str, ...] = ()
     num_unprotected_users: int = 0
+    id_type: pa.DataType | None = None  # of the ids in the input, which `ids_of` gives back
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indptr", _read_only(self.indptr))
@@ -97,6 +98,7 @@ class AttributionGraph:
             user_keys=as_identifiers(user_keys, name="user_keys", length=num_users),
             columns_read=tuple(columns_read),
             num_unprotected_users=num_unprotected_users,
+            id_type=type_of_ids(example_ids),
         )
 
     @classmethod
@@ -204,7 +206,7 @@ class AttributionGraph:
         users = np.empty(indptr[-1], dtype=self.users.dtype)
         kernels.take_rows(self.indptr, self.users, rows, indptr, users)
         ids = pa.array(rows.astype(np.int64)) if self.example_ids is None else self.example_ids.take(pa.array(rows))
-        return self._like(indptr, users, example_ids=ids)
+        return dataclasses.replace(self, indptr=indptr, users=users, example_ids=ids)
 
     def without_users(self, users: Any) -> "AttributionGraph":
         """Takes users out of the attribution: they are no longer protected, and are counted, not named.
@@ -220,31 +222,22 @@ class AttributionGraph:
         kept_pairs = stays[self.users]
         kept_before = np.concatenate([[0], np.cumsum(kept_pairs)])
         keys = pa.array(np.arange(self.num_users)) if self.user_keys is None else self.user_keys
-        return AttributionGraph(
-            kept_before[self.indptr],
-            new_label[self.users[kept_pairs]].astype(self.users.dtype),
+        return dataclasses.replace(
+            self,
+            indptr=kept_before[self.indptr],
+            users=new_label[self.users[kept_pairs]].astype(self.users.dtype),
             num_users=self.num_users - len(gone),
-            example_ids=self.example_ids,
             user_keys=keys.filter(pa.array(stays)),
-            columns_read=self.columns_read,
             num_unprotected_users=self.num_unprotected_users + len(gone),
         )
 
     def ids_of(self, examples: Any) -> pa.Array:
         """The ids of these examples, in the type of the input."""
         rows = pa.array(np.asarray(examples, dtype=np.int64))
-        return rows if self.example_ids is None else self.example_ids.take(rows)
-
-    def _like(self, indptr: np.ndarray, users: np.ndarray, *, example_ids: pa.Array | None) -> "AttributionGraph":
-        return AttributionGraph(
-            indptr,
-            users,
-            num_users=self.num_users,
-            example_ids=example_ids,
-            user_keys=self.user_keys,
-            columns_read=self.columns_read,
-            num_unprotected_users=self.num_unprotected_users,
-        )
+        if self.example_ids is None:
+            return rows
+        ids = self.example_ids.take(rows)
+        return ids if self.id_type is None else ids.cast(self.id_type)
 
 
 def _integers(values: Any, name: str) -> np.ndarray:

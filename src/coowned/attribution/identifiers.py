@@ -46,6 +46,20 @@ def as_identifiers(
     return array
 
 
+def type_of_ids(values: Any) -> pa.DataType | None:
+    """The Arrow type that ids came in, where it is one of text or whole numbers; None for lists and the index."""
+    kind = None
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        kind = values.type
+    elif isinstance(values, pl.Series):
+        kind = values.head(0).to_arrow().type
+    elif isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        kind = pa.from_numpy_dtype(values.dtype)
+    if kind is None or not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return None
+    return kind
+
+
 def text_or_integers(values: Any, *, name: str) -> pa.Array:
     """Any array-like of whole numbers or text as one int64 or large_string Arrow array."""
     array = _to_arrow(values, name=name)

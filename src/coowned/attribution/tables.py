@@ -1,5 +1,6 @@
 """Tables in memory: pandas, polars, Arrow, Hugging Face datasets, anything with the Arrow C interface."""
 
+import dataclasses
 import difflib
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution.examples import AttributedExamples, attribute, unify
-from coowned.attribution.identifiers import check_valid, first_true, is_text, one_line, text_or_integers
+from coowned.attribution.identifiers import check_valid, first_true, is_text, one_line, text_or_integers, type_of_ids
 from coowned.attribution.places import Place
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
@@ -88,7 +89,7 @@ def attribute_table(
     if not columns:
         raise InputError(f"{where}users= names no column; name at least one")
     lists = _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where)
-    return attribute(
+    examples = attribute(
         lists,
         example_ids=None if example_id is None else _ids(table, example_id, where),
         payload=table,
@@ -97,6 +98,7 @@ def attribute_table(
         columns_read=[*([] if example_id is None else [example_id]), *columns],
         place=where,
     )
+    return examples if example_id is None else _with_type_of_ids(examples, table, example_id)
 
 
 def user_columns(users: str | Sequence[str] | None) -> list[str]:
@@ -145,6 +147,12 @@ def _column(table: pa.Table, name: str, where: Place) -> pa.ChunkedArray:
         hint = f"did you mean {near[0]!r}?" if near else f"it has {listed}: name one of them"
         raise InputError(f"{where}there is no column {name!r}; {hint}")
     return table.column(name)
+
+
+def _with_type_of_ids(examples: AttributedExamples, table: pa.Table, example_id: str) -> AttributedExamples:
+    """The same, its ids given back in the type that the column has."""
+    kind = type_of_ids(table.column(example_id))
+    return dataclasses.replace(examples, graph=dataclasses.replace(examples.graph, id_type=kind))
 
 
 def _ids(table: pa.Table, name: str, where: Place) -> pa.Array:
@@ -264,7 +272,7 @@ def _from_pairs(
     entries = pa.DictionaryArray.from_arrays(pa.array(codes[order]), spellings)
     is_first = np.zeros(table.num_rows, dtype=bool)
     is_first[first_row] = True
-    return attribute(
+    examples = attribute(
         pa.LargeListArray.from_arrays(pa.array(_ends(np.bincount(entry_example, minlength=len(first_row)))), entries),
         example_ids=encoded.dictionary,
         payload=table.remove_column(table.column_names.index(user)).filter(pa.array(is_first)),
@@ -273,6 +281,7 @@ def _from_pairs(
         columns_read=[example_id, user],
         place=where,
     )
+    return _with_type_of_ids(examples, table, example_id)
 
 
 def _check_same_payload(

@@ -53,6 +53,10 @@ def run(
     selected = read_selection(selection, graph)
     try:
         claim.check(graph, selected)
+    except CertificateMismatchError as error:
+        if json:
+            show.as_json({"holds": False, "reason": str(error)})
+        raise
     except UncertifiableError as error:  # groups that share a user: the claim of groups does not hold
         raise CertificateMismatchError(f"{selection}: {error}") from error
     if json:

@@ -90,7 +90,8 @@ def run(
     say()
 
     accuracies = _train(graph, selection, certificate, emails, held_out)
-    say("5. Is an e-mail about work or private life? Accuracy on e-mails that were kept out of training:")
+    say("5. Is an e-mail about work or private life? Accuracy on e-mails that were kept out of training, by epsilon")
+    say(f"   (unit: user, fixed graph; bound {certificate.contribution_bound}; delta {_TARGET['delta']:g}; zero-out):")
     for epsilon, accuracy in accuracies.items():
         say(f"   {'without privacy' if epsilon is None else f'epsilon {epsilon:g}':<16} {accuracy:6.1%}")
     say()

@@ -39,7 +39,9 @@ def run(
 
         coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 256 --iterations 1000
     """
+    from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
     from coowned.accounting.planning import plan
+    from coowned.accounting.statement import rounded_up
 
     try:
         bounds = [int(part) for part in contribution_bounds.split(",") if part.strip()]
@@ -66,16 +68,26 @@ def run(
             progress=progress,
         )
     if output is not None:
-        from json import dumps
-
         with whole_files(output) as (temporary,):
-            temporary.write_text(dumps(made.to_rows(), indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(made.to_json() + "\n", encoding="utf-8")
     if json:
         show.as_json(made.to_rows())
         return
+    other = OTHER_ADJACENCY[adjacency]
     show.table(
-        f"epsilon {epsilon:g}, delta {delta:g}, {adjacency}; batches of {batch_size:,}, {iterations:,} steps",
-        ("selector", "k", "copies", "distinct", "users per copy", "noise multiplier", "effective", ""),
+        f"epsilon {epsilon:g} (unit: {UNIT}; bound k), delta {delta:g}, {adjacency}; batches of {batch_size:,}, "
+        f"{iterations:,} steps",
+        (
+            "selector",
+            "k",
+            "copies",
+            "distinct",
+            "users per copy",
+            "noise multiplier",
+            "effective",
+            f"epsilon, {other}",
+            "",
+        ),
         [
             (
                 choice.selector,
@@ -85,11 +97,12 @@ def run(
                 "-" if choice.mean_users_per_example is None else f"{choice.mean_users_per_example:.2f}",
                 "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.4f}",
                 "-" if choice.effective_noise is None else f"{choice.effective_noise:.4f}",
+                "-" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
                 "<- best" if choice.best else choice.note[:40],
             )
             for choice in made.choices
         ],
-        left=(0, 7),
+        left=(0, 8),
     )
     if made.choices:
         show.line(f"users per example in all the data: {made.choices[0].population_mean_users_per_example:.2f}")

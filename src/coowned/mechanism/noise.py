@@ -35,6 +35,9 @@ ROUNDING_FACTOR = 1 + 1e-5  # for all rounding in clipping, summing and adding: 
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
 
 
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-30, 1e30
+
+
 def noise_scale(*, noise_multiplier: float, clip_norm: float, batch_size: int) -> float:
     """What unit noise is multiplied by before it is added to the sum of clipped gradients over batch_size.
 
@@ -48,6 +51,12 @@ def noise_scale(*, noise_multiplier: float, clip_norm: float, batch_size: int) -
     validate.in_range(0, math.inf, open_high=True, noise_multiplier=noise_multiplier)
     validate.positive(batch_size=batch_size)
     exact = float(noise_multiplier) * float(clip_norm) / int(batch_size) * ROUNDING_FACTOR
+    if noise_multiplier and not _SMALLEST_SCALE <= exact <= _LARGEST_SCALE:
+        raise InputError(
+            f"noise of scale {exact:.3g} cannot be had in float32, where small numbers become 0 and large ones "
+            "infinite; "
+            f"choose clip_norm ({clip_norm:g}), noise_multiplier and batch_size so that it is between 1e-30 and 1e30"
+        )
     rounded = np.float32(exact)
     return float(rounded if float(rounded) >= exact else np.nextafter(rounded, np.float32(np.inf)))
 
@@ -248,6 +257,8 @@ def noise_from_key(
     streams: list[NoiseStream] = []
 
     def init(params):
+        if streams and streams[0].step > start:
+            raise InputError("this noise has been given out; a second run needs a run key of its own")
         shapes = {name: tuple(leaf.shape) for name, leaf in _named(jax, params)}
         stream = NoiseStream(
             run_key,

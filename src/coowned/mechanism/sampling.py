@@ -5,6 +5,7 @@ multiplier" in units of one example's clip norm. None of them claims anything: a
 """
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -36,6 +37,7 @@ class PoissonSampling:
     batch_size: int | None = None
 
     def __post_init__(self):
+        _plain_numbers(self)
         validate.positive(contribution_bound=self.contribution_bound, iterations=self.iterations)
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
         _check_batch_size(self.batch_size)
@@ -66,6 +68,13 @@ class PoissonSampling:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, read back by `mechanism_from_dict`."""
         return {"kind": "poisson", **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "PoissonSampling":
+        return _from_json(cls, text)
 
     def for_copies(self, copies: int) -> "PoissonSampling":
         """The same training seen by somebody who is in `copies` copies."""
@@ -109,6 +118,7 @@ class MinSeparation:
     batch_size: int | None = None
 
     def __post_init__(self):
+        _plain_numbers(self)
         _check_batch_size(self.batch_size)
         validate.positive(
             contribution_bound=self.contribution_bound,
@@ -155,6 +165,13 @@ class MinSeparation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, read back by `mechanism_from_dict`."""
         return {"kind": "min-separation", **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "MinSeparation":
+        return _from_json(cls, text)
 
     def sensitivity_of(self, participations: int) -> float:
         """An upper bound on the l2 sensitivity, in clip norms, of what one user adds in so many participations."""
@@ -212,6 +229,7 @@ class CyclicPoisson:
     batch_size: int | None = None
 
     def __post_init__(self):
+        _plain_numbers(self)
         _check_batch_size(self.batch_size)
         validate.positive(
             contribution_bound=self.contribution_bound,
@@ -278,6 +296,13 @@ class CyclicPoisson:
         """Plain values, read back by `mechanism_from_dict`."""
         return {"kind": "cyclic", **dataclasses.asdict(self)}
 
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "CyclicPoisson":
+        return _from_json(cls, text)
+
     def rounds_of(self, group: int) -> int:
         """Number of steps in which the group can be drawn."""
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
@@ -321,6 +346,25 @@ def mechanism_from_dict(stored: dict[str, Any]) -> Mechanism:
     if kind is None or not set(fields) <= {field.name for field in dataclasses.fields(kind)}:
         raise InputError(f"not the fields of a mechanism: {sorted(stored)}; make it again")
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+
+def _from_json(kind: type[Any], text: str) -> Any:
+    try:
+        stored = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"the mechanism is not JSON ({error}); make it again") from None
+    made = mechanism_from_dict(stored) if isinstance(stored, dict) else None
+    if not isinstance(made, kind):
+        raise InputError(f"a {kind.__name__} was expected; make it again")
+    return made
+
+
+def _plain_numbers(mechanism: Any) -> None:
+    """Numbers of numpy become Python's, so that what is stored is plain JSON."""
+    for field in dataclasses.fields(mechanism):
+        value = getattr(mechanism, field.name)
+        if hasattr(value, "item"):
+            object.__setattr__(mechanism, field.name, value.item())
 
 
 def _check_batch_size(batch_size: int | None) -> None:

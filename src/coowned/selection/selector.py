@@ -120,7 +120,9 @@ class Selection(Chosen):
         if not isinstance(graph, AttributionGraph):
             raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
         own_groups = None if groups is None else np.array(groups)
-        return cls(graph=graph, copies=np.array(copies), groups=own_groups, selector={"name": "from-copies"})
+        own = np.array(copies)
+        own = own.astype(np.int32) if own.dtype == bool else own  # a mask: each once
+        return cls(graph=graph, copies=own, groups=own_groups, selector={"name": "from-copies"})
 
     @property
     def num_examples(self) -> int:

@@ -124,6 +124,11 @@ class RunFolder:
         """The key of the run here, made and stored at the first call: the system's, or a seed's for a test run."""
         self.refuse_if_finished()
         file = self.path / "run-key.json"
+        left_over = any((self.path / name).exists() for name in ("checkpoint.safetensors", "guarantee.json"))
+        if file.exists() and not self.is_begun and left_over:
+            raise CertificateMismatchError(
+                f"{self.path}: a key without the record of what it was used for (run.json is gone); name another place"
+            )
         if file.exists():
             key = RunKey.from_json(file.read_text(encoding="utf-8"))
             if key.seed != seed:
@@ -247,9 +252,8 @@ def code_digest() -> str:
     for name in ("jax", "jaxlib", "numpy", "numba", "optax"):
         hashed.update(f" {name} {importlib.metadata.version(name)}".encode())
     root = Path(coowned.__file__).parent
-    for stage in ("attribution", "selection", "synthetic", "mechanism", "training"):
-        for file in sorted((root / stage).rglob("*.py")):
-            hashed.update(
-                f" {file.relative_to(root).as_posix()} ".encode() + hashlib.sha256(file.read_bytes()).digest()
-            )
+    parts = ("attribution", "selection", "synthetic", "certificate.py", "mechanism", "accounting", "training")
+    files = [file for part in parts for file in [root / part, *sorted((root / part).rglob("*.py"))] if file.is_file()]
+    for file in files:
+        hashed.update(f" {file.relative_to(root).as_posix()} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     return hashed.hexdigest()

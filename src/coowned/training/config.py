@@ -188,7 +188,7 @@ class TrainConfig:
             if mechanism.clip_norm is None:
                 raise ConfigError("[mechanism] needs clip_norm: the longest gradient one copy may add")
         else:
-            for key in ("noise_multiplier", "delta", "simulated_batch_size"):
+            for key in ("noise_multiplier", "simulated_batch_size"):
                 if getattr(privacy, key) is not None:
                     raise ConfigError(f"[privacy] {key} means nothing without a guarantee; leave it out")
             if privacy.public and privacy.epsilon is not None:

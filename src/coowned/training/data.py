@@ -90,6 +90,7 @@ class FeatureTable:
             validate.same_length(self.graph.num_examples, features=features)
         else:
             validate.same_length(self.graph.num_examples, rows=self.rows)
+            _check_rows(self.rows, len(features))
 
     @classmethod
     def from_examples(
@@ -141,10 +142,7 @@ class FeatureTable:
 
     @property
     def digest(self) -> str:
-        return self._digest
-
-    @functools.cached_property
-    def _digest(self) -> str:
+        """Computed anew whenever it is asked for: the arrays are the caller's, who might have written to them."""
         hashed = hashlib.blake2b(digest_size=32, person=b"coowned-data-1")
         hashed.update(json.dumps([self.graph.digest, *self.features.shape, self.rows is not None]).encode())
         for array in (self.features, self.labels, *(() if self.rows is None else (self.rows,))):
@@ -190,13 +188,11 @@ class WorldData:
 
     @property
     def digest(self) -> str:
-        return self._digest
-
-    @functools.cached_property
-    def _digest(self) -> str:
         world = [dataclasses.asdict(self.world.data), self.world.seed, self.world.graph.digest, self.graph.digest]
         hashed = hashlib.blake2b(json.dumps(world).encode(), digest_size=32, person=b"coowned-data-1")
         hashed.update(b"" if self.rows is None else self.rows.tobytes())
+        for array in self.world.stored or ():
+            hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
 
 
@@ -214,6 +210,13 @@ def gather_rows(source, source_labels, rows, out, out_labels):
 @functools.cache
 def _gatherers() -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gather")
+
+
+def _check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
+    if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or rows.max() >= available)):
+        raise InputError(f"rows must be whole numbers in [0, {available}): the row of each example")
+    if len(np.unique(rows)) != len(rows):
+        raise InputError("rows must not repeat: one content in two examples is in twice as many copies as were counted")
 
 
 def _is_list(kind: pa.DataType) -> bool:

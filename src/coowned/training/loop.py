@@ -322,7 +322,7 @@ def _rounded_down(clip_norm: float | None) -> float:
 
 # Which run each secret key has served in this process. State that lasts, on purpose: no object that a caller can copy
 # or make again could remember it, and a second run under the same key would give both runs' gradients away.
-_SERVED: dict[tuple[str, str], str] = {}
+_SERVED: dict[str, str] = {}
 
 
 def refuse_second_use(
@@ -332,15 +332,16 @@ def refuse_second_use(
 
     The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
     """
-    for plan in plans:
-        if plan.guarantee is None or plan.guarantee.test_run:
-            continue
-        run = f"{plan.digest} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)}"
-        if _SERVED.setdefault((plan.run_key.fingerprint, plan.configuration), run) != run:
-            raise InputError(
-                "this run key has served another run: the same noise under two different gradients gives both away; "
-                "use RunKey.from_operating_system() for each run, or sweep()"
-            )
+    key = plans[0].run_key
+    if key.is_test_run:
+        return
+    what = [plan.digest for plan in plans]
+    run = f"{what} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)}"
+    if _SERVED.setdefault(key.fingerprint, run) != run:
+        raise InputError(
+            "this run key has served another run: the same noise under two different gradients gives both away, and "
+            "runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or sweep()"
+        )
 
 
 def _mean_loss(model: Model, parameters: Any, batch: Any, mask: Any) -> Any:

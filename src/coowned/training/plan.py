@@ -121,6 +121,12 @@ class TrainingPlan:
                 "the run key comes from a given seed, so noise and coins are known: there is no guarantee; make it "
                 "with guarantee(..., test_run=True), or use RunKey.from_operating_system()"
             )
+        if made.test_run and not self.run_key.is_test_run:
+            raise InputError(
+                "a test run takes its key from a seed; use RunKey.from_seed, or a guarantee for a real run"
+            )
+        if self.clip_norm is not None and not 1e-20 <= self.clip_norm <= 1e20:
+            raise InputError(f"clip_norm must be between 1e-20 and 1e20, not {self.clip_norm:g}: sums need room")
         if self.public:
             raise InputError("public data need no guarantee; leave either out")
 
@@ -232,7 +238,10 @@ class TrainingPlan:
             "optimizer": [self.optimizer, self.learning_rate],
             "configuration": self.configuration,
             "coefficients": self.coefficients.tolist(),
-            "run_id": None if self.guarantee is None else self.guarantee.run_id,
+            "claim": None
+            if self.guarantee is None
+            else [self.guarantee.run_id, self.guarantee.epsilon, self.guarantee.delta, self.guarantee.adjacency],
+            "test_run": self.run_key.is_test_run,
         }
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 

@@ -167,6 +167,11 @@ def _check(plans: tuple[TrainingPlan, ...]) -> None:
             raise InputError("the plans differ in what is selected; sweep them apart")
         if not np.array_equal(plan.coefficients, first.coefficients):
             raise InputError("the plans differ in their strategies; sweep them apart")
+        if plan.guarantee and first.guarantee and plan.guarantee.run_id != first.guarantee.run_id:
+            raise InputError(
+                "the models of a sweep share their coins and are ONE run; make their guarantees with one run_id=..., "
+                "so that they cannot be composed as independent runs"
+            )
         if (plan.guarantee is None) != (first.guarantee is None) or (plan.clip_norm is None) != (
             first.clip_norm is None
         ):
