@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.errors import InputError
+from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import whole_files
 
 if TYPE_CHECKING:
@@ -89,12 +89,16 @@ def read_certificate(path: Path) -> "ContributionCertificate":
 
     try:
         return ContributionCertificate.from_json(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise InputError(
             f"{path}: no certificate can be read there ({error.strerror}); say --certificate FILE"
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a certificate; say --certificate FILE") from error
+        raise InputError(
+            f"{path}: not a certificate (not UTF-8 at byte {error.start}); say --certificate FILE"
+        ) from error
+    except (InputError, CertificateMismatchError) as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def make_mechanism(

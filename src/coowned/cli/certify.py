@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
+from coowned.cli.calibrate import read_certificate
 from coowned.cli.data_options import reads_data
 from coowned.cli.select import certificate_path_of
-from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.errors import CertificateMismatchError, UncertifiableError
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -33,22 +34,11 @@ def run(
 
         coowned certify papers.parquet S.parquet --users authors --example-id id --certificate claim.json
     """
-    from coowned.certificate import ContributionCertificate, certify
+    from coowned.certificate import certify
     from coowned.selection.selection_files import read_selection
 
     path = certificate or certificate_path_of(selection)
-    try:
-        claim = ContributionCertificate.from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: no certificate can be read there ({error.strerror}); say --certificate FILE"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: not a certificate (not UTF-8 at byte {error.start}); say --certificate FILE"
-        ) from error
-    except (InputError, CertificateMismatchError) as error:
-        raise type(error)(f"{path}: {error}") from error
+    claim = read_certificate(path)
     graph = source.read().graph
     selected = read_selection(selection, graph)
     try:
