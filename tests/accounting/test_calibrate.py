@@ -10,7 +10,7 @@ from coowned.accounting import calibrate as module
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import epsilon as proven
 from coowned.accounting.calibrate import calibrate
-from coowned.errors import InputError
+from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 NO_CACHE = ResultCache(directory=None)
@@ -131,3 +131,14 @@ def test_closed_forms_are_not_kept(tmp_path):
     m = MinSeparation(contribution_bound=8, min_separation=16, num_bands=16, iterations=2500)
     calibrate(m, epsilon=8.0, delta=1e-10, adjacency="zero-out", cache=ResultCache(directory=tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.full
+def test_noise_is_raised_where_the_least_cannot_be_certified():
+    """A user who is drawn about once, at a tiny delta: the least noise that can be certified, not a refusal."""
+    rare = PoissonSampling(contribution_bound=1, sampling_probability=4.9e-6, iterations=204343)
+    claim = {"delta": 1.4e-10, "adjacency": "zero-out"}
+    noise_multiplier = calibrate(rare, epsilon=0.13, **claim)
+    assert proven(rare, noise_multiplier=noise_multiplier, **claim) <= 0.13
+    with pytest.raises(UncertifiableError):
+        proven(rare, noise_multiplier=0.999 * noise_multiplier, **claim)

@@ -15,6 +15,7 @@ from coowned.mechanism.sampling import Mechanism
 
 RELATIVE_TOLERANCE = 3e-4  # of the noise multiplier: distance to one that misses the target
 _SMALLEST, _LARGEST = 1e-4, 1e12  # noise multipliers the search looks at
+_GROWTH = 1.06  # of the noise where numerical errors are too large a part of delta
 
 
 def calibrate(
@@ -26,6 +27,7 @@ def calibrate(
       - The accountant confirms it: `epsilon(...)` at the result is at most the target, 0.999 of the result misses
         it.   (test_calibration_is_private_and_tight)
 
+    Where numerical errors would take more than 1% of delta, the noise is raised until they do not.
     Raises UncertifiableError where no noise multiplier between 0.0001 and 1e12 does it, InputError where delta is so
     large that no noise is needed at all.
     Cost: a coarse search without transforms, then four or five evaluations of `epsilon`. Results are kept on disk
@@ -103,9 +105,40 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
     else:
         noise_multiplier = _narrow(lambda noise: proven(noise, refuse=False), math.exp(_root(coarse)), epsilon)
     # The search may pass through places that are refused; its end may not be one.
-    if proven(noise_multiplier, refuse=True) > epsilon:
+    try:
+        confirmed = proven(noise_multiplier, refuse=True) <= epsilon
+    except UncertifiableError:
+        return _least_certified(lambda noise: proven(noise, refuse=True), noise_multiplier, epsilon)
+    if not confirmed:
         raise UncertifiableError("the accountant did not confirm its own noise multiplier; use a larger delta")
     return noise_multiplier
+
+
+def _least_certified(proven: Callable[[float], float], refused: float, epsilon: float) -> float:
+    """The least noise above `refused` that the accountant certifies for the target: more noise than is needed.
+
+    Where a user is drawn about once in all and delta is tiny, numerical errors are too large a part of delta until
+    the noise is a little larger.
+    """
+
+    def certified(noise: float) -> bool:
+        try:
+            return proven(noise) <= epsilon
+        except UncertifiableError:
+            return False
+
+    accepted = refused * _GROWTH
+    while not certified(accepted):
+        refused, accepted = accepted, accepted * _GROWTH
+        if accepted > _LARGEST:
+            raise UncertifiableError("no noise multiplier up to 1e12 can be certified; use a larger delta")
+    while accepted > refused * (1 + 2 * RELATIVE_TOLERANCE):
+        middle = math.sqrt(refused * accepted)
+        if certified(middle):
+            accepted = middle
+        else:
+            refused = middle
+    return accepted
 
 
 def _root(falling: Callable[[float], float]) -> float:
