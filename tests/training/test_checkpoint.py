@@ -197,7 +197,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.data import WorldData
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
-from tests.training.conftest import NUM_FEATURES, Small
+from tests.training.conftest import NUM_FEATURES, Small, forged
 graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
 world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
 small = Small(graph, world, WorldData.part(world))
