@@ -71,7 +71,7 @@ class Chosen:
             )
 
     def _chosen_rows(self) -> npt.NDArray[Any]:
-        raise NotImplementedError
+        return np.flatnonzero(self.copies)  # type: ignore[attr-defined]
 
     def _origin(self) -> dict[str, Any]:
         """The part of the JSON that both kinds share."""
@@ -174,9 +174,6 @@ class Selection(Chosen):
             return selection
         selection.check_graph(graph)
         return dataclasses.replace(selection, graph=graph)
-
-    def _chosen_rows(self) -> npt.NDArray[Any]:
-        return np.flatnonzero(self.copies)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Selection):
@@ -293,9 +290,6 @@ class Schedule(Chosen):
             return schedule
         schedule.check_graph(graph)
         return dataclasses.replace(schedule, graph=graph)
-
-    def _chosen_rows(self) -> npt.NDArray[Any]:
-        return np.flatnonzero(self.copies)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
