@@ -11,7 +11,7 @@ from coowned import InputError, validate
 
 @pytest.mark.parametrize("value", [1, 7, np.int32(3), np.uint64(9), 10**400])
 def test_positive_takes_whole_numbers(value):
-    validate.positive(count=value)
+    assert validate.positive(count=value) is None
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, np.bool_(True), "1", None, math.nan, [1]])
@@ -28,7 +28,7 @@ def test_integer_has_both_ends():
 
 @pytest.mark.parametrize("value", [0.5, 3, np.float32(2), Fraction(1, 3), 10**400])
 def test_positive_number_takes_finite_numbers(value):
-    validate.positive_number(sigma=value)
+    assert validate.positive_number(sigma=value) is None
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, -math.inf, True, "1", None, 1j])
