@@ -7,7 +7,7 @@ from coowned.training.feed import Feeder
 
 
 def inputs(small, plan, *, start=0, release=True):
-    feeder = Feeder(small.data, plan.batches(), None, start=start, stop=plan.iterations)
+    feeder = Feeder(small.data, plan.batches(), None, run_key=plan.run_key, start=start, stop=plan.iterations)
     given = []
     for made in feeder:
         given.append((made.step, {name: array.copy() for name, array in made.batch.items()}, made.mask.copy()))
@@ -40,7 +40,7 @@ def test_content_and_padding(small):
 def test_arrays_are_not_reused_early(small):
     """What was not released keeps its content; what was is written to again. Aligned, so that devices need no copy."""
     plan = small.plan("dp-mf")  # one physical size
-    feeder = Feeder(small.data, plan.batches(), None, start=0, stop=plan.iterations)
+    feeder = Feeder(small.data, plan.batches(), None, run_key=plan.run_key, start=0, stop=plan.iterations)
     steps = iter(feeder)
     first, second = next(steps), next(steps)
     kept = second.batch["features"].copy()

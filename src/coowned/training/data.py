@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numba
 import numpy as np
@@ -18,10 +18,23 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
+from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+_FLOATS = {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
+
+
+class Draw(NamedTuple):
+    """For which step and which copies content is asked: what is random in it (the masks of a text) follows from that.
+
+    Content is filled in copy by copy, so that two copies of one example have masks of their own.
+    """
+
+    run_key: RunKey
+    step: int
+    copy_numbers: npt.NDArray[np.int32]  # (n,) which copy of its example each is
 
 
 class TrainingData(Protocol):
@@ -36,11 +49,18 @@ class TrainingData(Protocol):
         ...
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape, without the batch axis, of every float32 array a batch has."""
+        """Name and shape, without the batch axis, of every array a batch has."""
         ...
 
-    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[np.float32]]) -> None:
-        """Writes the content of these examples into the first rows of `out`."""
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The type of each of them."""
+        ...
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        """Writes the content of these examples into the first rows of `out`.
+
+        Without a draw the content is for evaluation: always the same.
+        """
         ...
 
 
@@ -125,7 +145,10 @@ class FeatureTable:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
 
-    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[np.float32]]) -> None:
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return dict(_FLOATS)
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
         features, labels = out["features"], out["labels"]
         # Threads and not numba's parallel loops: two threads, as of two trainers, must not enter one at once.
@@ -179,7 +202,10 @@ class WorldData:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.world.data.num_features,), "labels": ()}
 
-    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[np.float32]]) -> None:
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return dict(_FLOATS)
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
         if self.world.stored is not None:
             gather_rows(self.world.stored[0], self.world.stored[1], rows, out["features"], out["labels"])

@@ -90,7 +90,8 @@ def example_losses(
     losses, right = [], []
     compute = _compiled_losses(model)
     size = min(_AT_ONCE, max(1, total))  # one shape for all pieces
-    arrays = {name: np.zeros((size, *shape), np.float32) for name, shape in data.shapes().items()}
+    kinds = data.dtypes()
+    arrays = {name: np.zeros((size, *shape), kinds[name]) for name, shape in data.shapes().items()}
     for begin in range(0, total, size):
         examples = np.arange(begin, min(begin + size, total))
         data.fill(examples, {name: array[: len(examples)] for name, array in arrays.items()})

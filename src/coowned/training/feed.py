@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.batching import Batches
+from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
-from coowned.training.data import TrainingData
+from coowned.training.data import Draw, TrainingData
 from coowned.training.sweep_noise import SweepNoise
 
 _ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without a copy
@@ -22,7 +23,7 @@ class StepInput(NamedTuple):
     """Everything one step reads."""
 
     step: int
-    batch: dict[str, npt.NDArray[np.float32]]  # each (physical size, ...); padding is zero
+    batch: dict[str, npt.NDArray[Any]]  # each (physical size, ...); padding is zero
     mask: npt.NDArray[np.bool_]  # (physical size,)
     noise: dict[str, npt.NDArray[np.float32]]
     slot: Any  # give it back with `Feeder.release`
@@ -41,11 +42,18 @@ class Feeder:
     """
 
     def __init__(
-        self, data: TrainingData, batches: Batches, noise: NoiseStream | SweepNoise | None, *, start: int, stop: int
+        self,
+        data: TrainingData,
+        batches: Batches,
+        noise: NoiseStream | SweepNoise | None,
+        *,
+        run_key: RunKey,
+        start: int,
+        stop: int,
     ):
-        self._data, self._batches, self._noise = data, batches, noise
+        self._data, self._batches, self._noise, self._run_key = data, batches, noise, run_key
         self._start, self._stop = start, stop
-        self._free: list[dict[int, dict[str, npt.NDArray[np.float32]]]] = []
+        self._free: list[dict[int, dict[str, npt.NDArray[Any]]]] = []
 
     def __iter__(self) -> Iterator[StepInput]:
         for step in range(self._start, self._stop):
@@ -55,23 +63,25 @@ class Feeder:
         """Says that the step that read this has ended."""
         self._free.append(given.slot)
 
-    def _make(self, step: int, slot: dict[int, dict[str, npt.NDArray[np.float32]]]) -> StepInput:
+    def _make(self, step: int, slot: dict[int, dict[str, npt.NDArray[Any]]]) -> StepInput:
         drawn = self._batches.batch(step)
         size, count = drawn.physical_size, drawn.num_copies
         if size not in slot:
             if len(slot) >= 4:  # rare sizes do not pile up
                 slot.clear()
-            slot[size] = {name: _aligned((size, *shape)) for name, shape in self._data.shapes().items()}
+            kinds = self._data.dtypes()
+            slot[size] = {name: _aligned((size, *shape), kinds[name]) for name, shape in self._data.shapes().items()}
         arrays = slot[size]
-        self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()})
+        draw = Draw(self._run_key, step, drawn.copy_numbers[:count])
+        self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
         for array in arrays.values():
             array[count:] = 0
         noise = {} if self._noise is None else self._noise.next()
         return StepInput(step, arrays, drawn.mask, noise, slot)
 
 
-def _aligned(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    size = int(np.prod(shape))
-    room = np.zeros(4 * size + _ALIGNMENT, np.uint8)
+def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    size = int(np.prod(shape)) * kind.itemsize
+    room = np.zeros(size + _ALIGNMENT, np.uint8)
     begin = -room.ctypes.data % _ALIGNMENT
-    return room[begin : begin + 4 * size].view(np.float32).reshape(shape)
+    return room[begin : begin + size].view(kind).reshape(shape)

@@ -206,7 +206,7 @@ class Trainer:
             state = jax.device_put(state, self._everywhere)
         waiting: tuple[StepInput, Any] | None = None
         batches = plan.batches(multiple_of=self._multiple_of)
-        inputs = Feeder(data, batches, self._noise(start), start=start, stop=plan.iterations)
+        inputs = Feeder(data, batches, self._noise(start), run_key=plan.run_key, start=start, stop=plan.iterations)
         for given in inputs:
             batch, mask = given.batch, given.mask
             if self._place is not None:
