@@ -165,6 +165,27 @@ def test_not_finite_adds_zero(bad, where):
         np.testing.assert_allclose(joined(gradient), joined(expected), atol=1e-5)
 
 
+# Wide rows and large batches are compiled to other code than narrow ones: there the maximum of a row of numbers and
+# not-numbers is a number, and a test of that maximum alone let the row through.
+@pytest.mark.parametrize(("size", "width"), [(8, 1), (64, 64), (72, 16), (256, 1000)])
+def test_not_finite_adds_zero_in_every_shape(size, width):
+    weights, intercept, features, labels, mask = batch(size, width)
+    mask[3:6] = True
+    others = mask.copy()
+    others[3:6] = False
+    expected, _ = clipped_logistic_gradient_sum(weights, intercept, features, labels, others, 1.0)
+    features[3], features[4, width // 2], features[5, -1] = np.nan, np.nan, np.inf
+    gradient, _ = clipped_logistic_gradient_sum(weights, intercept, features, labels, mask, 1.0)
+    np.testing.assert_allclose(joined(gradient), joined(expected), atol=1e-4)
+    several, _ = clipped_logistic_gradient_sums(
+        np.stack([weights] * 3), np.stack([intercept] * 3), features, labels, mask, np.ones(3, np.float32)
+    )
+    assert np.isfinite(several[0]).all()
+    generic, _ = compiled_sum(product_loss, weights, features, mask, 1.0)
+    alone, _ = compiled_sum(product_loss, weights, features, others, 1.0)
+    np.testing.assert_allclose(generic, alone, atol=1e-4)
+
+
 def test_weight_zero_alone_would_not_help():
     """The bug that the replacement is for: zero times infinity in a weighted product."""
     features = jnp.array([[1.0], [jnp.inf]])

@@ -123,8 +123,9 @@ def _logistic_sums(weights, intercepts, features, labels, mask, clip_norms, squa
 
     def guarded():
         # Rows too large to be squared are scaled down; those that are not finite become zero, and so do their factors.
+        # Entry by entry: XLA's maximum of a long row leaves out what is not a number.
+        finite = jnp.isfinite(features).all(axis=1)
         largest = jnp.max(jnp.abs(features), axis=1, initial=0.0)
-        finite = jnp.isfinite(largest)
         _, exponent = jnp.frexp(jnp.where(finite, largest, 1.0))
         scale = jnp.where(finite & (largest > 1e15), jnp.exp2(40.0 - exponent), 1.0)
         rows = jnp.where(finite[:, None], features * scale[:, None], 0.0)
@@ -164,7 +165,8 @@ def clipped_gradient_sum(
     leaves, structure = jax.tree.flatten(gradients)
     rows = [leaf.reshape(leaf.shape[0], -1).astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in leaves]
     largest = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(row), axis=1, initial=0.0) for row in rows])
-    keep = jnp.isfinite(largest) & mask
+    # Entry by entry: XLA's maximum of a long row leaves out what is not a number.
+    keep = functools.reduce(jnp.logical_and, [jnp.isfinite(row).all(axis=1) for row in rows], mask)
     _, exponent = jnp.frexp(jnp.where(keep, largest, 1.0))
     # In two steps, since one power of two cannot undo the smallest or largest exponent of float32.
     half = jnp.exp2(-(exponent // 2).astype(jnp.float32))
