@@ -29,6 +29,8 @@ _HOME = {
     "read_jsonl": "coowned.attribution.table_files",
     "read_mail": "coowned.attribution.mail",
     "read_arxiv": "coowned.attribution.arxiv",
+    "read_sql": "coowned.attribution.sql",
+    "read_slack": "coowned.attribution.slack",
     "GraphStatistics": "coowned.attribution.statistics",
     "Selector": "coowned.selection.selector",
     "Selection": "coowned.selection.selector",

@@ -1,13 +1,16 @@
 """One description of where data come from."""
 
+import contextlib
 import json
+import sqlite3
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from coowned import InputError
-from coowned.attribution.sources import FORMATS, DataSource, detect_format
+from coowned.attribution.sources import FORMATS, DataSource, beside, detect_format
 
 EML = b"From: ann@x.org\r\nTo: bob@x.org\r\nMessage-ID: <1@x>\r\nSubject: hi\r\n\r\nhello\r\n"
 MBOX = b"From ann@x.org Thu Jan  1 00:00:00 1970\n" + EML.replace(b"\r\n", b"\n") + b"\n"
@@ -33,6 +36,17 @@ def data(tmp_path):
     (tmp_path / "emls/1.eml").write_bytes(EML)
     (tmp_path / "csvs/a.csv").write_text("users,cc\na,b\n")
     (tmp_path / "csvs/.hidden/x.parquet").write_text("no")
+    lists = {"users.json": "[]", "channels.json": '[{"id": "C1", "name": "all", "members": ["U1", "U2"]}]'}
+    lists["all/2024-01-01.json"] = '[{"type": "message", "user": "U1", "ts": "1.0", "text": "hi"}]'
+    (tmp_path / "slack/all").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "slack.zip", "w") as archive:
+        for name, text in lists.items():
+            archive.writestr(name, text)
+            (tmp_path / "slack" / name).write_text(text)
+    for name in ("mail.db", "mail.sqlite"):
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection, connection:
+            connection.execute("CREATE TABLE mail (id, users, cc)")
+            connection.execute("INSERT INTO mail VALUES ('m1', 'a', 'b'), ('m2', 'b', NULL)")
     return tmp_path
 
 
@@ -41,7 +55,8 @@ def data(tmp_path):
     [
         ("t.parquet", "parquet"), ("no_suffix_parquet", "parquet"), ("t.csv", "csv"), ("t.TSV", "csv"), ("csvs", "csv"),
         ("t.jsonl", "jsonl"), ("no_suffix_jsonl", "jsonl"), ("arxiv.json", "arxiv"), ("m.mbox", "mail"),
-        ("no_suffix_mbox", "mail"), ("m.eml", "mail"), ("maildir", "mail"), ("emls", "mail"),
+        ("no_suffix_mbox", "mail"), ("m.eml", "mail"), ("maildir", "mail"), ("emls", "mail"), ("slack", "slack"),
+        ("slack.zip", "slack"),
     ],
 )  # fmt: skip
 def test_formats_are_detected_and_read(data, name, kind):
@@ -68,10 +83,11 @@ def test_undetectable(data):
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        *((name, {"attribute_to": "sender"}) for name in ("t.parquet", "t.csv", "t.jsonl", "arxiv.json")),
+        *((name, {"attribute_to": "sender"}) for name in ("t.parquet", "t.csv", "t.jsonl", "arxiv.json", "mail.db")),
+        *((name, {"query": "SELECT 1"}) for name in ("t.parquet", "t.csv", "t.jsonl", "arxiv.json", "m.mbox", "slack")),
         *(
             (name, setting)
-            for name in ("m.mbox", "arxiv.json")
+            for name in ("m.mbox", "arxiv.json", "slack.zip")
             for setting in ({"users": ("a",)}, {"user": "a"}, {"example_id": "id"}, {"separator": ";"})
         ),
     ],
@@ -95,4 +111,44 @@ def test_settings_reach_the_reader(data):
     for setting in ("aliases", "unprotected"):
         with pytest.raises(InputError, match=r"no.txt: cannot be read .*; check the path"):
             DataSource(path=data / "t.csv", **{setting: data / "no.txt"}).read()
-    assert set(FORMATS) == {"parquet", "csv", "jsonl", "mail", "arxiv"}
+    assert set(FORMATS) == {"parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql"}
+    some, all_of_it = (DataSource(path=data / "slack", attribute_to=to).read().graph for to in (None, "channel"))
+    assert (some.num_pairs, all_of_it.num_pairs) == (1, 2)
+    with pytest.raises(InputError, match="attribute_to must be one of 'participants', 'channel', not 'sender'"):
+        DataSource(path=data / "slack", attribute_to="sender").read()
+
+
+QUERY = {"query": "SELECT * FROM mail ORDER BY id", "example_id": "id"}
+
+
+def test_databases(data, monkeypatch):
+    assert detect_format(data / "mail.db") == detect_format(data / "mail.sqlite") == "sql"
+    monkeypatch.chdir(data)
+    for path in (data / "mail.db", "mail.sqlite", "sqlite:///mail.db", f"sqlite:///{data}/mail.db"):
+        source = DataSource(path=path, users=("users", "cc"), **QUERY)
+        assert source.read().graph.num_pairs == 3
+        assert not str(source.path).startswith("sqlite:")
+    pairs = DataSource(path="mail.db", format="sql", user="users", query="SELECT id, users FROM mail", example_id="id")
+    assert pairs.read().graph.num_pairs == 2
+    with pytest.raises(InputError, match=r"mail.db: a database needs a query .*; say --query"):
+        DataSource(path="sqlite:///mail.db").read()
+    with pytest.raises(InputError, match=r"mail.db: rows of a query have no order"):
+        DataSource(path="sqlite:///mail.db", query="SELECT * FROM mail").read()
+    with pytest.raises(InputError, match=r"write sqlite:///file.db"):
+        DataSource(path="sqlite:mail.db")
+    with pytest.raises(InputError, match=r"no.db: no such file"):
+        DataSource(path="sqlite:///no.db", **QUERY).read()
+
+
+def test_paths_beside_a_file(data, monkeypatch):
+    monkeypatch.chdir(data.parent)
+    assert DataSource(path=beside(data.name, "sqlite:///mail.db"), **QUERY).read().graph.num_examples == 2
+    assert DataSource(path=beside("elsewhere", f"sqlite:///{data}/mail.db"), **QUERY).read().graph.num_examples == 2
+    assert beside("elsewhere", str(data / "t.csv")) == data / "t.csv"
+
+
+def test_progress_reaches_the_readers(data):
+    for name, settings in (("m.mbox", {}), ("slack.zip", {}), ("mail.db", QUERY), ("t.csv", {})):
+        told = []
+        DataSource(path=data / name, **settings).read(lambda done, message, told=told: told.append(message))
+        assert bool(told) == (name != "t.csv")

@@ -59,7 +59,8 @@ def run(
 
     proof = read_certificate(certificate)
     chosen = make_mechanism(proof, mechanism, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
-    with show.progress("calibrating"):
+    # The place is taken first: one that cannot be written to is told before the work.
+    with whole_files(*([] if output is None else [output])) as files, show.progress("calibrating"):
         made = guarantee(
             proof,
             chosen,
@@ -69,9 +70,8 @@ def run(
             adjacency=adjacency,
             simulated_batch_size=simulated_batch_size,
         )
-    if output is not None:
-        with whole_files(output) as (temporary,):
-            temporary.write_text(made.to_json() + "\n", encoding="utf-8")
+        for file in files:
+            file.write_text(made.to_json() + "\n", encoding="utf-8")
     if json:
         show.line(made.to_json())
         return
@@ -80,7 +80,7 @@ def run(
     show.line(made.statement(graph_statistics=graph_statistics))
     if output is not None:
         show.line()
-        show.line(f"written: {output}")
+        show.written(output)
 
 
 def read_certificate(path: Path) -> "ContributionCertificate":

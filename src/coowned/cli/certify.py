@@ -39,7 +39,8 @@ def run(
 
     path = certificate or certificate_path_of(selection)
     claim = read_certificate(path)
-    graph = source.read().graph
+    with show.progress("reading") as progress:
+        graph = source.read(progress).graph
     selected = read_selection(selection, graph)
     try:
         claim.check(graph, selected)

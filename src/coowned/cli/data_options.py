@@ -8,12 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
+# What a shell offers. The readers have these words too, but take long to import; a test holds them equal.
+_FORMATS = ["parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql"]
+_ATTRIBUTE_TO = ["everyone", "sender", "recipients", "thread", "participants", "channel"]
+
 _OPTIONS: list[tuple[str, Any, Any]] = [
     (
         "data",
         Annotated[
-            Path,
-            typer.Argument(metavar="DATA", help="A Parquet, CSV or JSONL file or folder, mail, or arXiv metadata."),
+            str,  # not a Path: that would take two strokes out of sqlite:///mail.db
+            typer.Argument(
+                metavar="DATA",
+                help="A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), "
+                "or a SQLite file (also as sqlite:///FILE) with --query.",
+            ),
         ],
         inspect.Parameter.empty,
     ),
@@ -22,7 +30,8 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         Annotated[
             str | None,
             typer.Option(
-                help="parquet, csv, jsonl, mail or arxiv; by default from the suffix, then the content.",
+                help="parquet, csv, jsonl, mail, arxiv, slack or sql; by default from the suffix, then the content.",
+                autocompletion=lambda: _FORMATS,
                 rich_help_panel="Data",
             ),
         ],
@@ -57,7 +66,9 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         Annotated[
             str | None,
             typer.Option(
-                metavar="COLUMN", help="The column with the ids (default: the row number).", rich_help_panel="Data"
+                metavar="COLUMN",
+                help="The column with the ids (default: the row number; a query has none).",
+                rich_help_panel="Data",
             ),
         ],
         None,
@@ -93,7 +104,24 @@ _OPTIONS: list[tuple[str, Any, Any]] = [
         "attribute_to",
         Annotated[
             str | None,
-            typer.Option(help="For mail: everyone (default), sender, recipients or thread.", rich_help_panel="Data"),
+            typer.Option(
+                help="For mail: everyone (default), sender, recipients or thread. For Slack: participants (default) or "
+                "channel.",
+                autocompletion=lambda: _ATTRIBUTE_TO,
+                rich_help_panel="Data",
+            ),
+        ],
+        None,
+    ),
+    (
+        "query",
+        Annotated[
+            str | None,
+            typer.Option(
+                metavar="SELECT",
+                help="For SQLite: the query that gives the rows; it must not choose them by content.",
+                rich_help_panel="Data",
+            ),
         ],
         None,
     ),

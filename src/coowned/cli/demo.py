@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coowned.cli import show
+from coowned.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,10 @@ def run(
     from coowned.synthetic.toy_emails import EmailWorld, write_mbox
 
     say = (lambda text="": None) if json else show.line
-    os.makedirs(output, exist_ok=True)
+    try:
+        os.makedirs(output, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from error
     world = EmailWorld(num_people=1000, num_emails=5000)
     emails = world.generate(seed=0)
     positions = range(emails.num_rows)

@@ -29,10 +29,16 @@ def run(
         coowned inspect papers.parquet --users authors --example-id id
 
         coowned inspect messages.csv --users sender,to,cc --separator ";" --json
+
+        coowned inspect slack-export.zip --attribute-to channel
+
+        coowned inspect mail.db --query "SELECT id, sender, recipients FROM mail ORDER BY id" \\
+            --example-id id --users sender,recipients --separator ";"
     """
     from coowned.attribution.statistics import GraphStatistics
 
-    examples = source.read()
+    with show.progress("reading") as progress:
+        examples = source.read(progress)
     statistics = GraphStatistics.of(examples.graph)
     names = [f"#{rank}" for rank in range(1, len(statistics.heaviest_users) + 1)]
     if show_keys:

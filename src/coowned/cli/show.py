@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -41,6 +42,50 @@ def count(value: Any) -> str:
     ('1,186,128', '4.037')
     """
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time as a person would say it, in at most two units.
+
+    >>> duration(0.04), duration(12.3), duration(125), duration(7260), duration(200_000)
+    ('0.04 s', '12 s', '2 min 5 s', '2 h 1 min', '2 d 7 h')
+    """
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    left, parts = round(seconds), []
+    for name, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        whole, left = divmod(left, length)
+        parts.append((whole, name))
+    first = next(number for number, (whole, _) in enumerate(parts) if whole)
+    return " ".join(f"{whole} {name}" for whole, name in parts[first : first + 2] if whole)
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes in the unit that fits it.
+
+    >>> size(812), size(3_140), size(12_400_000), size(999_999)
+    ('812 bytes', '3.1 kB', '12 MB', '1 MB')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    units = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+    unit, length = next(((unit, length) for unit, length in units if num_bytes < 999.5 * length), units[-1])
+    return f"{num_bytes / length:.{0 if num_bytes >= 9.95 * length else 1}f} {unit}".replace(".0 ", " ")
+
+
+def written(*places: Path, seconds: float | None = None) -> None:
+    """Says where results are, how large they are, and how long they took."""
+    shown = [f"{place} ({size(sum(map(_bytes, _files(place))))})" for place in places]
+    took = "" if seconds is None else f" in {duration(seconds)}"
+    line(f"written: {' and '.join(shown)}{took}")
+
+
+def _files(place: Path) -> list[Path]:
+    return [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else [place]
+
+
+def _bytes(file: Path) -> int:
+    return file.stat().st_size
 
 
 @contextlib.contextmanager

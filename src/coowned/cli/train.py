@@ -1,7 +1,9 @@
 """`coowned train`: the whole road for one configuration, resumable."""
 
 import contextlib
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,19 +50,23 @@ def run(
     from coowned.training.configured_run import run_configuration
 
     settings = TrainConfig.read(config)
+    began, is_new = time.monotonic(), not output.exists()
     with RunFolder.open(output) as folder, _bar(settings.mechanism.iterations) as (progress, announce):
         try:
             trained = run_configuration(
                 settings, folder, text=config.read_text(encoding="utf-8"), progress=progress, announce=announce
             )
-        except KeyboardInterrupt:
+        except BaseException as error:
             if folder.is_begun:
-                sys.stderr.write("the same command goes on from the last checkpoint\n")
+                if isinstance(error, KeyboardInterrupt):
+                    sys.stderr.write("the same command goes on from the last checkpoint\n")
+            elif is_new:  # no step was taken: nothing to go on from, and a key that was never used
+                shutil.rmtree(output)
             raise
-    _show(trained, output, json)
+    _show(trained, output, json, time.monotonic() - began)
 
 
-def _show(trained: "TrainedModel", output: Path, json: bool) -> None:
+def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
     import polars as pl
 
     made = trained.plan.guarantee
@@ -80,7 +86,7 @@ def _show(trained: "TrainedModel", output: Path, json: bool) -> None:
     show.line()
     for name, table in splits.items():
         show.table(f"{name} (not covered by the guarantee; 95% intervals)", _HEAD, _rows(table))
-    show.line(f"written: {output}")
+    show.written(output, seconds=seconds)
 
 
 _HEAD = ("users per example", "examples", "accuracy", "", "loss", "")

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from coowned import validate
-from coowned.attribution.sources import DataSource
+from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
-from coowned.training.splits import USUAL_FRACTIONS
+from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
 
 KINDS = ("dp-sgd", "dp-mf", "cyclic-dp-mf")
-MODELS = ("logistic-regression",)
 ADJACENCIES = ("zero-out", "replace")
 
 
@@ -34,7 +33,8 @@ class DataSection:
     aliases: str | None = None
     unprotected: str | None = None
     attribute_to: str | None = None
-    splits: list = dataclasses.field(default_factory=lambda: list(USUAL_FRACTIONS))
+    query: str | None = None
+    splits: list | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,38 @@ class MechanismSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelSection:
+class LogisticSection:
+    """Columns of a logistic regression."""
+
     kind: str = "logistic-regression"
     features: str | list = "features"
     label: str = "label"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertSection:
+    """A BERT that learns to fill in hidden words.
+
+    Attributes:
+      text: the column, or columns that are read one after another.
+      vocabulary: a vocab.txt; default: the checkpoint's.
+      checkpoint: a folder in Hugging Face's layout, or a finished run on public data, to start from.
+      architecture: a config.json of another size than BERT-Tiny's, to start from scratch.
+      sequence_length: tokens of a text that are read.
+      microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
+    """
+
+    kind: str
+    text: str | list = "text"
+    vocabulary: str | None = None
+    checkpoint: str | None = None
+    architecture: str | None = None
+    sequence_length: int = 512
+    microbatch: int | None = None
+
+
+MODELS = {"logistic-regression": LogisticSection, "bert-masked-lm": BertSection}
+ModelSection = LogisticSection | BertSection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +123,7 @@ _SECTIONS = {
     "selection": SelectionSection,
     "privacy": PrivacySection,
     "mechanism": MechanismSection,
-    "model": ModelSection,
+    "model": MODELS,
     "optimizer": OptimizerSection,
     "run": RunSection,
 }
@@ -170,8 +198,8 @@ class TrainConfig:
         validate.positive(batch_size=mechanism.batch_size, iterations=mechanism.iterations, devices=self.run.devices)
         validate.positive_number(learning_rate=self.optimizer.learning_rate)
         validate.one_of(ADJACENCIES, adjacency=privacy.adjacency)
-        if self.model.kind not in MODELS:
-            raise ConfigError(f"[model] kind must be one of {', '.join(MODELS)}, not {self.model.kind!r}")
+        if isinstance(self.model, BertSection):
+            self._check_bert(self.model)
         if self.run.seed is not None:
             validate.seed(self.run.seed)
         if privacy.is_private:
@@ -198,6 +226,29 @@ class TrainConfig:
                 if getattr(mechanism, key) is not None:
                     raise ConfigError(f"[mechanism] {key} means nothing for dp-sgd; leave it out or use dp-mf")
 
+    def _check_bert(self, model: BertSection) -> None:
+        validate.integer(at_least=3, sequence_length=model.sequence_length)
+        if model.microbatch is not None:
+            validate.positive(microbatch=model.microbatch)
+        if model.vocabulary is None and model.checkpoint is None:
+            raise ConfigError(
+                "[model] needs vocabulary: a vocab.txt that was not made from the texts to be protected (BERT's own, "
+                "say), or a checkpoint that has one"
+            )
+        if model.architecture is not None and model.checkpoint is not None:
+            raise ConfigError("[model] a checkpoint has an architecture of its own; leave one of the two out")
+
+    @property
+    def splits(self) -> list[float]:
+        """Shares of train, validation and test."""
+        if self.data.splits is not None:
+            return self.data.splits
+        return list(TEXT_FRACTIONS if isinstance(self.model, BertSection) else USUAL_FRACTIONS)
+
+    def path_of(self, name: str) -> Path:
+        """A path of the file, seen from where the file is."""
+        return self.folder / name
+
     def source(self) -> DataSource:
         """Where the data are read from."""
         fields = {
@@ -207,7 +258,7 @@ class TrainConfig:
         }
         for name in ("path", "aliases", "unprotected"):
             if name in fields:
-                fields[name] = self.folder / fields[name]
+                fields[name] = beside(self.folder, fields[name])
         return DataSource(**fields)
 
     @property
@@ -217,9 +268,14 @@ class TrainConfig:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _read_section(section: str, kind: type, given: dict[str, Any], name: str) -> Any:
+def _read_section(section: str, kind: Any, given: dict[str, Any], name: str) -> Any:
     if kind is SelectionSection:
         return _read_selection(given, name)
+    if isinstance(kind, dict):  # the keys depend on the kind
+        word = given.get("kind", next(iter(kind)))
+        if word not in kind:
+            raise ConfigError(f"{name}: [{section}] kind must be one of {', '.join(kind)}, not {word!r}")
+        kind = kind[word]
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in given:
         if key not in fields:

@@ -1,0 +1,61 @@
+"""The options that say where the data are, and what a shell offers for them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from coowned.attribution import mail, slack
+from coowned.attribution.sources import FORMATS
+from coowned.cli import data_options
+from coowned.cli.main import run
+
+
+def complete(shell, words, **more):
+    """What a shell gets when it asks for the next word of a command line, and what was imported for that."""
+    code = (
+        "import atexit, sys\n"
+        "heavy = {'jax', 'numba', 'pyspark', 'pyarrow'}\n"
+        "atexit.register(lambda: sys.stderr.write(' '.join(heavy & set(sys.modules))))\n"
+        "from coowned.cli.main import main\nmain()"
+    )
+    asked = {"_COOWNED_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words, "COMP_WORDS": words, **more}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **asked}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "offered"),
+    [
+        ("coowned ins", 1, {"inspect"}),
+        ("coowned select --sel", 2, {"--selector"}),
+        ("coowned inspect mail.db --quer", 3, {"--query"}),
+        ("coowned inspect export --attribute-to p", 4, {"participants"}),
+        ("coowned inspect mail --format s", 4, {"slack", "sql"}),
+    ],
+)
+def test_bash_completion(words, place, offered):
+    done = complete("bash", words, COMP_CWORD=str(place))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.split()) == offered
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_of_other_shells(shell):
+    done = complete(shell, "coowned ins", _TYPER_COMPLETE_FISH_ACTION="get-args")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "inspect" in done.stdout
+
+
+def test_completion_can_be_installed(capsys):
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--install-completion" in text
+    assert "--show-completion" in text
+
+
+def test_words_are_those_of_the_readers():
+    assert tuple(data_options._FORMATS) == FORMATS
+    assert tuple(data_options._ATTRIBUTE_TO) == (*mail.ATTRIBUTE_TO, *slack.ATTRIBUTE_TO)

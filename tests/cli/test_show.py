@@ -1,0 +1,56 @@
+"""How results and progress look."""
+
+import io
+import sys
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from coowned.cli import show
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@given(st.floats(0, 1e7))
+def test_durations_are_short_and_near(seconds):
+    shown = show.duration(seconds)
+    lengths = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+    parts = shown.split()
+    assert len(parts) <= 4
+    told = sum(float(number) * lengths[unit] for number, unit in zip(parts[::2], parts[1::2], strict=True))
+    assert abs(told - seconds) <= max(0.06 * seconds, 0.5 if seconds >= 9.95 else 0.051 * seconds)
+
+
+@given(st.integers(0, 10**15))
+def test_sizes_are_short_and_near(num_bytes):
+    shown = show.size(num_bytes)
+    number, unit = shown.split()
+    factor = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
+    assert abs(float(number) * factor - num_bytes) <= 0.051 * num_bytes
+    assert len(number) <= 5
+
+
+def test_what_was_written(tmp_path, capsys):
+    (tmp_path / "a.json").write_bytes(b"x" * 1500)
+    (tmp_path / "S").mkdir()
+    (tmp_path / "S" / "part").write_bytes(b"x" * 10)
+    show.written(tmp_path / "a.json", tmp_path / "S", seconds=75)
+    assert capsys.readouterr().out == f"written: {tmp_path}/a.json (1.5 kB) and {tmp_path}/S (10 bytes) in 1 min 15 s\n"
+
+
+def test_progress_is_for_terminals_alone(monkeypatch):
+    for stream in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with show.progress("counting") as progress:
+            progress(0.5, "half of it")
+        assert ("half of it" in stream.getvalue()) == stream.isatty()
+
+
+def test_progress_stays_off_stdout(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with show.progress("counting") as progress:
+        progress(1.0, "all")
+    assert capsys.readouterr().out == ""
