@@ -1,4 +1,7 @@
-"""Where results that took long are kept: never content, never keys, always safe to delete."""
+"""Where results that took long are kept: never keys, always safe to delete.
+
+Content is in `tokens/` alone (texts as numbers), which only its owner can read.
+"""
 
 import contextlib
 import os

@@ -8,7 +8,9 @@ import pytest
 
 from coowned import InputError, from_table
 from coowned.attribution.graph import AttributionGraph
-from coowned.training.data import FeatureTable, WorldData
+from coowned.training.data import FeatureTable, WorldData, with_norms
+from coowned.training.loop import train
+from coowned.training.models.logistic_regression import LogisticRegression
 
 
 def filled(data, examples):
@@ -131,3 +133,68 @@ def test_rows_must_be_rows_and_not_repeat():
     for rows in ([0, 0], [0, 3], [-1, 0]):
         with pytest.raises(InputError, match="rows must"):
             FeatureTable(graph=graph, features=features, labels=labels, rows=np.array(rows))
+
+
+def test_norms_are_those_of_the_rows(small):
+    """Stored or made on demand, whole or a part: the same bits, never below the row's squared norm."""
+    features, labels = small.world.batch(np.arange(300))
+    chosen, order = np.arange(5, 205)[::-1], [3, 0, 199, 3]
+    table = FeatureTable(graph=small.graph, features=features, labels=labels)
+    found = []
+    for data in (
+        table.subset(chosen),
+        WorldData.part(small.world, chosen),
+        WorldData.part(small.world.materialize(), chosen),
+    ):
+        normed = with_norms(data)
+        assert normed.shapes() == {"features": (6,), "labels": (), "squared_norms": ()}
+        assert normed.digest == data.digest
+        assert normed.graph is data.graph
+        row = filled(normed, order)
+        exact = (np.float64(row["features"]) ** 2).sum(axis=1)
+        assert (row["squared_norms"] >= exact).all()
+        np.testing.assert_allclose(row["squared_norms"], exact, rtol=1e-6)
+        assert np.array_equal(row["features"], features[chosen[order]])
+        found.append(row["squared_norms"])
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+def test_norms_of_what_is_not_finite():
+    graph = AttributionGraph.from_users_per_example([[0], [1], [2], [3]])
+    features = np.array([[np.nan, 1], [np.inf, 1], [3e38, 3e38], [0, 0]], np.float32)
+    table = FeatureTable(graph=graph, features=features, labels=np.zeros(4))
+    norms = filled(with_norms(table), [0, 1, 2, 3])["squared_norms"]
+    assert np.isinf(norms[:3]).all()
+    assert 0 <= norms[3] < 1e-40
+
+
+def test_norms_follow_what_was_written_over(small):
+    features, labels = small.world.batch(np.arange(300))
+    table = FeatureTable(graph=small.graph, features=features, labels=labels)
+    before = filled(with_norms(table), [7])["squared_norms"][0]
+    features *= 8
+    assert filled(with_norms(table), [7])["squared_norms"][0] == pytest.approx(64 * before, rel=1e-6)
+    model, plan = LogisticRegression(num_features=6), small.plan()
+    fresh = FeatureTable(graph=small.graph, features=features.copy(), labels=labels)
+    found = [train(plan, model, data).parameters["coefficients"] for data in (table, fresh)]
+    assert np.array_equal(*found)
+
+
+def test_other_data_have_no_norms():
+    class Other:
+        pass
+
+    other = Other()
+    assert with_norms(other) is other
+
+
+def test_digest_follows_the_order_of_the_ids():
+    """The same pairs and the same rows, but content that belongs to others: another run."""
+    content = {"features": np.ones((2, 1)), "labels": np.zeros(2)}
+    graphs = [
+        AttributionGraph.from_users_per_example(users, example_ids=ids, user_keys=["u", "v"])
+        for users, ids in (([[0], [1]], ["a", "b"]), ([[1], [0]], ["b", "a"]))
+    ]
+    assert graphs[0].digest == graphs[1].digest
+    assert FeatureTable(graph=graphs[0], **content).digest != FeatureTable(graph=graphs[1], **content).digest

@@ -17,7 +17,9 @@ import pyarrow.compute
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
+from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
 
@@ -73,7 +75,8 @@ class FeatureTable:
 
     Guarantees:
       - `fill` gives row `rows[i]` of the arrays for example i.   (test_fill_gives_the_rows)
-      - Two tables with other content, rows or graph have other digests.   (test_digest_follows_content)
+      - Two tables with other content, rows, graph or order of ids have other digests.   (test_digest_follows_content,
+        test_digest_follows_the_order_of_the_ids)
     Cost: `fill` copies the rows once, without Python's lock.
 
     Attributes:
@@ -110,7 +113,7 @@ class FeatureTable:
             validate.same_length(self.graph.num_examples, features=features)
         else:
             validate.same_length(self.graph.num_examples, rows=self.rows)
-            _check_rows(self.rows, len(features))
+            check_rows(self.rows, len(features))
 
     @classmethod
     def from_examples(
@@ -168,6 +171,7 @@ class FeatureTable:
         """Computed anew whenever it is asked for: the arrays are the caller's, who might have written to them."""
         hashed = hashlib.blake2b(digest_size=32, person=b"coowned-data-1")
         hashed.update(json.dumps([self.graph.digest, *self.features.shape, self.rows is not None]).encode())
+        hash_row_order(hashed, self.graph)
         for array in (self.features, self.labels, *(() if self.rows is None else (self.rows,))):
             hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
@@ -216,10 +220,71 @@ class WorldData:
     def digest(self) -> str:
         world = [dataclasses.asdict(self.world.data), self.world.seed, self.world.graph.digest, self.graph.digest]
         hashed = hashlib.blake2b(json.dumps(world).encode(), digest_size=32, person=b"coowned-data-1")
+        hash_row_order(hashed, self.world.graph)
+        hash_row_order(hashed, self.graph)
         hashed.update(b"" if self.rows is None else self.rows.tobytes())
         for array in self.world.stored or ():
             hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WithNorms:
+    """Features with the squared norms of their rows, which clipping then need not read the features for.
+
+    Made by `with_norms` when a run begins, and for that run alone: norms of what an array held before it was written
+    over would void the clip norm.
+
+    Guarantees:
+      - The norm given with a row is that row's, rounded up.   (test_norms_are_those_of_the_rows)
+      - Content that was written over before a run has its own norms in it.   (test_norms_follow_what_was_written_over)
+    Cost: one pass over the features and 4 bytes an example; where features are made on demand, their norms are too.
+    """
+
+    data: "FeatureTable | WorldData"
+    norms: npt.NDArray[np.float32] | None = dataclasses.field(repr=False)  # (num_examples,); None: made on demand
+
+    @property
+    def graph(self) -> AttributionGraph:
+        return self.data.graph
+
+    @property
+    def digest(self) -> str:
+        return self.data.digest
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**self.data.shapes(), "squared_norms": ()}
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return {**self.data.dtypes(), "squared_norms": np.dtype(np.float32)}
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        self.data.fill(examples, out, draw)
+        if self.norms is None:
+            squared_norms(out["features"], np.arange(examples.size), out["squared_norms"])
+        else:
+            out["squared_norms"][: examples.size] = self.norms[examples]
+
+
+def with_norms(data: TrainingData) -> TrainingData:
+    """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
+    if isinstance(data, FeatureTable):
+        features = data.features
+    elif isinstance(data, WorldData):
+        features = None if data.world.stored is None else data.world.stored[0]
+    else:
+        return data
+    if features is None:
+        return WithNorms(data=data, norms=None)
+    rows = np.arange(data.graph.num_examples) if data.rows is None else data.rows
+    norms = np.empty(rows.size, np.float32)
+    cuts = [rows.size * part // usable_cores() for part in range(usable_cores() + 1)]
+
+    def piece(begin: int, end: int) -> None:
+        squared_norms(features, rows[begin:end], norms[begin:end])
+
+    list(_gatherers().map(piece, cuts[:-1], cuts[1:]))
+    return WithNorms(data=data, norms=norms)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -238,7 +303,14 @@ def _gatherers() -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gather")
 
 
-def _check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
+def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:
+    """Adds the ids in the order of the rows: a graph's digest does not depend on it, and content belongs to rows."""
+    offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
+    hashed.update(np.diff(offsets))
+    hashed.update(data[offsets[0] : offsets[-1]])
+
+
+def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
     if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or rows.max() >= available)):
         raise InputError(f"rows must be whole numbers in [0, {available}): the row of each example")
     if len(np.unique(rows)) != len(rows):

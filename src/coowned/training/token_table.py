@@ -1,0 +1,161 @@
+"""Texts as training data: the tokens of every example, masked anew for every copy of every step."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+from coowned import validate
+from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.identifiers import is_text
+from coowned.errors import InputError
+from coowned.training.data import Draw, check_rows, hash_row_order
+from coowned.training.masking import evaluation_key, mask_texts, max_predictions, training_key
+from coowned.training.text import TokenizedTexts, Vocabulary, tokenize
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TokenTable:
+    """Tokens of every example of a graph; `fill` hides some of them.
+
+    Masks of a training step follow from (run key, step, row in the whole table, copy number), those of an evaluation
+    from the row alone: every model is then compared on the same ones. A text without tokens has length 0 and weights 0:
+    its example is drawn and counted like any other, and adds nothing.
+
+    Guarantees:
+      - `fill` gives the tokens of row `rows[i]` for example i, whatever part of the table it is asked of.
+        (test_fill_gives_the_tokens, test_part_equals_the_whole)
+      - Masks are new in every step and every copy, and the same whenever they are asked for.
+        (test_masks_are_new_for_every_step_and_copy)
+      - What one example gets does not depend on what others hold.   (test_examples_do_not_depend_on_each_other)
+      - Two tables with other tokens, rows, ids or attribution have other digests.   (test_token_digest_follows_content)
+    Cost: `fill` takes some microseconds a copy, without Python's lock; `subset` copies row numbers alone.
+
+    Attributes:
+      graph: whose examples these are.
+      texts: tokens of every row.
+      rows: (graph.num_examples,) the row of each example; None where example i is row i.
+
+    Example:
+      >>> from coowned import from_table
+      >>> examples = from_table({"users": [["a"], ["b"]], "text": ["hello there", "hello"]})
+      >>> vocabulary = Vocabulary(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "there"))
+      >>> table = TokenTable.from_examples(examples, text="text", vocabulary=vocabulary, sequence_length=8)
+      >>> table.shapes()
+      {'tokens': (8,), 'lengths': (), 'positions': (2,), 'targets': (2,), 'weights': (2,)}
+    """
+
+    graph: AttributionGraph
+    texts: TokenizedTexts
+    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.rows is None:
+            validate.same_length(self.graph.num_examples, texts=self.texts)
+        else:
+            validate.same_length(self.graph.num_examples, rows=self.rows)
+            check_rows(self.rows, len(self.texts))
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: AttributedExamples,
+        *,
+        text: str | Sequence[str],
+        vocabulary: Vocabulary,
+        sequence_length: int,
+        lowercase: bool = True,
+    ) -> "TokenTable":
+        """From a text column of the payload, or several that are read one after another, a new line between them."""
+        names = [text] if isinstance(text, str) else list(text)
+        if not names:
+            raise InputError("text must name one or more columns of text")
+        columns = [_text_column(examples.payload, name) for name in names]
+        joined = columns[0]
+        if len(columns) > 1:
+            between = pa.scalar("\n", pa.large_string())
+            joined = pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
+        texts = tokenize(joined, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
+        if len(texts) and not len(texts.ids):
+            raise InputError(
+                f"column {', '.join(repr(name) for name in names)}: every text is empty, so that there is nothing to "
+                "learn; name a column that holds text"
+            )
+        return cls(graph=examples.graph, texts=texts)
+
+    def subset(self, examples: npt.NDArray[np.int64]) -> "TokenTable":
+        """These examples alone, with their subgraph; nothing is copied but the row numbers."""
+        rows = np.asarray(examples, np.int64) if self.rows is None else self.rows[examples]
+        return dataclasses.replace(self, graph=self.graph.subgraph(examples), rows=rows)
+
+    @functools.cached_property
+    def _most(self) -> int:
+        return max_predictions(self.texts.sequence_length)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "tokens": (self.texts.sequence_length,),
+            "lengths": (),
+            "positions": (self._most,),
+            "targets": (self._most,),
+            "weights": (self._most,),
+        }
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        whole = {name: np.dtype(np.int32) for name in ("tokens", "lengths", "positions", "targets")}
+        return {**whole, "weights": np.dtype(np.float32)}
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self.texts)):
+            raise InputError(f"examples must be in [0, {self.graph.num_examples})")
+        for name, shape in self.shapes().items():  # compiled code looks at no bounds
+            if len(out[name]) < len(rows) or out[name].shape[1:] != shape:
+                raise InputError(f"out[{name!r}] must be of shape ({len(rows)} or more, *{shape})")
+        if draw is None:
+            key, copy_numbers = evaluation_key(), np.zeros(len(rows), np.int32)
+        else:
+            validate.same_length(len(rows), copy_numbers=draw.copy_numbers)
+            key = training_key(draw.run_key, draw.step)
+            copy_numbers = np.ascontiguousarray(draw.copy_numbers, np.int32)
+        vocabulary = self.texts.vocabulary
+        mask_texts(
+            key,
+            self.texts.ids,
+            self.texts.offsets,
+            rows,
+            copy_numbers,
+            mask_id=vocabulary.mask_id,
+            pad_id=vocabulary.pad_id,
+            vocabulary_size=vocabulary.size,
+            out={name: out[name] for name in self.shapes()},
+        )
+
+    @property
+    def digest(self) -> str:
+        about = [self.graph.digest, self.texts.digest, self.rows is not None]
+        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
+        hash_row_order(hashed, self.graph)
+        hashed.update(b"" if self.rows is None else np.ascontiguousarray(self.rows, np.int64).tobytes())
+        return hashed.hexdigest()
+
+
+def _text_column(payload: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in payload.column_names:
+        raise InputError(f"the data have no column {name!r}; they have {', '.join(payload.column_names)}")
+    column = payload.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not is_text(column.type) and not pa.types.is_null(column.type):
+        raise InputError(f"column {name!r} must hold text, not {column.type}; name a column of text")
+    return column.cast(pa.large_string())
