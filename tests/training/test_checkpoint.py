@@ -210,14 +210,16 @@ with RunFolder.open(sys.argv[1]) as folder:
 """
 
 
-@pytest.mark.full
-def test_killed_run_is_bit_identical(tmp_path):
-    """Killed by SIGKILL at random moments, again and again, until it ends by itself."""
+def run_and_kill(program, folder):
+    """Runs it once as a whole, and once killed by SIGKILL at random moments, again and again, until it ends by itself.
+
+    The results are in `folder / "whole"` and `folder / "killed"`.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     environment = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
 
     def start(place):
-        command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(place)]
+        command = [sys.executable, "-c", textwrap.dedent(program), str(place)]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def saved(place):
@@ -226,17 +228,17 @@ def test_killed_run_is_bit_identical(tmp_path):
         except FileNotFoundError:
             return 0
 
-    whole = start(tmp_path / "whole")
-    assert whole.wait(300) == 0
-    whole.communicate()
+    whole = start(folder / "whole")
+    _, errors = whole.communicate(timeout=300)
+    assert whole.returncode == 0, errors
     moments, kills, steps = random.Random(0), 0, []
     for _ in range(12):
-        process = start(tmp_path / "killed")
+        process = start(folder / "killed")
         assert process.stdout is not None
         process.stdout.readline()
         if kills < 5:
-            before = saved(tmp_path / "killed")
-            while kills and process.poll() is None and saved(tmp_path / "killed") == before:
+            before = saved(folder / "killed")
+            while kills and process.poll() is None and saved(folder / "killed") == before:
                 time.sleep(0.001)  # the first kill comes before any checkpoint, the others at some moment after one
             time.sleep(moments.uniform(0.0, 0.3))
             if process.poll() is None:
@@ -244,17 +246,22 @@ def test_killed_run_is_bit_identical(tmp_path):
         _, errors = process.communicate(timeout=300)
         if process.returncode == -signal.SIGKILL:
             kills += 1
-            steps.append(saved(tmp_path / "killed"))
+            steps.append(saved(folder / "killed"))
             continue
         assert process.returncode == 0 or "has ended" in errors, errors
         break
     assert kills >= 2
     assert len(set(steps)) >= 2  # it got further between kills
+    assert json.loads((folder / "killed" / "run.json").read_text())["state"] == "finished"
+    assert not (folder / "killed" / "run-key.json").exists()
+
+
+@pytest.mark.full
+def test_killed_run_is_bit_identical(tmp_path):
+    run_and_kill(PROGRAM, tmp_path)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert np.array_equal(one["weights"], two["weights"])
     assert np.array_equal(one["intercept"], two["intercept"])
     assert (tmp_path / "whole" / "metrics.parquet").read_bytes() == (
         tmp_path / "killed" / "metrics.parquet"
     ).read_bytes()
-    assert json.loads((tmp_path / "killed" / "run.json").read_text())["state"] == "finished"
-    assert not (tmp_path / "killed" / "run-key.json").exists()

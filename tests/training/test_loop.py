@@ -14,10 +14,11 @@ from tests.training.conftest import NUM_FEATURES, forged
 
 from coowned import InputError
 from coowned.errors import CertificateMismatchError
+from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.noise import NoiseStream
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.data import FeatureTable, WorldData
-from coowned.training.loop import train
+from coowned.training.data import FeatureTable, WorldData, with_norms
+from coowned.training.loop import Trainer, train
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.progress import privacy_so_far
 from coowned.training.sweep import sweep
@@ -61,15 +62,19 @@ def coefficients(plan, data, **options):
     return train(plan, MODEL, data, **options).parameters["coefficients"]
 
 
-def every_step(small, kind):
-    """The parameters after 1, 2, ... steps, by cutting the reference's own noise off: compares the whole path."""
-    from coowned.training.loop import Trainer
-
-    plan = small.plan(kind)
+def steps_of(plan, data):
+    """The parameters after 1, 2, ... steps."""
     trainer, path = Trainer([plan], MODEL), []
     state = trainer.initial_state(MODEL.initial())
-    trainer.run(small.data, state, [], start=0, after=lambda step, s, rows: path.append(np.array(s[0]["coefficients"])))
-    return plan, np.stack(path)
+    trainer.run(
+        with_norms(data), state, [], start=0, after=lambda step, s, rows: path.append(np.array(s[0]["coefficients"]))
+    )
+    return np.stack(path)
+
+
+def every_step(small, kind):
+    plan = small.plan(kind)
+    return plan, steps_of(plan, small.data)
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic-dp-mf"])
@@ -87,12 +92,25 @@ def test_the_comparison_sees_faults(small, fault):
     assert not np.allclose(path, wrong, rtol=2e-3, atol=2e-4)
 
 
-def test_one_band_is_dp_sgd_noise(small):
-    """b = 1: the same schedule with one band and with independent noise by hand, to the bit."""
-    plan = small.plan("dp-mf", num_bands=1)
-    assert plan.coefficients.tolist() == [1.0]
-    reference = plain_training(dataclasses.replace(plan, strategy=None), small.data)
-    np.testing.assert_allclose(coefficients(plan, small.data), reference[-1], rtol=2e-3, atol=2e-4)
+def test_one_band_trains_as_dp_sgd(small, monkeypatch):
+    """b = 1: DP-MF with one band and DP-SGD, on the same batches, through the whole loop, to the bit in every step."""
+    banded = small.plan("dp-mf", num_bands=1)
+    assert banded.strategy is not None
+    assert banded.coefficients.tolist() == [1.0]
+    plain = small.plan("dp-sgd")
+    assert plain.strategy is None
+    path = steps_of(banded, small.data)
+    assert not np.array_equal(path, steps_of(plain, small.data))  # other batches
+    own = type(plain).batches
+    with monkeypatch.context() as patch:
+        patch.setattr(type(plain), "batches", lambda self, **options: own(banded, **options))
+        assert np.array_equal(path, steps_of(plain, small.data))
+    # And with coins: Poisson batches, with no strategy and with one of one band.
+    one = dataclasses.replace(plain, strategy=BandedStrategy(num_bands=1, iterations=plain.iterations))
+    assert np.array_equal(steps_of(one, small.data), steps_of(plain, small.data))
+    two = small.plan("dp-mf", num_bands=2)  # and it can fail: two bands are other noise on the same batches
+    assert not np.allclose(steps_of(two, small.data), path, atol=1e-3)
+    np.testing.assert_allclose(path, plain_training(banded, small.data), rtol=2e-3, atol=2e-4)
 
 
 def test_an_empty_batch_is_a_step_of_noise(small):

@@ -4,6 +4,8 @@ run.json                what the run is (digests of plan, data, code) and whethe
 run-key.json            the secret, readable by its owner alone; destroyed when the run has ended
 checkpoint.safetensors  parameters, optimizer state and metrics after some step; removed when the run has ended
 model.safetensors       the result
+model-N.safetensors     of a sweep: member N, readable by its owner alone, since only one of them is covered
+members.parquet         of a sweep: number, configuration and settings of every member
 metrics.parquet         training curves: not covered by any guarantee
 """
 
@@ -14,9 +16,10 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +34,9 @@ FORMAT = "coowned-run-1"
 OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
     "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
-    "report.html",
+    "report.html", "statistics.json", "config.json", "vocab.txt", "members.parquet",
 )  # fmt: skip
+_MEMBER = re.compile(r"model-\d+\.safetensors")
 # What a run must agree in when it is taken up again, and what to say where it does not.
 _BOUND = {
     "plan": "selection, mechanism, noise, clip norm or optimizer",
@@ -84,9 +88,7 @@ class RunFolder:
         if not place.parent.is_dir():
             raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
         place.mkdir(exist_ok=True)
-        foreign = sorted(
-            file.name for file in place.iterdir() if file.name not in OWN_FILES and not file.name.startswith(".")
-        )
+        foreign = sorted(file.name for file in place.iterdir() if not _is_own(file.name))
         if foreign:
             raise InputError(
                 f"{place}: a folder that holds other things ({foreign[0]}); name another place for the run"
@@ -160,21 +162,35 @@ class RunFolder:
 
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replaces the checkpoint."""
-        from safetensors.numpy import save
-
-        own = {name: np.array(array, order="C") for name, array in tensors.items()}
         metadata = {"step": str(step), "run": self._record_digest()}
-        self.write("checkpoint.safetensors", save(own, metadata=metadata))
+        self._write_arrays("checkpoint.safetensors", tensors, metadata)
 
     def finish(self, model: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], metrics: bytes) -> None:
         """Writes the result, marks the run as ended, and only then destroys what it could be taken up with."""
-        from safetensors.numpy import save
-
         self.write("metrics.parquet", metrics)
-        own = {name: np.array(array, order="C") for name, array in model.items()}
-        self.write("model.safetensors", save(own, metadata=dict(metadata)), mode=0o644)
+        self._write_arrays("model.safetensors", model, metadata, mode=0o644)
+        self._end()
+
+    def finish_sweep(
+        self, models: Sequence[Mapping[str, npt.NDArray[Any]]], metadata: Sequence[Mapping[str, str]], members: bytes
+    ) -> None:
+        """The same for a sweep: a file for each member, as secret as the data until one of them is chosen."""
+        for number, (model, own) in enumerate(zip(models, metadata, strict=True)):
+            self._write_arrays(f"model-{number}.safetensors", model, own)
+        self.write("members.parquet", members)
+        self._end()
+
+    def _end(self) -> None:
         self.write("run.json", json.dumps({**self._record, "state": "finished"}, indent=2).encode())
         self._destroy_secrets()
+
+    def _write_arrays(
+        self, name: str, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o600
+    ) -> None:
+        from safetensors.numpy import save
+
+        own = {key: np.array(array, order="C") for key, array in arrays.items()}
+        self.write(name, save(own, metadata=dict(metadata)), mode=mode)
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Writes a file of the run, whole or not at all."""
@@ -239,6 +255,10 @@ class RunFolder:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _is_own(name: str) -> bool:
+    return name in OWN_FILES or name.startswith(".") or _MEMBER.fullmatch(name) is not None
 
 
 @functools.cache

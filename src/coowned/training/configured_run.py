@@ -21,17 +21,16 @@ from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
-from coowned.training.data import FeatureTable
 from coowned.training.loop import TrainedModel, train
-from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Progress
+from coowned.training.run_statistics import FILE as STATISTICS
+from coowned.training.run_statistics import run_statistics
 from coowned.training.splits import split_examples
+from coowned.training.tasks import NO_GUARANTEE_FORMAT, make_task
 
 if TYPE_CHECKING:
     import polars as pl
-
-NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
 
 
 def run_configuration(
@@ -60,8 +59,8 @@ def run_configuration(
     folder.refuse_if_finished()
     run_key = folder.run_key(config.run.seed)
     announce("reading")
-    table = FeatureTable.from_examples(config.source().read(), features=config.model.features, label=config.model.label)
-    parts = {name: table.subset(rows) for name, rows in split_examples(table.graph, config.data.splits).items()}
+    task = make_task(config, config.source().read())
+    parts = {name: task.data.subset(rows) for name, rows in split_examples(task.graph, config.splits).items()}
     data = parts["train"]
     if folder.is_begun:
         announce("recounting the selection")
@@ -70,19 +69,21 @@ def run_configuration(
         announce("selecting")
         plan = make_plan(config, data.graph, run_key)
         _store_plan(plan, folder, data.graph, text)
-    model = LogisticRegression(num_features=table.features.shape[1])
 
     def at_end(trained: TrainedModel) -> None:
         for name in ("validation", "test"):
-            found = evaluation.evaluate(model, trained.parameters, parts[name], split=name)
+            found = evaluation.evaluate(task.model, trained.parameters, parts[name], split=name)
             folder.write(f"{name}.parquet", _parquet(found))
+        for name, content in task.files.items():
+            folder.write(name, content, mode=0o644)
 
     announce("training")
     return train(
         plan,
-        model,
+        task.model,
         data,
         folder=folder,
+        initial=task.initial,
         configuration_digest=config.digest,
         checkpoint_every=config.run.checkpoint_every,
         devices=config.run.devices,
@@ -193,6 +194,8 @@ def _store_plan(plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, 
         file = Path(room) / "S.parquet"
         write_selection(file, graph, plan.selected)
         folder.write("S.parquet", file.read_bytes())
+    found = run_statistics(graph, plan.selected, plan.certificate)
+    folder.write(STATISTICS, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
     folder.write("config.toml", text.encode(), mode=0o644)
     folder.write("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
     if plan.guarantee is not None:

@@ -148,7 +148,7 @@ def train(
     if at_end is not None:
         at_end(trained)
     if folder is not None:
-        metadata = {"statement": plan.statement(), "model": json.dumps(model.describe())}
+        metadata = {"format": "pt", "statement": plan.statement(), "model": json.dumps(model.describe())}
         folder.finish(trained.arrays, metadata, _metrics_file(metrics))
     return trained
 

@@ -19,6 +19,7 @@ from coowned.selection.order_kernels import hash_seed, hash_text
 
 SPLITS = ("train", "validation", "test")
 USUAL_FRACTIONS = (0.8, 0.1, 0.1)
+TEXT_FRACTIONS = (0.9, 0.05, 0.05)
 _SEED = 5_765_402_168_410_517  # a stream of its own: the split must not follow the selectors' order of ties
 
 

@@ -70,7 +70,9 @@ class LogisticRegression:
                 if coefficients.ndim == 1
                 else clipping.clipped_logistic_gradient_sums
             )
-            (slope, total), clipped = summed(weights, intercept, batch["features"], batch["labels"], mask, clip_norm)
+            (slope, total), clipped = summed(
+                weights, intercept, batch["features"], batch["labels"], mask, clip_norm, batch.get("squared_norms")
+            )
         return {"coefficients": jnp.concatenate([slope, total[..., None]], axis=-1)}, clipped
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:

@@ -1,0 +1,213 @@
+"""A BERT in the layout of Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.files import whole_files
+from coowned.training.models.bert import ACTIVATIONS, BertConfig
+
+CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "config.json", "model.safetensors", "vocab.txt"
+_WORDS, _BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+_DECODER_WEIGHT, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+_UNUSED = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids")
+_NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+
+
+def write_bert_folder(
+    folder: str | os.PathLike[str],
+    config: BertConfig,
+    arrays: Mapping[str, npt.ArrayLike],
+    vocabulary_file: str | os.PathLike[str],
+) -> None:
+    """Writes a folder that `transformers.BertForMaskedLM.from_pretrained` opens; all three files or none.
+
+    Guarantees:
+      - `read_bert_folder` gives back what was written.   (test_folder_round_trip)
+      - transformers gives the same logits, padding or not.   (test_transformers_opens_what_is_written)
+      - After an error no file has changed.   (test_nothing_half_written)
+
+    Args:
+      folder: made where it is missing; files of these names are replaced.
+      config: sizes.
+      arrays: as `BertMaskedLM.to_arrays` gives them.
+      vocabulary_file: the `vocab.txt` the model was trained with; copied.
+
+    Example:
+      >>> import tempfile
+      >>> from coowned.training.models.bert import BertMaskedLM
+      >>> small = BertConfig(vocab_size=3, hidden_size=4, intermediate_size=4, max_position_embeddings=8)
+      >>> model = BertMaskedLM(config=small, sequence_length=8)
+      >>> place = Path(tempfile.mkdtemp())
+      >>> _ = (place / "words.txt").write_text("[PAD] [UNK] [MASK]".replace(" ", chr(10)))
+      >>> write_bert_folder(place / "model", small, model.to_arrays(model.initial()), place / "words.txt")
+      >>> read_bert_folder(place / "model")[0] == small
+      True
+    """
+    from safetensors.numpy import save
+
+    parameters = parameters_from(config, arrays)
+    vocabulary = Path(vocabulary_file)
+    _check_vocabulary(vocabulary, config)
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: not a folder; name another place")
+    folder.mkdir(parents=True, exist_ok=True)
+    described = describe_config(config)
+    packed = save(parameters, metadata={"format": "pt"})  # transformers asks for that word
+    targets = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE)]
+    with whole_files(*targets) as (to_config, to_weights, to_vocabulary):
+        to_config.write_text(described, encoding="utf-8")
+        to_weights.write_bytes(packed)
+        shutil.copyfile(vocabulary, to_vocabulary)
+
+
+def read_bert_folder(folder: str | os.PathLike[str]) -> tuple[BertConfig, dict[str, npt.NDArray[np.float32]]]:
+    """(sizes, parameters) of a folder that transformers or `write_bert_folder` has written.
+
+    Older names (gamma, beta) are understood; the pooler and the next-sentence head are left; the decoder, where it is
+    stored, must be the word embedding.
+
+    Guarantees:
+      - Raises InputError with the place and the remedy for a missing or damaged file, a model that is not a BERT, an
+        unsupported setting and tensors of other shapes.   (test_bad_folders)
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise InputError(f"{place}: no such folder; name one with {CONFIG_FILE}, {WEIGHTS_FILE} and {VOCABULARY_FILE}")
+    for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE):
+        if not (place / name).is_file():
+            remedy = (
+                "save the model again with transformers' save_pretrained" if name == WEIGHTS_FILE else "put it there"
+            )
+            raise InputError(f"{place}: there is no {name}; {remedy}")
+    config = read_config(place / CONFIG_FILE)
+    _check_vocabulary(place / VOCABULARY_FILE, config)
+    try:
+        return config, parameters_from(config, _read_tensors(place / WEIGHTS_FILE))
+    except InputError as error:
+        raise InputError(f"{place / WEIGHTS_FILE}: {error}") from None
+
+
+def read_config(path: str | os.PathLike[str]) -> BertConfig:
+    """The sizes in a `config.json`; what this package cannot do is refused, what it need not know is left."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a readable JSON file ({error}); save the model again") from None
+    if not isinstance(found, dict) or found.get("model_type", "bert") != "bert":
+        kind = found.get("model_type") if isinstance(found, dict) else type(found).__name__
+        raise InputError(f"{path}: describes {kind!r}, not a BERT; only model_type 'bert' can be trained here")
+    missing = [name for name in _NEEDED if name not in found]
+    if missing:
+        raise InputError(f"{path}: no {missing[0]}; this is not a BERT's configuration")
+    supported = {
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
+    for name, value in supported.items():
+        if found.get(name, value) not in (value, None):
+            raise InputError(f"{path}: {name} is {found[name]!r}; only {value!r} is supported")
+    if found.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise InputError(f"{path}: hidden_act is {found['hidden_act']!r}; supported are {', '.join(ACTIVATIONS)}")
+    names = {field.name for field in dataclasses.fields(BertConfig)}
+    try:
+        return BertConfig(**{name: value for name, value in found.items() if name in names})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def parameters_from(config: BertConfig, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
+    """The parameters among a checkpoint's arrays, in float32 and under today's names; InputError where they do not fit.
+
+    >>> parameters_from(BertConfig(), {})
+    Traceback (most recent call last):
+      ...
+    coowned.errors.InputError: no tensor 'bert.embeddings.word_embeddings.weight'; a BERT with its masked-LM head is ...
+    """
+    from coowned.training.models.bert_network import shapes_of
+
+    found = {_name_today(name): array for name, array in arrays.items() if not name.startswith(_UNUSED)}
+    decoder_weight, decoder_bias = found.pop(_DECODER_WEIGHT, None), found.pop(_DECODER_BIAS, None)
+    if decoder_bias is not None:
+        found.setdefault(_BIAS, decoder_bias)
+    wanted, parameters = shapes_of(config), {}
+    for name, shape in wanted.items():
+        if name not in found:
+            raise InputError(f"no tensor {name!r}; a BERT with its masked-LM head is needed (BertForMaskedLM)")
+        array = np.asarray(found[name])
+        if array.shape != shape:
+            raise InputError(
+                f"{name} has the shape {array.shape}, the configuration asks for {shape}; give the configuration that "
+                "belongs to these weights"
+            )
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise InputError(f"{name} must hold finite floating-point numbers; save the model again")
+        parameters[name] = np.ascontiguousarray(array, dtype=np.float32)
+    unknown = sorted(set(found) - set(wanted))
+    if unknown:
+        raise InputError(f"{unknown[0]} is not a tensor of this BERT; give the configuration that belongs to it")
+    for name, tied, own in ((_DECODER_WEIGHT, _WORDS, decoder_weight), (_DECODER_BIAS, _BIAS, decoder_bias)):
+        if own is not None and not np.array_equal(np.asarray(own, np.float32), parameters[tied]):
+            raise InputError(f"{name} is not {tied}; only a decoder tied to the word embedding can be trained here")
+    return parameters
+
+
+def _name_today(name: str) -> str:
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(f"LayerNorm{old}"):
+            return name.removesuffix(old) + new
+    return name
+
+
+def describe_config(config: BertConfig) -> str:
+    """The text of a `config.json`."""
+    return json.dumps(_described(config), indent=2, sort_keys=True) + "\n"
+
+
+def _described(config: BertConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert",
+        **dataclasses.asdict(config),
+        "attention_probs_dropout_prob": 0.0,
+        "hidden_dropout_prob": 0.0,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+
+
+def _check_vocabulary(path: Path, config: BertConfig) -> None:
+    if not path.is_file():
+        raise InputError(f"{path}: no vocabulary there; give the vocab.txt that the model's ids come from")
+    with path.open("rb") as file:
+        words = sum(1 for _ in file)
+    validate.positive(**{f"words in {path}": words})
+    if words > config.vocab_size:
+        raise InputError(
+            f"{path}: {words} words, but the model has {config.vocab_size}; give the vocab.txt that belongs to it"
+        )
+
+
+def _read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"not a readable safetensors file ({error}); copy or save it again") from None

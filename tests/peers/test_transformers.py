@@ -1,0 +1,127 @@
+"""transformers opens what is written here and gives the same logits, and the other way round."""
+
+import numpy as np
+import pytest
+
+from coowned.training.models.bert import BertConfig, BertMaskedLM
+from coowned.training.models.bert_files import read_bert_folder, write_bert_folder
+
+CONFIG = BertConfig(
+    vocab_size=60,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=24,
+    max_position_embeddings=20,
+)
+LENGTH, SIZE = 12, 3
+
+
+def scores_of(config: BertConfig, parameters) -> np.ndarray:
+    """(batch, sequence_length, vocabulary) logits of ours at every place."""
+    import jax
+
+    from coowned.training.models import bert_network
+
+    batch = {
+        "tokens": tokens(),
+        "lengths": lengths(),
+        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (SIZE, 1)),
+    }
+
+    @jax.jit
+    def scores(parameters, batch):
+        hidden = bert_network.hidden_rows(config, parameters, batch, bert_network.Tape())
+        return bert_network.vocabulary_scores(parameters, hidden)
+
+    return np.asarray(scores(parameters, batch))
+
+
+def tokens() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 60, (SIZE, LENGTH), np.int32)
+
+
+def lengths() -> np.ndarray:
+    return np.int32([LENGTH, 5, 1])
+
+
+def peer_scores(model) -> np.ndarray:
+    import torch
+
+    seen = np.arange(LENGTH) < lengths()[:, None]
+    with torch.no_grad():
+        given = model.eval()(input_ids=torch.tensor(tokens()).long(), attention_mask=torch.tensor(seen).long())
+    return given.logits.numpy()
+
+
+def assert_same_where_seen(found, expected):
+    for row, count in enumerate(lengths()):
+        np.testing.assert_allclose(found[row, :count], expected[row, :count], rtol=1e-4, atol=1e-5)
+    assert np.abs(found).max() > 1e-2
+
+
+def random_parameters(config: BertConfig):
+    generator = np.random.default_rng(1)
+    start = BertMaskedLM(config=config, sequence_length=LENGTH).initial()
+    return {n: a + np.float32(0.2) * generator.standard_normal(a.shape, np.float32) for n, a in start.items()}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_transformers_opens_what_is_written(tmp_path, activation):
+    from transformers import BertForMaskedLM
+
+    settings = {**CONFIG.__dict__, "hidden_act": activation}
+    config = BertConfig(**settings)
+    (tmp_path / "words.txt").write_text("".join(f"word{number}\n" for number in range(60)))
+    parameters = random_parameters(config)
+    write_bert_folder(tmp_path / "model", config, parameters, tmp_path / "words.txt")
+    model, report = BertForMaskedLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert_same_where_seen(peer_scores(model), scores_of(config, parameters))
+
+
+@pytest.mark.peers
+def test_what_transformers_saves_is_opened(tmp_path):
+    import torch
+    from transformers import BertConfig as PeerConfig
+    from transformers import BertForMaskedLM
+
+    torch.manual_seed(0)
+    model = BertForMaskedLM(PeerConfig(**CONFIG.__dict__))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(60)))
+    config, parameters = read_bert_folder(tmp_path / "model")
+    assert config == CONFIG
+    assert_same_where_seen(scores_of(config, parameters), peer_scores(model))
+
+
+@pytest.mark.peers
+def test_the_loss_of_an_example_is_theirs(tmp_path):
+    import jax
+    import torch
+    from transformers import BertForMaskedLM
+
+    (tmp_path / "words.txt").write_text("".join(f"word{number}\n" for number in range(60)))
+    parameters = random_parameters(CONFIG)
+    write_bert_folder(tmp_path / "model", CONFIG, parameters, tmp_path / "words.txt")
+    peer = BertForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    model = BertMaskedLM(config=CONFIG, sequence_length=LENGTH, max_predictions=3)
+    places, targets = np.int32([2, 0, 4]), np.int32([7, 8, 9])
+    labels = torch.full((1, LENGTH), -100)
+    labels[0, places] = torch.tensor(targets).long()
+    seen = torch.tensor(np.arange(LENGTH) < 5).long()[None]
+    theirs = peer(input_ids=torch.tensor(tokens()[1:2]).long(), attention_mask=seen, labels=labels).loss.item()
+    example = {
+        "tokens": tokens()[1],
+        "lengths": np.int32(5),
+        "positions": places,
+        "targets": targets,
+        "weights": np.float32([1 / 3] * 3),
+    }
+    ours = jax.jit(model.example_loss)(parameters, example)
+    assert float(ours) == pytest.approx(theirs, rel=1e-4)

@@ -1,0 +1,139 @@
+"""From a configuration to a model and its content, for text."""
+
+import json
+
+import polars as pl
+import pytest
+from experiments.private_abstracts import configuration, made_up_corpus
+
+from coowned.errors import ConfigError, InputError
+from coowned.training.checkpoint import RunFolder
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import run_configuration
+from coowned.training.tasks import make_task, refuse_private_checkpoint
+
+ARCHITECTURE = {
+    "model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 16, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    place = tmp_path_factory.mktemp("corpus")
+    made_up_corpus(place)
+    (place / "config.json").write_text(json.dumps(ARCHITECTURE), encoding="utf-8")
+    return place
+
+
+def config_of(corpus, *, privacy='epsilon = "none"', model=None, **changes):
+    settings = {
+        "path": "texts.parquet", "privacy": privacy, "bound": 2, "seed": 0, "clip_norm": 1.0, "learning_rate": 1e-2,
+        "batch_size": 16, "iterations": 4, "sequence_length": 12,
+        "model": model or 'vocabulary = "vocab.txt"\narchitecture = "config.json"',
+    } | changes  # fmt: skip
+    text = configuration(**settings)
+    return TrainConfig.from_toml(text, folder=corpus), text
+
+
+def run(config, text, folder):
+    with RunFolder.open(folder) as opened:
+        return run_configuration(config, opened, text=text)
+
+
+@pytest.fixture(scope="module")
+def public_run(corpus):
+    folder = corpus.parent / "public-run"
+    run(*config_of(corpus, privacy="public = true", clip_norm=None), folder)
+    return folder
+
+
+def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_path):
+    assert {"config.json", "vocab.txt", "model.safetensors"} <= {file.name for file in public_run.iterdir()}
+    config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{public_run}"')
+    trained = run(config, text, tmp_path / "private")
+    assert trained.plan.guarantee is not None
+    assert trained.plan.guarantee.epsilon <= 8
+    start = make_task(config, config.source().read()).initial
+    assert start is not None
+    for name, array in trained.parameters.items():
+        assert array.shape == start[name].shape
+    tested = pl.read_parquet(tmp_path / "private" / "test.parquet")
+    assert tested["users_per_example"].to_list()[0] == "all"
+    assert tested["loss"][0] > 0
+
+
+def test_checkpoint_of_private_data_is_refused(corpus, tmp_path):
+    without_privacy = tmp_path / "without"
+    run(*config_of(corpus), without_privacy)
+    with pytest.raises(InputError, match="not declared public"):
+        refuse_private_checkpoint(without_privacy)
+    config, _ = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{without_privacy}"')
+    with pytest.raises(InputError, match="not declared public"):
+        make_task(config, config.source().read())
+    (without_privacy / "guarantee.json").write_text('{"format": "coowned-guarantee-1"}', encoding="utf-8")
+    with pytest.raises(InputError, match="composed"):
+        refuse_private_checkpoint(without_privacy)
+
+
+def test_a_checkpoint_from_elsewhere_is_the_callers_word(tmp_path):
+    assert refuse_private_checkpoint(tmp_path) is None  # no guarantee.json: nothing can be told
+
+
+def test_text_has_its_own_split(corpus):
+    config, _ = config_of(corpus)
+    assert config.splits == [0.9, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        ('architecture = "config.json"', "needs vocabulary"),
+        ('vocabulary = "vocab.txt"\narchitecture = "a"\ncheckpoint = "b"', "leave one of the two out"),
+        ('vocabulary = "vocab.txt"\nfeatures = "x"', "has no key 'features'"),
+    ],
+)
+def test_contradictions(corpus, model, match):
+    with pytest.raises(ConfigError, match=match):
+        config_of(corpus, model=model)
+
+
+def test_too_long_for_the_model(corpus):
+    config, _ = config_of(corpus, sequence_length=17)
+    with pytest.raises(ConfigError, match="16 positions"):
+        make_task(config, config.source().read())
+
+
+def test_vocabulary_larger_than_the_model(corpus, tmp_path):
+    small = tmp_path / "config.json"
+    small.write_text(json.dumps(ARCHITECTURE | {"vocab_size": 10}), encoding="utf-8")
+    config, _ = config_of(corpus, model=f'vocabulary = "vocab.txt"\narchitecture = "{small}"')
+    with pytest.raises(ConfigError, match="room for 10"):
+        make_task(config, config.source().read())
+
+
+def test_interrupted_text_run_is_taken_up(corpus, tmp_path):
+    """Masks, coins and noise follow from the key: the run that stopped ends in the bits of the one that did not."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")
+    seeded = text + "[run]\nseed = 7\ncheckpoint_every = 2\n"
+    config = TrainConfig.from_toml(seeded, folder=corpus)
+    run(config, seeded, tmp_path / "whole")
+
+    with RunFolder.open(tmp_path / "stopped") as opened:
+        save = opened.save
+
+        def save_and_stop(step, tensors):
+            save(step, tensors)
+            raise KeyboardInterrupt
+
+        opened.save = save_and_stop
+        with pytest.raises(KeyboardInterrupt):
+            run_configuration(config, opened, text=seeded)
+    assert not (tmp_path / "stopped" / "model.safetensors").exists()
+    run(config, seeded, tmp_path / "stopped")
+    whole, taken_up = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
+    for name in whole:
+        np.testing.assert_array_equal(whole[name], taken_up[name])
