@@ -1,0 +1,144 @@
+"""The parts of a mechanism as an audit drives them: selection, sampler, clipping and division, noise.
+
+Every method calls the code that trains. A subclass that overrides one is a mechanism with one part exchanged: the
+planted bugs of tests/audit are such subclasses, and the audit cannot tell.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.attribution.graph import AttributionGraph
+from coowned.mechanism.batching import Batches, CyclicPoissonBatches, PoissonBatches, ScheduledBatches
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.noise import NoiseStream, noise_scale, normals_from_words
+from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation
+from coowned.selection.greedy import Greedy
+from coowned.selection.selector import Schedule, Selection
+from coowned.training.loop import compiled_step
+from coowned.training.model import Model
+from coowned.training.models.logistic_regression import LogisticRegression
+
+_LONG = 1e6  # a feature that makes any gradient far longer than the clip norm
+# (feature, label) of a copy whose gradient is, before clipping, long and along +e1, long and along -e1, or zero.
+_CONTENT = {1: (_LONG, 0.0), -1: (_LONG, 1.0), 0: (0.0, 0.5)}
+
+
+class AuditedParts:
+    """The real parts.
+
+    Guarantees:
+      - The worst-case user's copies come out of the clipper as clip_norm e1 each, to within 1e-5.
+        (test_worst_case_gradient_is_one_clip_norm)
+      - Her copies are as many as the bound, although she owns more.   (test_worst_case_user_is_at_the_bound)
+    """
+
+    def select(self, graph: AttributionGraph, *, contribution_bound: int) -> Selection:
+        """S from a graph in which users own more than the bound."""
+        return Greedy(contribution_bound=contribution_bound).select(graph)
+
+    def group(self, graph: AttributionGraph, selection: Selection, *, group: int) -> Selection:
+        """The same S, all of it in one group."""
+        groups = np.where(selection.copies > 0, group, -1)
+        return Selection.from_copies(graph, selection.copies, groups)
+
+    def batches(
+        self,
+        selected: Selection | Schedule,
+        mechanism: Mechanism,
+        *,
+        batch_size: int,
+        iterations: int,
+        run_key: RunKey,
+    ) -> Batches:
+        """The sampler, over so many steps."""
+        if isinstance(mechanism, MinSeparation):
+            assert isinstance(selected, Schedule)
+            return ScheduledBatches(schedule=selected)
+        assert isinstance(selected, Selection)
+        if isinstance(mechanism, CyclicPoisson):
+            return CyclicPoissonBatches(
+                selection=selected,
+                batch_size=batch_size,
+                iterations=iterations,
+                num_groups=mechanism.num_groups,
+                run_key=run_key,
+            )
+        return PoissonBatches(
+            selection=selected,
+            sampling_probability=mechanism.sampling_probability,
+            batch_size=batch_size,
+            iterations=iterations,
+            run_key=run_key,
+        )
+
+    def model(self) -> Model:
+        """What clips: the gradient sum of a model with one feature."""
+        return LogisticRegression(num_features=1)
+
+    def divisor(self, *, batch_size: int, num_copies: int) -> int:
+        """What the sum is divided by: the public batch size, never what was drawn."""
+        del num_copies
+        return batch_size
+
+    def noise_scale(self, *, noise_multiplier: float, clip_norm: float, batch_size: int) -> float:
+        return noise_scale(noise_multiplier=noise_multiplier, clip_norm=clip_norm, batch_size=batch_size)
+
+    def noise(
+        self,
+        run_key: RunKey,
+        *,
+        coefficients: npt.NDArray[np.float64],
+        iterations: int,
+        trials: int,
+        configuration: str,
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """A row of unit noise for each step; its coordinates are the trials."""
+        stream = NoiseStream(
+            run_key,
+            coefficients=coefficients,
+            shapes={"trials": (trials,)},
+            iterations=iterations,
+            configurations=(configuration,),
+        )
+        for _ in range(iterations):
+            yield stream.next()["trials"]
+
+    def normals(self, words: npt.ArrayLike, more: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The normals that random words stand for."""
+        return normals_from_words(words, more)
+
+    def step(
+        self, *, user_copies: int, content: int, other_copies: int, size: int, settings: dict[str, float], noise: float
+    ) -> float:
+        """What one compiled training step releases along e1, for so many copies of the user and zero ones of others.
+
+        Args:
+          user_copies, other_copies: drawn in the batch.
+          content: +1, -1 or 0, the direction of each of her gradients before clipping.
+          size: entries of the batch, padding included.
+          settings: clip_norm, noise_scale and the divisor.
+          noise: the unit noise along e1.
+        """
+        import jax.numpy as jnp
+
+        features, labels = np.zeros((size, 1), np.float32), np.full(size, _CONTENT[0][1], np.float32)
+        features[:user_copies], labels[:user_copies] = _CONTENT[content]
+        mask = np.arange(size) < user_copies + other_copies
+        model = self.model()
+        step = compiled_step(model, "sgd", True, True, False)
+        # From zero, with learning rate 1, the parameters become minus the noisy mean gradient.
+        zero: dict[str, Any] = {name: jnp.zeros(shape, jnp.float32) for name, shape in model.shapes().items()}
+        optimizer_state: Any = _sgd().init(zero)
+        given = {name: jnp.zeros(shape, jnp.float32).at[0].set(noise) for name, shape in model.shapes().items()}
+        numbers = {name: jnp.asarray(value, jnp.float32) for name, value in settings.items()}
+        (after, _), _ = step((zero, optimizer_state), {"features": features, "labels": labels}, mask, given, numbers)
+        return -float(np.asarray(after["coefficients"])[0])
+
+
+def _sgd() -> Any:
+    from coowned.training.plan import make_optimizer
+
+    return make_optimizer("sgd", 1.0)

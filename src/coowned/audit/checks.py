@@ -1,0 +1,78 @@
+"""Several exact tests that share one false-alarm probability."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from scipy.stats import binom
+
+from coowned import validate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was counted, or looked at.
+
+    Attributes:
+      name: what.
+      observed, expected: as numbers a person can compare.
+      p_value: probability of something as far off where all is right; 0 for what cannot happen at all.
+    """
+
+    name: str
+    observed: float
+    expected: float
+    p_value: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedLaw:
+    """Checks of one law; an alarm where a p-value is below alpha over their number, so at most alpha are false."""
+
+    law: str
+    alpha: float
+    checks: tuple[Check, ...]
+
+    @property
+    def level(self) -> float:
+        return self.alpha / len(self.checks)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.p_value < self.level)
+
+    @property
+    def holds(self) -> bool:
+        return not self.failures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        checks = [dataclasses.asdict(check) for check in self.checks]
+        return {"law": self.law, "holds": self.holds, "alpha": self.alpha, "checks": checks}
+
+
+def binomial_check(name: str, count: int, trials: int, probability: float) -> Check:
+    """Two-sided and exact: twice the smaller tail.
+
+    >>> binomial_check("heads", 5, 10, 0.5).p_value
+    1.0
+    """
+    validate.integer(at_least=0, at_most=trials, count=count)
+    low, high = binom.cdf(count, trials, probability), binom.sf(count - 1, trials, probability)
+    return Check(
+        name=name,
+        observed=float(count),
+        expected=float(trials * probability),
+        p_value=float(min(1.0, 2 * min(low, high))),
+    )
+
+
+def certain_check(name: str, holds: bool, *, observed: float, expected: float) -> Check:
+    """Something that is so or not, without chance."""
+    return Check(name=name, observed=float(observed), expected=float(expected), p_value=1.0 if holds else 0.0)
+
+
+def checked_law(law: str, checks: Sequence[Check], alpha: float) -> CheckedLaw:
+    validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
+    validate.positive(number_of_checks=len(checks))
+    return CheckedLaw(law=law, alpha=alpha, checks=tuple(checks))

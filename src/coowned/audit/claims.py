@@ -1,0 +1,249 @@
+"""What a claim says about a worst-case user: her rounds, the likelihood ratio of the claim, and delta(epsilon).
+
+The audit does not know what may be wrong. It looks at the output in the way that would be best if the claim were
+exactly right: through the likelihood ratio of the claimed mechanism with and without its worst-case user.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+from scipy.stats import binom
+
+from coowned import validate
+from coowned.accounting.calculators import epsilon
+from coowned.accounting.curve import epsilon_curve
+from coowned.accounting.user_steps import ADJACENCIES
+from coowned.errors import InputError
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
+
+USERS = ("steady", "alternating")
+"""Worst-case users: every gradient +clip_norm e1, or +, -, +, ... in turn, which the claim allows just as well."""
+
+_SAFE_EXPONENT = 600.0  # exp of more is not far from the largest float64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MechanismClaim:
+    """The claim of a mechanism at a noise multiplier, for a user who does all she is allowed to.
+
+    Guarantees:
+      - `log_ratio` is the logarithm of the ratio of the claimed densities.   (test_log_ratio_is_that_of_the_densities)
+      - Its expectation of exp(-ratio) under the claim is 1.   (test_log_ratio_has_mean_one)
+      - `deltas` are the accountant's upper bounds.   (test_deltas_are_upper_bounds)
+
+    Args:
+      mechanism: with its contribution bound.
+      noise_multiplier: in units of one copy's clip norm.
+      adjacency: "zero-out" or "replace".
+      strategy: of correlated noise; by default the one training would take.
+
+    Example:
+      >>> mechanism = PoissonSampling(contribution_bound=1, sampling_probability=1.0, iterations=1)
+      >>> claim = MechanismClaim(mechanism=mechanism, noise_multiplier=2.0, adjacency="zero-out")
+      >>> claim.log_ratio(np.array([[0.0, 1.0]]), "steady")  # (x - 1/2) / 4 at x = 0 and 1
+      array([-0.125,  0.125])
+    """
+
+    mechanism: Mechanism
+    noise_multiplier: float
+    adjacency: str
+    strategy: BandedStrategy | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive_number(noise_multiplier=self.noise_multiplier)
+        validate.one_of(ADJACENCIES, adjacency=self.adjacency)
+        mechanism = self.mechanism
+        if self.strategy is None and not isinstance(mechanism, PoissonSampling):
+            made = BandedStrategy(num_bands=mechanism.num_bands, iterations=mechanism.iterations)
+            object.__setattr__(self, "strategy", made)
+
+    @property
+    def iterations(self) -> int:
+        return self.mechanism.iterations
+
+    @property
+    def coefficients(self) -> npt.NDArray[np.float64]:
+        """(num_bands,) of the strategy the noise is made with."""
+        return np.ones(1) if self.strategy is None else self.strategy.coefficients
+
+    @functools.cached_property
+    def group(self) -> int:
+        """The group of the worst-off user; 0 where there are none."""
+        mechanism = self.mechanism
+        if not isinstance(mechanism, CyclicPoisson):
+            return 0
+
+        def weight(group: int) -> float:
+            bound, probability = mechanism.bound_of(group), mechanism.probability_of(group)
+            return bound * probability * math.sqrt(mechanism.rounds_of(group))
+
+        return max(range(mechanism.num_groups), key=weight)
+
+    @functools.cached_property
+    def copies(self) -> int:
+        """Copies (participations for a schedule) of the worst-off user."""
+        if isinstance(self.mechanism, CyclicPoisson):
+            return self.mechanism.bound_of(self.group)
+        return len(self.rounds) if isinstance(self.mechanism, MinSeparation) else self.mechanism.contribution_bound
+
+    @property
+    def probability(self) -> float:
+        """Of each of her copies in each of her rounds."""
+        if isinstance(self.mechanism, CyclicPoisson):
+            return self.mechanism.probability_of(self.group)
+        return self.mechanism.sampling_probability if isinstance(self.mechanism, PoissonSampling) else 1.0
+
+    @functools.cached_property
+    def rounds(self) -> npt.NDArray[np.int64]:
+        """(rounds,) the steps in which she may take part."""
+        mechanism = self.mechanism
+        if isinstance(mechanism, PoissonSampling):
+            return np.arange(mechanism.iterations)
+        if isinstance(mechanism, CyclicPoisson):
+            return np.arange(self.group, mechanism.iterations, mechanism.num_groups)
+        return self._participations(mechanism)
+
+    def signs(self, user: str) -> npt.NDArray[np.float64]:
+        """(iterations,) the sign of the user's gradient in each step; what she does off her rounds does not count."""
+        validate.one_of(USERS, user=user)
+        if user == "steady":
+            return np.ones(self.iterations)
+        turn = np.searchsorted(self.rounds, np.arange(self.iterations), side="right") - 1
+        return np.where(turn % 2, -1.0, 1.0)
+
+    def log_ratio(self, observed: npt.NDArray[np.float64], user: str) -> npt.NDArray[np.float64]:
+        """(trials,) log density with the user over log density without, of (iterations, trials) noisy mean gradients.
+
+        `observed` is in units of clip_norm / batch_size. Correlated noise is whitened by the strategy first: what a
+        round adds is then a multiple of its column, and the product with the column is all that matters.
+        """
+        signs = self.signs(user)
+        total = np.zeros(observed.shape[1])
+        if self.strategy is None:
+            projected, squares = observed, np.ones(len(observed))
+        elif isinstance(self.mechanism, MinSeparation):
+            template = self._columns @ signs[self.rounds]  # (iterations,) all she adds
+            projected = (self._whitening.T @ template)[None] @ observed
+            squares, signs = np.array([template @ template]), np.ones(1)
+        else:
+            projected = (self._columns.T @ self._whitening) @ observed  # (rounds, trials)
+            squares, signs = (self._columns**2).sum(axis=0), signs[self.rounds]
+        copies = 1 if isinstance(self.mechanism, MinSeparation) else self.copies
+        add_log_ratios(
+            np.ascontiguousarray(projected, np.float64),
+            signs,
+            squares,
+            binom.pmf(np.arange(copies + 1), copies, self.probability),
+            self.noise_multiplier**2,
+            self.adjacency == "replace",
+            total,
+        )
+        return total
+
+    def deltas(self, epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """delta claimed at each epsilon: proven upper bounds, largest over directions and groups."""
+        points = tuple(float(value) for value in epsilons)
+        return np.array(_deltas(self.mechanism, self.noise_multiplier, self.adjacency, points))
+
+    def epsilon_at(self, delta: float) -> float:
+        """The claimed epsilon at one delta."""
+        return _epsilon(self.mechanism, self.noise_multiplier, self.adjacency, delta)
+
+    @functools.cached_property
+    def _whitening(self) -> scipy.sparse.csr_array:
+        """(iterations, iterations) C, which makes the noise white."""
+        bands = [np.full(self.iterations - lag, c) for lag, c in enumerate(self.coefficients)]
+        offsets: Any = -np.arange(len(bands))
+        return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
+
+    @functools.cached_property
+    def _columns(self) -> scipy.sparse.csr_array:
+        """(iterations, rounds) what one clip norm in each of her rounds becomes by whitening."""
+        return self._whitening[:, self.rounds]
+
+    def _participations(self, mechanism: MinSeparation) -> npt.NDArray[np.int64]:
+        """The steps of a user who takes part as often as she may, and adds no more than was accounted for.
+
+        Where the accounted sensitivity is below sqrt(bound), because users are late in the schedule where columns are
+        short, her last participation is moved there, or left out.
+        """
+        assert self.strategy is not None
+        squares = self.strategy.column_norms() ** 2
+        apart, iterations = mechanism.min_separation, mechanism.iterations
+        accounted = mechanism.sensitivity_of(mechanism.contribution_bound) * (1 + 2.0**-40)
+        for count in range(min(mechanism.contribution_bound, 1 + (iterations - 1) // apart), 0, -1):
+            steps = np.arange(count) * apart
+            last = np.arange(steps[-1], iterations)
+            total = squares[steps[:-1]].sum() + squares[last]
+            fits = np.flatnonzero(np.sqrt(total) <= accounted)
+            if len(fits):
+                steps[-1] = last[fits[np.argmax(total[fits])]]
+                return steps
+        raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")
+
+
+@functools.lru_cache(maxsize=64)
+def _deltas(
+    mechanism: Mechanism, noise_multiplier: float, adjacency: str, epsilons: tuple[float, ...]
+) -> tuple[float, ...]:
+    found = epsilon_curve(mechanism, noise_multiplier=noise_multiplier, adjacency=adjacency, epsilons=epsilons)
+    return tuple(found.tolist())
+
+
+@functools.lru_cache(maxsize=64)
+def _epsilon(mechanism: Mechanism, noise_multiplier: float, adjacency: str, delta: float) -> float:
+    return epsilon(mechanism, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def add_log_ratios(observed, signs, squares, weights, variance, replace, total):
+    """total (trials,) += sum over rounds of the log ratio of (rounds, trials) projections.
+
+    With i copies drawn a projection is normal around i q with variance `variance` q, q = squares[round]: the ratio of
+    i copies to none is exp((i y - i^2 q / 2) / variance). weights (copies + 1,): probability of i.
+    """
+    copies = weights.size - 1
+    scaled = np.empty(copies + 1)
+    for r in range(observed.shape[0]):
+        for i in range(copies + 1):
+            scaled[i] = weights[i] * np.exp(-i * i * squares[r] / (2 * variance))
+        small = copies * copies * squares[r] / (2 * variance) < _SAFE_EXPONENT
+        factor = signs[r] / variance
+        for n in range(observed.shape[1]):
+            y = observed[r, n] * factor
+            if small and abs(y) * copies < _SAFE_EXPONENT:
+                total[n] += np.log(_polynomial(scaled, np.exp(y)))
+                if replace:
+                    total[n] -= np.log(_polynomial(scaled, np.exp(-y)))
+            else:
+                total[n] += _log_mixture(weights, y, squares[r] / (2 * variance))
+                if replace:
+                    total[n] -= _log_mixture(weights, -y, squares[r] / (2 * variance))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _polynomial(coefficients, x):
+    value = 0.0
+    for i in range(coefficients.size - 1, -1, -1):
+        value = value * x + coefficients[i]
+    return value
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _log_mixture(weights, y, half_square):
+    largest = -np.inf
+    for i in range(weights.size):
+        if weights[i] > 0:
+            largest = max(largest, np.log(weights[i]) + i * y - i * i * half_square)
+    value = 0.0
+    for i in range(weights.size):
+        if weights[i] > 0:
+            value += np.exp(np.log(weights[i]) + i * y - i * i * half_square - largest)
+    return largest + np.log(value)

@@ -1,0 +1,122 @@
+"""How much a model tells about one person, measured by training it many times with her content and without."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.audit.clopper_pearson import lower_bound, upper_bound
+from coowned.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredLeak:
+    """What an attack on one person proves about epsilon.
+
+    Attributes:
+      epsilon_lower_bound: with probability at least 1 - alpha no (epsilon, delta) guarantee with a smaller epsilon
+        holds for this person.
+      true_positive_rate, false_positive_rate: of the attack, on the half of the models its threshold was not made from.
+      trials: models trained, half of them with her content.
+      alpha: probability that the bound is above the truth.
+    """
+
+    epsilon_lower_bound: float
+    true_positive_rate: float
+    false_positive_rate: float
+    trials: int
+    alpha: float
+    delta: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def measure_leak(
+    scores_with: npt.NDArray[np.float64], scores_without: npt.NDArray[np.float64], *, delta: float, alpha: float = 1e-3
+) -> MeasuredLeak:
+    """A lower bound on epsilon from the scores of models trained with a person's content and without it.
+
+    The threshold and the direction ("high means she was in it", or out of it) are chosen on the first half of the
+    scores; on the other half the attack's two rates have Clopper-Pearson bounds at alpha / 2 each. Since
+    P(A) <= e^epsilon Q(A) + delta, epsilon >= log((lower(P) - delta) / upper(Q)).
+
+    Guarantees:
+      - Above the truth with probability at most alpha.   (test_bound_is_seldom_above_the_truth)
+      - A plain leak is found.                            (test_a_plain_leak_is_found)
+
+    Args:
+      scores_with, scores_without: one for every model, in the order they were trained.
+      delta: of the claim.
+      alpha: probability that the bound is above the truth.
+
+    Example:
+      >>> leak = measure_leak(np.arange(100) + 1000.0, np.arange(100.0), delta=1e-6)
+      >>> round(leak.epsilon_lower_bound, 2)
+      1.66
+    """
+    validate.in_range(0, 1, open_low=True, open_high=True, delta=delta, alpha=alpha)
+    inside, outside = np.asarray(scores_with, np.float64), np.asarray(scores_without, np.float64)
+    if min(len(inside), len(outside)) < 4:
+        raise InputError("a leak is measured on at least four models with a person's content and four without")
+    if not (np.isfinite(inside).all() and np.isfinite(outside).all()):
+        raise InputError("scores must be finite; a model that is not a number tells nothing")
+    half_in, half_out = len(inside) // 2, len(outside) // 2
+    threshold, sign, complement = _choose(inside[:half_in], outside[:half_out], delta, alpha)
+    # A is "guessed in" (P with, Q without), or its complement with the roles exchanged.
+    hits = sign * inside[half_in:] > threshold
+    false_alarms = sign * outside[half_out:] > threshold
+    first, second = (~false_alarms, ~hits) if complement else (hits, false_alarms)
+    bound = _epsilon(int(first.sum()), len(first), int(second.sum()), len(second), delta, alpha)
+    return MeasuredLeak(
+        epsilon_lower_bound=bound,
+        true_positive_rate=float(hits.mean()),
+        false_positive_rate=float(false_alarms.mean()),
+        trials=len(inside) + len(outside),
+        alpha=alpha,
+        delta=delta,
+    )
+
+
+def retrain(train: Callable[[bool, int], float], *, trials: int, progress: Callable[[int], None] | None = None):
+    """(scores with, scores without): `train(included, number)` gives the score of one freshly trained model.
+
+    Models with and without alternate, so that nothing that drifts can tell them apart.
+    """
+    validate.integer(at_least=8, trials=trials)
+    scores: tuple[list[float], list[float]] = ([], [])
+    for number in range(trials):
+        scores[number % 2].append(train(number % 2 == 0, number))
+        if progress is not None:
+            progress(number + 1)
+    return np.array(scores[0]), np.array(scores[1])
+
+
+def _choose(
+    inside: npt.NDArray[np.float64], outside: npt.NDArray[np.float64], delta: float, alpha: float
+) -> tuple[float, int, bool]:
+    """The threshold, direction and side for which the bound on this half would be largest."""
+    best, chosen = -math.inf, (0.0, 1, False)
+    for sign in (1, -1):
+        ups, downs = np.sort(sign * inside), np.sort(sign * outside)
+        edges = np.unique(np.concatenate([ups, downs]))
+        for threshold in (edges[1:] + edges[:-1]) / 2:
+            hits = len(ups) - int(np.searchsorted(ups, threshold, side="right"))
+            false_alarms = len(downs) - int(np.searchsorted(downs, threshold, side="right"))
+            for complement in (False, True):
+                first, second = (len(downs) - false_alarms, len(ups) - hits) if complement else (hits, false_alarms)
+                sizes = (len(downs), len(ups)) if complement else (len(ups), len(downs))
+                bound = _epsilon(first, sizes[0], second, sizes[1], delta, alpha)
+                if bound > best:
+                    best, chosen = bound, (float(threshold), sign, complement)
+    return chosen
+
+
+def _epsilon(first: int, of_first: int, second: int, of_second: int, delta: float, alpha: float) -> float:
+    low = float(lower_bound(first, of_first, alpha / 2))
+    high = float(upper_bound(second, of_second, alpha / 2))
+    return max(0.0, math.log((low - delta) / high)) if low > delta else 0.0

@@ -1,0 +1,257 @@
+"""The mechanism audit of a training run: reads its claim, tries to break it, and writes `audit.json`."""
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import coowned
+from coowned import validate
+from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
+from coowned.attribution.graph import AttributionGraph
+from coowned.audit.audited_parts import AuditedParts
+from coowned.audit.checks import CheckedLaw
+from coowned.audit.claims import MechanismClaim
+from coowned.audit.mechanism_audit import ALPHA, TRIALS, MechanismAudit, audit_mechanism
+from coowned.audit.noise_law import audit_noise, audit_noise_tail
+from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.audit.release import audit_release
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError
+from coowned.mechanism.coins import PoissonCoins
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned.selection.selector import Selection
+from coowned.training.checkpoint import RunFolder
+from coowned.training.configured_run import NO_GUARANTEE_FORMAT
+
+FORMAT = "coowned-audit-1"
+NOT_SEEN = (
+    "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
+    "at on extreme bit patterns instead. Not audited here: the run's own model, data and attribution."
+)
+_COPIES = 1000  # in the participation audit
+_STEPS = 1000
+_CLAIM = ("epsilon", "delta", "adjacency", "noise_multiplier")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunAudit:
+    """What was tried on a run's mechanism.
+
+    Attributes:
+      claim: the run's guarantee, computed anew.
+      alpha: probability, at most, of an alarm where the claim holds, all tests together.
+      audits_run: how many times this run was audited, this one included; each could be a false alarm.
+      curves: the whole-curve audits, of the claim's adjacency first.
+      laws: direct tests of sampler, noise, tails and the compiled step.
+      repeatable: coins and noise of the audit came from a given seed.
+    """
+
+    claim: PrivacyGuarantee
+    alpha: float
+    audits_run: int
+    curves: tuple[MechanismAudit, ...]
+    laws: tuple[CheckedLaw, ...]
+    repeatable: bool
+
+    @property
+    def holds(self) -> bool:
+        return all(curve.holds for curve in self.curves) and all(law.holds for law in self.laws)
+
+    @property
+    def epsilon_lower_bound(self) -> float:
+        """Measured, at the claim's delta and adjacency."""
+        return self.curves[0].epsilon_lower_bound(self.claim.delta)
+
+    def verdict(self) -> str:
+        """One sentence."""
+        odds = f"false-alarm probability at most {self.alpha:g}, audit {self.audits_run} of this run"
+        if self.holds:
+            return (
+                f"Not broken: {len(self.curves) + len(self.laws)} tests with up to "
+                f"{max(curve.trials for curve in self.curves):,} trials found nothing against epsilon "
+                f"{self.claim.epsilon:.4g} at delta {self.claim.delta:g} ({odds})."
+            )
+        broken = [f"the {curve.adjacency} curve" for curve in self.curves if not curve.holds]
+        broken += [f"the {law.law} test" for law in self.laws if not law.holds]
+        return f"Broken: {' and '.join(broken)} contradict what is claimed ({odds})."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: the content of `audit.json`."""
+        return {
+            "format": FORMAT,
+            "holds": self.holds,
+            "verdict": self.verdict(),
+            "not_seen": NOT_SEEN,
+            "run_id": self.claim.run_id,
+            "test_run": self.claim.test_run,
+            "claim": {name: getattr(self.claim, name) for name in _CLAIM},
+            "mechanism": self.claim.mechanism.to_dict(),
+            "alpha": self.alpha,
+            "audits_run": self.audits_run,
+            "repeatable": self.repeatable,
+            "epsilon_lower_bound": self.epsilon_lower_bound,
+            "curves": [curve.to_dict() for curve in self.curves],
+            "laws": [law.to_dict() for law in self.laws],
+            "version": coowned.__version__,
+        }
+
+
+def audit_run(
+    path: str | os.PathLike[str],
+    *,
+    alpha: float = ALPHA,
+    trials: int | None = None,
+    seconds: float = 60.0,
+    seed: int | None = None,
+    parts: AuditedParts | None = None,
+) -> RunAudit:
+    """Audits the mechanism of a run with fresh keys, and writes RUN/audit.json.
+
+    The run's own key is never used: its noise would serve a second time. The false-alarm probability is shared among
+    the tests. Entries that other audits of the run made ("canaries") are kept.
+
+    Guarantees:
+      - A guarantee that was changed, or says less than can be proven, is refused.   (test_changed_claim_is_refused)
+      - A run without a guarantee is refused.   (test_run_without_a_guarantee_is_refused)
+      - `audit.json` is written whole, broken or not.   (test_audit_of_a_run, test_broken_claim)
+
+    Args:
+      path: the folder of the run.
+      alpha: probability of a false alarm, all tests together.
+      trials: of each curve (default: up to 200,000, as many as fit `seconds`).
+      seconds: for both curves together; with `trials` given, time does not count.
+      seed: makes the audit repeatable, together with `trials`; by default keys come from the operating system.
+      parts: with one exchanged, to try the audit itself.
+    """
+    folder = Path(path)
+    validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
+    validate.positive_number(seconds=seconds)
+    made = read_claim(folder)
+    keys = _Keys(seed)
+    parts = parts or AuditedParts()
+    sampled = not isinstance(made.mechanism, MinSeparation)
+    share = alpha / (4 if sampled else 3)  # two curves, noise, participation; the other tests are certain
+    laws = [*_sampler_laws(made, parts, share, keys)] if sampled else []
+    claim = MechanismClaim(mechanism=made.mechanism, noise_multiplier=made.noise_multiplier, adjacency=made.adjacency)
+    laws.append(
+        audit_noise(
+            keys.next(),
+            coefficients=claim.coefficients,
+            iterations=min(claim.iterations, 1000),
+            trials=1024,
+            alpha=share,
+            parts=parts,
+        )
+    )
+    laws.append(audit_noise_tail(alpha=share, parts=parts))
+    laws.append(
+        audit_release(
+            noise_multiplier=made.noise_multiplier,
+            copies=min(made.contribution_bound, 100),
+            batch_size=made.mechanism.batch_size or 1,
+            parts=parts,
+            alpha=share,
+        )
+    )
+    curves = tuple(
+        audit_mechanism(
+            made.mechanism,
+            noise_multiplier=made.noise_multiplier,
+            adjacency=adjacency,
+            run_key=keys.next(),
+            alpha=share,
+            trials=TRIALS if trials is None else trials,
+            seconds=seconds / 2 if trials is None else None,
+            parts=parts,
+        )
+        for adjacency in (made.adjacency, OTHER_ADJACENCY[made.adjacency])
+    )
+    earlier = _earlier(folder)
+    audit = RunAudit(
+        claim=made,
+        alpha=alpha,
+        audits_run=1 + int(earlier.get("audits_run", 0)),
+        curves=curves,
+        laws=tuple(laws),
+        repeatable=seed is not None and trials is not None,
+    )
+    content = {name: value for name, value in earlier.items() if name == "canaries"} | audit.to_dict()
+    RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=0o644)
+    return audit
+
+
+def read_claim(folder: Path) -> PrivacyGuarantee:
+    """The guarantee of a run, computed anew; refused where it or its certificate does not hold."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: not a folder; name the folder of a run that `coowned train` made")
+    texts = {}
+    for name in ("guarantee.json", "certificate.json"):
+        try:
+            texts[name] = (folder / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{folder / name}: cannot be read ({error}); name the folder of a run") from error
+    try:
+        stored = json.loads(texts["guarantee.json"])
+    except ValueError as error:
+        raise InputError(f"{folder / 'guarantee.json'}: not JSON ({error}); name the folder of a run") from None
+    if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
+        raise InputError(f"{folder}: the run has no guarantee: there is no claim to audit; train with privacy")
+    made = PrivacyGuarantee.from_json(texts["guarantee.json"])
+    if ContributionCertificate.from_json(texts["certificate.json"]) != made.certificate:
+        raise CertificateMismatchError(
+            f"{folder}: certificate.json is not what the guarantee was made from; one of them was changed"
+        )
+    return made
+
+
+class _Keys:
+    """A key of its own for each test."""
+
+    def __init__(self, seed: int | None):
+        self._seed, self._number = seed, 0
+
+    def next(self) -> RunKey:
+        self._number += 1
+        if self._seed is None:
+            return RunKey.from_operating_system()
+        return RunKey.from_seed(self._seed * 64 + self._number)
+
+
+def _sampler_laws(made: PrivacyGuarantee, parts: AuditedParts, alpha: float, keys: _Keys) -> list[CheckedLaw]:
+    mechanism = made.mechanism
+    assert isinstance(mechanism, PoissonSampling | CyclicPoisson)
+    cyclic = isinstance(mechanism, CyclicPoisson)
+    groups = mechanism.num_groups if cyclic else 1
+    group = MechanismClaim(mechanism=mechanism, noise_multiplier=1.0, adjacency="zero-out").group
+    probability = mechanism.probability_of(group) if cyclic else mechanism.sampling_probability
+    words = audit_coin_words(PoissonCoins(probability), alpha=alpha)
+    if probability == 1:
+        return [words]
+    batch_size = max(1, round(probability * _COPIES))
+    copies = max(8, math.floor(batch_size / probability))
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(copies)])
+    selection = Selection.from_copies(graph, np.ones(copies, np.int64))
+    if isinstance(mechanism, CyclicPoisson):
+        selection = parts.group(graph, selection, group=group)
+        probability = min(1.0, batch_size / copies)  # which is how its sampler makes it
+    steps = _STEPS * groups if groups <= 32 else 32_000 // groups * groups
+    batches = parts.batches(selection, mechanism, batch_size=batch_size, iterations=steps, run_key=keys.next())
+    found = audit_participation(
+        batches, selection, probability=probability, alpha=alpha, num_groups=groups, group=group
+    )
+    return [words, found]
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """What an earlier audit left; anything else that is there is replaced."""
+    try:
+        stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) and stored.get("format") == FORMAT else {}

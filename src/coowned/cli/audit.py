@@ -1,0 +1,87 @@
+"""`coowned audit`: tries to break what a run claims."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.errors import CertificateMismatchError
+
+if TYPE_CHECKING:
+    from coowned.audit.run_audit import RunAudit
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run made by `coowned train`.")],
+    alpha: Annotated[float, typer.Option(help="Probability of a false alarm, all tests together.")] = 1e-3,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Trials of each curve (default: up to 200,000 in --seconds).")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="For the curves, where --trials is not given.")] = 60.0,
+    seed: Annotated[
+        int | None, typer.Option(help="With --trials: makes the audit repeatable (default: fresh keys).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="What is in audit.json, on stdout.")] = False,
+) -> None:
+    """Tries to break the claim of a run's mechanism; exit code 1 where it breaks.
+
+    Drives the real sampler, clipper and noise with worst-case users and compares the whole curve of epsilon and delta
+    with the claim. Keys are the audit's own: nothing of the run's secret key or data is used. Writes RUN/audit.json.
+
+    Examples:
+
+        coowned audit RUN
+
+        coowned audit RUN --trials 500000 --alpha 1e-6
+    """
+    from coowned.audit.run_audit import audit_run
+
+    with show.progress("auditing"):
+        found = audit_run(folder, alpha=alpha, trials=trials, seconds=seconds, seed=seed)
+    if json:
+        show.as_json(found.to_dict())
+    else:
+        _show(found, folder)
+    if not found.holds:
+        raise CertificateMismatchError(f"{folder}: {found.verdict()}")
+
+
+def _show(found: "RunAudit", folder: Path) -> None:
+    from coowned.audit.run_audit import NOT_SEEN
+
+    for curve in found.curves:
+        nearest = {}
+        for figure in curve.figures:
+            best = nearest.get(figure.epsilon)
+            if best is None or figure.measured_delta > best.measured_delta:
+                nearest[figure.epsilon] = figure
+        show.table(
+            f"{curve.adjacency}, {curve.trials:,} trials",
+            ("epsilon", "delta claimed", "delta measured, at least", ""),
+            [
+                (f"{e:.3f}", f"{f.delta:.5f}", f"{max(0.0, f.measured_delta):.5f}", "ALARM" if f.alarm else "")
+                for e, f in sorted(nearest.items())
+            ],
+        )
+        show.line(f"deltas below {curve.resolution:.1g} are not resolved by so many trials")
+        show.line()
+    show.table(
+        "direct tests",
+        ("", "checks", "smallest p-value", ""),
+        [
+            (law.law, len(law.checks), min(check.p_value for check in law.checks), "" if law.holds else "ALARM")
+            for law in found.laws
+        ],
+    )
+    show.line()
+    claim = found.claim
+    show.line(
+        f"epsilon is at least {found.epsilon_lower_bound:.3f} at delta {claim.delta:g}; claimed: {claim.epsilon:.3f} "
+        f"({claim.adjacency})"
+    )
+    if claim.test_run:
+        show.line("The run's key came from a given seed: it promises nothing, whatever its mechanism is worth.")
+    show.line(found.verdict())
+    show.line(NOT_SEEN)
+    show.line(f"written: {folder / 'audit.json'}")

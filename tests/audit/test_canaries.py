@@ -1,0 +1,191 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
+from coowned.audit.canaries import (
+    DataWithCanaries,
+    audit_with_canaries,
+    feature_canaries,
+    graph_with_canaries,
+    token_canaries,
+)
+from coowned.errors import InputError
+from coowned.mechanism.keys import RunKey
+from coowned.synthetic.logistic_data import LogisticData
+from coowned.training.data import WorldData
+from coowned.training.loop import Trainer
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.plan import TrainingPlan
+
+BOUND, NUM_FEATURES = 2, 3000
+
+
+@pytest.fixture(scope="module")
+def data():
+    graph = AttributionGraph.from_users_per_example([[user, (user + 1) % 150] for user in range(150)])
+    return WorldData.part(LogisticData(num_features=NUM_FEATURES).attach(graph, seed=0))
+
+
+def make_plan(graph, *, epsilon=1.0, learning_rate=0.1):
+    selection = Greedy(contribution_bound=BOUND).select(graph)
+    certificate = certify(graph, selection)
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=60, iterations=20)
+    made = guarantee(certificate, mechanism, epsilon=epsilon, delta=1e-5, adjacency="zero-out", test_run=True)
+    return TrainingPlan(
+        certificate=certificate,
+        selected=selection,
+        mechanism=mechanism,
+        guarantee=made,
+        clip_norm=1.0,
+        optimizer="sgd",
+        learning_rate=learning_rate,
+        run_key=RunKey.from_seed(5),
+    )
+
+
+def content(count):
+    return feature_canaries(count, NUM_FEATURES, length=4.0, seed=1)
+
+
+def without_noise(model):
+    """The bug: the claim is made, and no noise is added."""
+
+    def train(plan, data):
+        spoiled = dataclasses.replace(plan, guarantee=None)
+        trainer = Trainer([spoiled], model)
+        state = trainer.run(data, trainer.initial_state(model.initial()), [], start=0, after=lambda *_: None)
+        return {name: np.asarray(array) for name, array in state[0].items()}
+
+    return train
+
+
+def audit(data, seed=0, **changes):
+    settings = {"canaries": 120, "per_user": BOUND, "coins": RunKey.from_seed(seed)} | changes
+    model = LogisticRegression(num_features=NUM_FEATURES)
+    return audit_with_canaries(model, data, make_plan, content, **settings)
+
+
+def test_an_honest_run_passes(data):
+    found = audit(data)  # accused with probability at most alpha = 1e-3 over seeds
+    assert found.claim_holds
+    assert found.epsilon_lower_bound <= found.claimed_epsilon <= 1.0
+    assert found.canaries == 120
+    assert 30 < found.included < 90
+
+
+def test_a_run_without_noise_is_caught(data):
+    found = audit(data, train=without_noise(LogisticRegression(num_features=NUM_FEATURES)))
+    assert not found.claim_holds
+    assert found.epsilon_lower_bound > 1.0
+    assert found.area_under_curve > 0.95
+
+
+def test_canaries_fill_their_bound(data):
+    graph = graph_with_canaries(data.graph, num_users=30, per_user=BOUND)
+    selection = Greedy(contribution_bound=BOUND).select(graph)
+    assert selection.copies[data.graph.num_examples :].tolist() == [1] * 60
+    assert certify(graph, selection).contribution_bound == BOUND
+
+
+def test_graph_is_the_same_for_all(data):
+    graphs = [
+        DataWithCanaries.around(data, content(60), per_user=BOUND, included=included)
+        for included in (np.zeros(30, bool), np.arange(30) % 2 == 0)
+    ]
+    assert graphs[0].graph.digest == graphs[1].graph.digest
+    out, also = ({"features": np.zeros((3, NUM_FEATURES), np.float32), "labels": np.zeros(3, np.float32)} for _ in "ab")
+    graphs[0].fill(np.array([149, 0, 7]), out)
+    data.fill(np.array([149, 0, 7]), also)
+    np.testing.assert_array_equal(out["features"], also["features"])
+
+
+@pytest.mark.parametrize("kind", ["text", "int", "none"])
+def test_names_of_every_type(kind):
+    ids = {"text": ["a", "b"], "int": [7, 9], "none": None}[kind]
+    graph = AttributionGraph.from_users_per_example([[0, 1], [1]], example_ids=ids, user_keys=ids)
+    grown = graph_with_canaries(graph, num_users=2, per_user=2)
+    assert grown.num_examples == 6
+    assert len(set(grown.user_keys.to_pylist() if kind != "none" else range(4))) == 4
+    assert grown.digest != graph.digest
+
+
+def test_a_canary_who_is_out_is_silent(data):
+    import jax.numpy as jnp
+
+    model = LogisticRegression(num_features=NUM_FEATURES)
+    mixed = DataWithCanaries.around(data, content(4), per_user=2, included=np.array([True, False]))
+    out = {"features": np.zeros((4, NUM_FEATURES), np.float32), "labels": np.zeros(4, np.float32)}
+    mixed.fill(np.arange(150, 154), out)
+    parameters = {name: jnp.asarray(array) for name, array in model.initial().items()}
+    one = {name: array[:2] for name, array in out.items()}
+    both, _ = model.gradient_sum(parameters, out, np.ones(4, bool), 1.0)
+    alone, _ = model.gradient_sum(parameters, one, np.ones(2, bool), 1.0)
+    np.testing.assert_allclose(both["coefficients"], alone["coefficients"], atol=1e-6)
+    assert np.abs(alone["coefficients"]).max() > 0.01
+
+
+def test_text_canaries_are_sentences():
+    made = token_canaries(5, vocabulary_size=40, sequence_length=20, seed=0)
+    assert made.arrays["tokens"].shape == (5, 20)
+    assert made.arrays["positions"].shape == (5, 3)
+    assert made.arrays["weights"].sum(axis=1).tolist() == pytest.approx([1.0] * 5)
+    assert all(len(set(row)) == 3 for row in made.arrays["positions"].tolist())
+
+
+def test_too_few_canaries(data):
+    with pytest.raises(InputError, match="canaries"):
+        audit(data, canaries=3)
+    with pytest.raises(InputError, match="need 60 examples"):
+        DataWithCanaries.around(data, content(59), per_user=2, included=np.ones(30, bool))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """(model, data): 150 short texts of two people each, and a BERT of 16 numbers a word that could learn them."""
+    from coowned import from_table
+    from coowned.training.models.bert import BertConfig, BertMaskedLM
+    from coowned.training.text import Vocabulary
+    from coowned.training.token_table import TokenTable
+
+    file = tmp_path_factory.mktemp("words") / "vocab.txt"
+    words = [f"word{number}" for number in range(1995)]
+    file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n", encoding="utf-8")
+    table = {
+        "users": [[str(number), str((number + 1) % 150)] for number in range(150)],
+        "text": [" ".join(words[(31 * number + place) % 400] for place in range(8)) for number in range(150)],
+    }
+    config = BertConfig(
+        vocab_size=2000, hidden_size=16, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12
+    )
+    vocabulary = Vocabulary.read(file)
+    data = TokenTable.from_examples(from_table(table), text="text", vocabulary=vocabulary, sequence_length=12)
+    return BertMaskedLM(config=config, sequence_length=12, microbatch=64), data
+
+
+def text_audit(texts, **changes):
+    model, data = texts
+    return audit_with_canaries(
+        model,
+        data,
+        lambda graph: make_plan(graph, learning_rate=2.0),
+        lambda count: token_canaries(count, vocabulary_size=2000, sequence_length=12, seed=3),
+        canaries=60,
+        per_user=BOUND,
+        coins=RunKey.from_seed(4),
+        **changes,
+    )
+
+
+@pytest.mark.full
+def test_text_without_noise_is_caught(texts):
+    found = text_audit(texts, train=without_noise(texts[0]))
+    assert not found.claim_holds
+    assert found.area_under_curve > 0.9
+
+
+@pytest.mark.full
+def test_honest_text_passes(texts):
+    found = text_audit(texts)  # accused with probability at most alpha = 1e-3 over seeds
+    assert found.claim_holds

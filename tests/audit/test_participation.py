@@ -1,0 +1,109 @@
+"""The participation audit: exact counts of coins that are independent, and of some that are not.
+
+Honest samplers may alarm falsely with probability 1e-3 at most; seeds are fixed.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tests.audit import planted_bugs
+
+from coowned.attribution.graph import AttributionGraph
+from coowned.audit.checks import binomial_check
+from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.errors import InputError
+from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
+from coowned.mechanism.coins import PoissonCoins
+from coowned.mechanism.keys import RunKey
+from coowned.selection.selector import Selection
+
+COPIES = 120
+
+
+def selection(groups=None):
+    graph = AttributionGraph.from_users_per_example([[i // 3] for i in range(COPIES)])
+    return Selection.from_copies(graph, np.ones(COPIES, int), groups)
+
+
+def sampler(kind, probability=0.1, iterations=600, seed=0):
+    return kind(
+        selection=selection(),
+        sampling_probability=probability,
+        batch_size=max(1, round(probability * COPIES)),
+        iterations=iterations,
+        run_key=RunKey.from_seed(seed),
+    )
+
+
+@pytest.mark.parametrize("probability", [0.02, 0.1, 0.6])
+def test_honest_samplers_pass(probability):
+    for seed in range(5):
+        found = audit_participation(
+            sampler(PoissonBatches, probability, seed=seed), selection(), probability=probability
+        )
+        assert found.holds, found.failures
+
+
+def cyclic(kind, groups):
+    chosen = selection(groups)
+    batches = kind(selection=chosen, batch_size=4, iterations=900, num_groups=3, run_key=RunKey.from_seed(1))
+    return audit_participation(batches, chosen, probability=0.1, num_groups=3, group=1)
+
+
+def test_cyclic_samplers():
+    groups = np.arange(COPIES) % 3
+    assert cyclic(CyclicPoissonBatches, groups).holds
+
+    @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+    class OutOfTurn(CyclicPoissonBatches):
+        def _draw(self, step):
+            return super()._draw(step + 1 if step == 501 else step)
+
+    found = cyclic(OutOfTurn, groups)
+    assert [check.name for check in found.failures] == ["copies drawn out of turn"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (planted_bugs.ShuffledBatches, "a copy again 1 steps later"),
+        (planted_bugs.TruncatedBatches, "batches with more than 14"),
+        (planted_bugs.JointBatches, "neighbouring copies together"),
+    ],
+)
+def test_wrong_samplers_are_caught(kind, name):
+    found = audit_participation(sampler(kind), selection(), probability=0.1)
+    assert not found.holds
+    assert name in [check.name for check in found.failures]
+
+
+def test_a_probability_that_is_too_large_is_caught():
+    found = audit_participation(sampler(PoissonBatches, 0.11), selection(), probability=0.1)
+    assert "participations" in [check.name for check in found.failures]
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.01, 1e-3, 0.9])
+def test_coins_that_were_rounded_up_are_caught(probability):
+    assert audit_coin_words(PoissonCoins(probability)).holds
+
+    class Rounded(PoissonCoins):
+        @property
+        def thresholds(self):  # type: ignore[override]
+            return PoissonCoins(probability * (1 + 2.0**-20)).thresholds
+
+    assert not audit_coin_words(Rounded(probability)).holds
+
+
+def test_binomial_check_is_exact():
+    assert binomial_check("", 0, 10, 0.5).p_value == pytest.approx(2 / 1024)
+    assert binomial_check("", 9, 10, 0.5).p_value == pytest.approx(22 / 1024)
+    assert binomial_check("", 5, 10, 0.5).p_value == 1
+
+
+def test_too_little_to_count_is_refused():
+    with pytest.raises(InputError, match="too few"):
+        audit_participation(sampler(PoissonBatches, iterations=3), selection(), probability=0.1)
+    twice = Selection.from_copies(selection().graph, np.full(COPIES, 2))
+    with pytest.raises(InputError, match="once"):
+        audit_participation(sampler(PoissonBatches), twice, probability=0.1)

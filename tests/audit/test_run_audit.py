@@ -1,0 +1,135 @@
+"""`coowned audit`: reads a run's claim, tries to break it, says so.
+
+Honest audits may alarm falsely with probability 1e-3 at most; seeds are fixed.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.audit import planted_bugs
+
+from coowned.accounting.guarantee import guarantee
+from coowned.attribution.graph import AttributionGraph
+from coowned.audit.run_audit import FORMAT, audit_run
+from coowned.certificate import certify
+from coowned.cli import audit as command
+from coowned.errors import CertificateMismatchError, InputError
+from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned.selection.greedy import Greedy
+from coowned.selection.selector import Schedule, Selection
+from coowned.training.configured_run import NO_GUARANTEE_FORMAT
+
+GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
+
+
+def poisson():
+    certificate = certify(GRAPH, Greedy(contribution_bound=2).select(GRAPH))
+    return certificate, PoissonSampling.from_certificate(certificate, batch_size=16, iterations=10)
+
+
+def cyclic():
+    groups = np.arange(240) // 3 % 2
+    certificate = certify(GRAPH, Selection.from_copies(GRAPH, np.ones(240, int), groups))
+    return certificate, CyclicPoisson.from_certificate(certificate, batch_size=30, iterations=8)
+
+
+def schedule():
+    batches = [[60 * (t % 4) + 3 * j + t // 4 for j in range(20)] for t in range(12)]
+    certificate = certify(GRAPH, Schedule.from_batches(GRAPH, batches))
+    return certificate, MinSeparation.from_certificate(certificate)
+
+
+def write(folder: Path, made) -> Path:
+    """A run folder as far as an audit reads it."""
+    (folder / "guarantee.json").write_text(made.to_json(), encoding="utf-8")
+    (folder / "certificate.json").write_text(made.certificate.to_json(), encoding="utf-8")
+    return folder
+
+
+def claim(parts=poisson, **more):
+    settings = {"noise_multiplier": 1.0, "delta": 1e-6, "adjacency": "zero-out"} | more
+    return guarantee(*parts(), **settings)
+
+
+@pytest.mark.parametrize(("parts", "laws"), [(poisson, 5), (cyclic, 5), (schedule, 3)])
+def test_audit_of_a_run(tmp_path, parts, laws):
+    made = claim(parts)
+    found = audit_run(write(tmp_path, made), trials=2000, seed=1)
+    stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert stored["format"] == FORMAT
+    assert stored == json.loads(json.dumps(found.to_dict()))
+    assert stored["holds"] is True
+    assert len(stored["laws"]) == laws
+    assert [curve["adjacency"] for curve in stored["curves"]] == ["zero-out", "replace"]
+    assert stored["claim"]["epsilon"] == made.epsilon
+    assert 0 < stored["epsilon_lower_bound"] < made.epsilon
+    assert stored["repeatable"] is True
+    # The false-alarm probability is shared among all tests that depend on chance.
+    chances = [*stored["curves"], *(law for law in stored["laws"] if law["law"] in ("noise", "participation"))]
+    assert sum(test["alpha"] for test in chances) == pytest.approx(stored["alpha"])
+
+
+def test_audits_are_counted_and_other_entries_kept(tmp_path):
+    write(tmp_path, claim())
+    earlier = {"format": FORMAT, "audits_run": 2, "canaries": {"epsilon": 1.0}, "holds": False}
+    (tmp_path / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
+    audit_run(tmp_path, trials=1000, seed=1)
+    stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert stored["canaries"] == {"epsilon": 1.0}
+    assert (stored["audits_run"], stored["holds"]) == (3, True)
+    assert "audit 3 of this run" in stored["verdict"]
+
+
+def test_broken_claim(tmp_path, capsys, monkeypatch):
+    write(tmp_path, claim())
+    monkeypatch.setattr("coowned.audit.run_audit.AuditedParts", planted_bugs.HalfTheNoise)
+    with pytest.raises(CertificateMismatchError, match="Broken"):
+        command.run(tmp_path, trials=8000, seed=1)
+    assert "ALARM" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+    assert stored["holds"] is False
+    assert [law["law"] for law in stored["laws"] if not law["holds"]] == ["release"]
+    assert not any(curve["holds"] for curve in stored["curves"])
+
+
+def test_output_for_people_and_machines(tmp_path, capsys):
+    write(tmp_path, claim(test_run=True))
+    command.run(tmp_path, trials=1000, seed=1)
+    printed = capsys.readouterr().out
+    assert "Not broken" in printed
+    assert "false-alarm probability at most 0.001" in printed
+    assert "Not seen by trials" in printed
+    assert "promises nothing" in printed
+    command.run(tmp_path, trials=1000, seed=1, json=True)
+    assert json.loads(capsys.readouterr().out)["audits_run"] == 2
+
+
+def test_changed_claim_is_refused(tmp_path):
+    write(tmp_path, claim())
+    file = tmp_path / "guarantee.json"
+    text = file.read_text(encoding="utf-8")
+    stored = json.loads(text)
+    file.write_text(json.dumps(stored | {"epsilon": stored["epsilon"] / 2}), encoding="utf-8")
+    with pytest.raises(CertificateMismatchError):
+        audit_run(tmp_path, trials=1000)
+    file.write_text(text, encoding="utf-8")
+    (tmp_path / "certificate.json").write_text(cyclic()[0].to_json(), encoding="utf-8")
+    with pytest.raises(CertificateMismatchError, match=r"certificate\.json"):
+        audit_run(tmp_path, trials=1000)
+    assert not (tmp_path / "audit.json").exists()
+
+
+def test_run_without_a_guarantee_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"guarantee\.json"):
+        audit_run(tmp_path)
+    write(tmp_path, claim())
+    (tmp_path / "guarantee.json").write_text(json.dumps({"format": NO_GUARANTEE_FORMAT}), encoding="utf-8")
+    with pytest.raises(InputError, match="no guarantee"):
+        audit_run(tmp_path)
+    (tmp_path / "guarantee.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match="not JSON"):
+        audit_run(tmp_path)
+    with pytest.raises(InputError, match="not a folder"):
+        audit_run(tmp_path / "nowhere")
