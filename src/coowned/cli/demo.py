@@ -1,8 +1,6 @@
-"""`coowned demo`: the whole road on a made-up e-mail world, as far as it is built."""
+"""`coowned demo`: the whole road on a made-up e-mail world, from a mailbox to a page."""
 
-import os
-import re
-import zlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,26 +10,29 @@ from coowned.cli import show
 from coowned.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
 
-    from coowned.attribution.graph import AttributionGraph
-    from coowned.certificate import ContributionCertificate
-    from coowned.selection.selector import Selection
+    from coowned.audit.bob import Measured
 
 _TARGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-8, "adjacency": "zero-out"}
 _BATCHES: dict[str, Any] = {"batch_size": 64, "iterations": 200}
 _EPSILONS = (0.5, 2.0, 8.0)
 _NUM_FEATURES = 64
+_OURS = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "guarantee.json", "report.html")
 
 
 def run(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the demo's files go.")] = Path(
         "coowned-demo"
     ),
+    trials: Annotated[int, typer.Option(metavar="N", help="Models trained for each half of Bob's story.")] = 200,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for machines.")] = False,
 ) -> None:
-    """Walks from made-up e-mails to private models and what they promise; needs no input.
+    """Walks from made-up e-mails to private models, an audit and a page about them; needs no input.
+
+    Plan, select, certify, calibrate, train at three epsilons, try to break the claim, and report. In between it tells
+    the story of Bob: a secret about him is in e-mails he received, and attributing them to their senders does not
+    protect him.
 
     Example:
 
@@ -48,19 +49,12 @@ def run(
     from coowned.synthetic.toy_emails import EmailWorld, write_mbox
 
     say = (lambda text="": None) if json else show.line
-    try:
-        os.makedirs(output, exist_ok=True)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from error
+    _make_room(output)
     world = EmailWorld(num_people=1000, num_emails=5000)
     emails = world.generate(seed=0)
-    positions = range(emails.num_rows)
-    held_out = emails.take([number for number in positions if number % 5 == 4])  # by position, never by content
-    emails = emails.take([number for number in positions if number % 5 != 4])
     mailbox = output / "mailbox.mbox"
     write_mbox(emails, mailbox)
-    say(f"1. A made-up world of {world.num_people:,} people: {emails.num_rows:,} e-mails to train on are in {mailbox},")
-    say(f"   {held_out.num_rows:,} more are kept to test on.")
+    say(f"1. A made-up world of {world.num_people:,} people: their {emails.num_rows:,} e-mails are in {mailbox}.")
 
     by_sender = read_mail(mailbox, attribute_to="sender").graph
     graph = read_mail(mailbox).graph
@@ -71,9 +65,8 @@ def run(
     say("   What is written to Bob is about Bob: only the second protects him.")
 
     made = plan(graph, contribution_bounds=(1, 3, 10), mechanism="poisson", **_TARGET, **_BATCHES)
+    say(f"3. Sets of e-mails in which nobody is in more than k, and the noise for epsilon {_TARGET['epsilon']:g}:")
     if not json:
-        epsilon = f"{_TARGET['epsilon']:g}"
-        say(f"3. Training sets in which nobody is in more than k e-mails, and the noise for epsilon {epsilon}:")
         _print_plan(made.choices)
 
     best = next(choice for choice in made.choices if choice.best)
@@ -93,29 +86,73 @@ def run(
     say(claim.statement())
     say()
 
-    accuracies = _train(graph, selection, certificate, emails, held_out)
-    say("5. Is an e-mail about work or private life? Accuracy on e-mails that were kept out of training, by epsilon")
+    runs = _train(output, emails, best.selector, best.contribution_bound, say)
+    accuracies = {epsilon: _accuracy(folder) for epsilon, folder in runs.items()}
+    say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
     say(f"   (unit: user, fixed graph; bound {certificate.contribution_bound}; delta {_TARGET['delta']:g}; zero-out):")
     for epsilon, accuracy in accuracies.items():
         say(f"   {'without privacy' if epsilon is None else f'epsilon {epsilon:g}':<16} {accuracy:6.1%}")
+
+    audit = _audit(runs[_EPSILONS[-1]])
+    say(f"6. Trying to break the claim of {runs[_EPSILONS[-1]]}: {audit['verdict']}")
+
+    measured = _bob(trials)
+    say("7. A secret about Bob is in e-mails he received. The same claim twice, and what an attacker measured for Bob:")
+    for one in measured:
+        verdict = "holds" if one.claim_holds else "is NOT true for Bob"
+        say(
+            f"   attributed to {one.attribution:<9} claimed epsilon {one.epsilon:.2g} (bound {one.contribution_bound}, "
+            f"delta {one.delta:g}), measured at least {one.leak.epsilon_lower_bound:.2f}: {verdict}"
+        )
+
+    page = _report(output, runs, measured)
     say()
+    say(f"The page with all of this: {page}")
     say(
-        f"{selection.num_distinct:,} of {graph.num_examples:,} e-mails were chosen from who wrote to whom, "
-        "never from what they say."
+        f"{selection.num_distinct:,} of {graph.num_examples:,} e-mails were chosen from who wrote to whom, not from "
+        f"what they say, and a recount found nobody in more than {certificate.contribution_bound}."
     )
-    say(f"A second program recounted them: nobody is in more than {certificate.contribution_bound}.")
-    say("Try it on your own mail:  coowned inspect YOUR.mbox")
+    say("Noise in training then hides whether any one person's e-mails, sent or received, said what they said.")
+    say("Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob.")
     if json:
-        shown = {"none" if epsilon is None else f"{epsilon:g}": value for epsilon, value in accuracies.items()}
         show.as_json(
             {
                 "folder": str(output),
                 "plan": made.to_rows(),
                 "epsilon": claim.epsilon,
                 "noise_multiplier": claim.noise_multiplier,
-                "accuracy_by_epsilon": shown,
+                "accuracy_by_epsilon": {"none" if e is None else f"{e:g}": value for e, value in accuracies.items()},
+                "audit": audit,
+                "bob": [
+                    {
+                        "attribution": one.attribution,
+                        "claimed_epsilon": one.epsilon,
+                        "measured_epsilon": one.leak.epsilon_lower_bound,
+                        "claim_holds": one.claim_holds,
+                    }
+                    for one in measured
+                ],
+                "report": str(page),
             }
         )
+
+
+def _make_room(output: Path) -> None:
+    """The folder, without what an earlier demo left in it; anybody else's files are not touched."""
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output}: not a folder; name another place for the demo")
+    output.mkdir(parents=True, exist_ok=True)
+    for name in _OURS:
+        (output / name).unlink(missing_ok=True)
+    for epsilon in (*_EPSILONS, None):
+        run_folder, config = _places(output, epsilon)
+        shutil.rmtree(run_folder, ignore_errors=True)
+        config.unlink(missing_ok=True)
+
+
+def _places(output: Path, epsilon: float | None) -> tuple[Path, Path]:
+    name = "without-privacy" if epsilon is None else f"epsilon-{epsilon:g}"
+    return output / f"run-{name}", output / f"{name}.toml"
 
 
 def _print_plan(choices: Any) -> None:
@@ -139,54 +176,87 @@ def _print_plan(choices: Any) -> None:
 
 
 def _train(
-    graph: "AttributionGraph",
-    selection: "Selection",
-    certificate: "ContributionCertificate",
-    emails: "pa.Table",
-    held_out: "pa.Table",
-) -> dict[float | None, float]:
-    """Accuracy on the held-out e-mails by epsilon, None without privacy."""
-    from coowned.accounting.guarantee import guarantee
-    from coowned.attribution.tables import from_table
-    from coowned.mechanism.keys import RunKey
-    from coowned.mechanism.sampling import PoissonSampling
-    from coowned.training.data import FeatureTable
-    from coowned.training.evaluate import evaluate
-    from coowned.training.loop import train
-    from coowned.training.models.logistic_regression import LogisticRegression
-    from coowned.training.plan import TrainingPlan
+    output: Path, emails: "pa.Table", selector: str, contribution_bound: int, say: Any
+) -> dict[float | None, Path]:
+    """The folders of the runs by epsilon, None without privacy."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    data = FeatureTable(graph=graph, features=_hashed_words(emails), labels=emails["label"].to_numpy())
-    test_graph = from_table(held_out, users="users").graph
-    test = FeatureTable(graph=test_graph, features=_hashed_words(held_out), labels=held_out["label"].to_numpy())
-    model = LogisticRegression(num_features=_NUM_FEATURES)
-    mechanism = PoissonSampling.from_certificate(certificate, **_BATCHES)
-    accuracies: dict[float | None, float] = {}
+    from coowned.synthetic.hashed_words import hashed_words
+    from coowned.training.checkpoint import RunFolder
+    from coowned.training.config import TrainConfig
+    from coowned.training.configured_run import run_configuration
+
+    features = hashed_words(emails["text"].to_pylist(), _NUM_FEATURES)
+    table = emails.select(["message_id", "users", "label"]).append_column(
+        "features", pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), _NUM_FEATURES)
+    )
+    pq.write_table(table, output / "emails.parquet")
+    folders: dict[float | None, Path] = {}
     for epsilon in (*_EPSILONS, None):
-        claim = None if epsilon is None else guarantee(certificate, mechanism, **{**_TARGET, "epsilon": epsilon})
-        trained = train(
-            TrainingPlan(
-                certificate=certificate,
-                selected=selection,
-                mechanism=mechanism,
-                guarantee=claim,
-                clip_norm=1.0,
-                learning_rate=0.05,
-                run_key=RunKey.from_operating_system(),
-            ),
-            model,
-            data,
-        )
-        accuracies[epsilon] = float(evaluate(model, trained.parameters, test, split="test")["accuracy"][0])
-    return accuracies
+        folder, config = _places(output, epsilon)
+        text = _configuration(epsilon, selector, contribution_bound)
+        config.write_text(text, encoding="utf-8")
+        with RunFolder.open(folder) as opened:
+            run_configuration(TrainConfig.read(config), opened, text=text)
+        folders[epsilon] = folder
+    return folders
 
 
-def _hashed_words(emails: "pa.Table") -> "np.ndarray":
-    """(emails, _NUM_FEATURES) float32 of norm 1: words counted by a fixed hash, each e-mail by itself."""
-    import numpy as np
+def _configuration(epsilon: float | None, selector: str, contribution_bound: int) -> str:
+    privacy = 'epsilon = "none"' if epsilon is None else f"epsilon = {epsilon}\ndelta = {_TARGET['delta']}"
+    return f"""# coowned train {"without-privacy" if epsilon is None else f"epsilon-{epsilon:g}"}.toml -o RUN
+[data]
+path = "emails.parquet"
+users = "users"
+example_id = "message_id"
 
-    counts = np.zeros((emails.num_rows, _NUM_FEATURES), np.float32)
-    for row, text in enumerate(emails["text"].to_pylist()):
-        for word in re.findall(r"[a-z]+", text.lower()):
-            counts[row, zlib.crc32(word.encode()) % _NUM_FEATURES] += 1
-    return counts / np.maximum(1, np.linalg.norm(counts, axis=1, keepdims=True))
+[selection]
+selector = "{selector}"
+contribution_bound = {contribution_bound}
+
+[privacy]
+{privacy}
+
+[mechanism]
+kind = "dp-sgd"
+batch_size = {_BATCHES["batch_size"]}
+iterations = {_BATCHES["iterations"]}
+clip_norm = 1.0
+
+[model]
+kind = "logistic-regression"
+features = "features"
+label = "label"
+
+[optimizer]
+learning_rate = 0.05
+"""
+
+
+def _accuracy(folder: Path) -> float:
+    import polars as pl
+
+    return float(pl.read_parquet(folder / "test.parquet")["accuracy"][0])
+
+
+def _audit(folder: Path) -> dict[str, Any]:
+    from coowned.audit.run_audit import audit_run
+
+    found = audit_run(folder, seconds=10.0)
+    return {"holds": found.holds, "verdict": found.verdict(), "epsilon_lower_bound": found.epsilon_lower_bound}
+
+
+def _bob(trials: int) -> list["Measured"]:
+    from coowned.audit.bob import ATTRIBUTIONS, BobTest
+
+    test = BobTest(trials=trials)
+    return [test.measure(attribution) for attribution in ATTRIBUTIONS]
+
+
+def _report(output: Path, runs: dict[float | None, Path], measured: list["Measured"]) -> Path:
+    from coowned.report.page import write_report
+    from coowned.report.story import bob_section
+
+    main, others = runs[_EPSILONS[-1]], [folder for epsilon, folder in runs.items() if epsilon != _EPSILONS[-1]]
+    return write_report(main, output / "report.html", also=others, more=[bob_section(measured)])

@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 import coowned
-from coowned.cli import calibrate, certify, demo, inspect, plan, select, train
+from coowned.cli import audit, calibrate, certify, demo, export_model, inspect, plan, report, select, train
 from coowned.errors import CertificateMismatchError, CoownedError
 
 EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -26,8 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, inspect, plan, select, certify, calibrate, train):
-    app.command(name=verb.__name__.rsplit(".", 1)[-1])(verb.run)
+for verb in (demo, inspect, plan, select, certify, calibrate, train, audit, report, export_model):
+    app.command(name=verb.__name__.rsplit(".", 1)[-1].replace("_", "-"))(verb.run)
 
 # typer brings its own copy of click or uses the installed one; the base of its usage errors is the same class there.
 _UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

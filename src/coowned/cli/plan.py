@@ -31,13 +31,16 @@ def run(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where the rows go.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="F", help="A page with pictures of the trade-off.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The rows as JSON on stdout.")] = False,
 ) -> None:
     """Size of S, bias and noise for each contribution bound and selector; marks the best. Uses the graph alone.
 
     Example:
 
-        coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 256 --iterations 1000
+        coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 256 --iterations 1000 --html plan.html
     """
     from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
     from coowned.accounting.planning import plan
@@ -70,6 +73,18 @@ def run(
     if output is not None:
         with whole_files(output) as (temporary,):
             temporary.write_text(made.to_json() + "\n", encoding="utf-8")
+    if html is not None:
+        from coowned.report.page import write_plan
+
+        write_plan(
+            made,
+            html,
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=adjacency,
+            batch_size=batch_size,
+            iterations=iterations,
+        )
     if json:
         show.as_json(made.to_rows())
         return

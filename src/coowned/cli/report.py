@@ -1,0 +1,55 @@
+"""`coowned report`: the page of a run, for an engineer and her privacy officer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coowned.cli import show
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes (default: in RUN).")
+    ] = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="Leave out everything that was computed from private content.")
+    ] = False,
+    compare: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Another run to compare accuracies with; repeatable.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Writes one HTML file that opens offline: what is promised, what it cost, how well it learned.
+
+    Every figure says whether the guarantee covers it. Without --release the page holds numbers that it does not cover;
+    only the file's owner can read it.
+
+    Examples:
+
+        coowned report RUN
+
+        coowned report RUN --compare RUN2 --compare RUN3
+
+        coowned report RUN --release -o public.html
+    """
+    from coowned.report.contents import read_run
+    from coowned.report.page import write_report
+
+    place = write_report(folder, output, release=release, also=compare or ())
+    if json:
+        made = read_run(folder, release=True, with_statistics=False)
+        show.as_json(
+            {
+                "report": str(place),
+                "bytes": place.stat().st_size,
+                "release": release,
+                "guarantee": made.claims,
+                "claim": made.headline,
+            }
+        )
+        return
+    show.line(f"written: {place} ({place.stat().st_size / 1e6:.1f} MB)")
+    if not release:
+        show.line("it holds numbers that no guarantee covers; --release leaves them out")

@@ -1,0 +1,82 @@
+"""A folder with a model and what is promised of it, taken from a run without anything that is not covered."""
+
+import os
+from pathlib import Path
+
+from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import whole_files
+from coowned.report.contents import RunContents, read_run
+
+FILES = ("model.safetensors", "guarantee.json", "certificate.json")
+BESIDE = ("config.json", "vocab.txt")
+"""What some models need to be opened: their shape, and the public vocabulary of a text model."""
+
+
+def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
+    """Makes `output` with the model, its guarantee and certificate, and a README that says what they promise.
+
+    guarantee.json and certificate.json hold statistics of the graph (how many users are in how many copies), which a
+    fixed-graph guarantee does not hide; the README says so.
+
+    Guarantees:
+      - Nothing but these files is written, and none of metrics, evaluations, S or keys.
+        (test_only_what_is_covered)
+      - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
+      - A model of another run is refused.   (test_foreign_model_is_refused)
+      - The folder appears whole or not at all.   (test_export_is_whole_or_none)
+
+    Returns:
+      The names of the files.
+    """
+    run = read_run(run_folder, release=True, with_statistics=False)
+    if not run.claims and not run.public:
+        raise InputError(
+            f"{run.path}: there is no guarantee ({run.reason}), so the model may give away what its examples hold; "
+            "train with one, or with public = true where the data are public"
+        )
+    _check_model(run)
+    place = Path(output)
+    if place.exists():
+        raise InputError(f"{place}: exists already; name a folder to make")
+    names = [*FILES, *(name for name in BESIDE if (run.path / name).exists())]
+    with whole_files(place) as (temporary,):
+        temporary.mkdir()
+        for name in names:
+            (temporary / name).write_bytes((run.path / name).read_bytes())
+        (temporary / "README.md").write_text(_readme(run), encoding="utf-8")
+    return [*names, "README.md"]
+
+
+def _check_model(run: RunContents) -> None:
+    """A model file carries its run's statement, which names the selection it was trained on."""
+    from safetensors import safe_open
+
+    file = run.path / "model.safetensors"
+    if not file.exists():
+        raise InputError(f"{file}: missing; the run is not whole, train again")
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            stated = (opened.metadata() or {}).get("statement", "")
+    except Exception as error:  # safetensors has no one kind of error
+        raise InputError(f"{file}: the model cannot be read ({error}); train again") from error
+    named = run.certificate.selection_digest if run.claims else run.statement
+    if named not in stated:
+        raise CertificateMismatchError(f"{file}: the model's own statement is not that of guarantee.json; train again")
+
+
+def _readme(run: RunContents) -> str:
+    lines = ["# A model and what is promised of it", "", f"In short: {run.headline}.", "", run.statement, ""]
+    lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
+    if run.claims:
+        lines.append("- `guarantee.json`: the claim, for programs; a changed file is refused when it is read.")
+    else:
+        lines.append("- `guarantee.json`: says that there is no guarantee, because the data were declared public.")
+    lines += [
+        "- `certificate.json`: the recount of the training set that the claim rests on.",
+        "",
+        "Both JSON files hold graph statistics (how many users are in how many copies, digests, names of columns). A "
+        "guarantee for a fixed graph does not hide them: publish them only where the graph may be known, or keep them "
+        "with those who check the claim.",
+        "",
+    ]
+    return "\n".join(lines)

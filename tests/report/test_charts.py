@@ -1,0 +1,56 @@
+"""Colours and charts."""
+
+import json
+
+import pytest
+
+from coowned.report import charts
+from coowned.report.contents import Mark
+from coowned.report.figures import Figure, charts_json
+from coowned.selection.registry import CLASSES
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colour", [*charts.SELECTOR_COLOURS.values(), charts.NEUTRAL, charts.ALARM])
+def test_colours_hold_on_both_backgrounds(colour: str):
+    for background in (charts.LIGHT_BACKGROUND, charts.DARK_BACKGROUND):
+        low, high = sorted([luminance(colour), luminance(background)])
+        assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def test_one_colour_a_selector():
+    assert set(charts.SELECTOR_COLOURS) >= set(CLASSES)
+    assert len(set(charts.SELECTOR_COLOURS.values())) == len(charts.SELECTOR_COLOURS)
+
+
+def test_the_same_colour_in_every_chart():
+    rows = [
+        {"selector": word, "contribution_bound": 1, "size": 5, "chosen": False}
+        for word in ("priced", "greedy", "given")
+    ]
+    made = charts.trade_off(rows, y="size", title_y="", format_y="d", tooltip=())
+    scale = made["layer"][0]["encoding"]["color"]["scale"]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
+        word: charts.colour_of(word) for word in ("priced", "greedy", "given")
+    }
+
+
+def test_text_in_a_chart_cannot_end_the_script():
+    rows = [{"what": "</script><script>", "copies": 1}]
+    chart = charts.level_bars(rows, x="copies", y="what", title_x="", title_y=None, colours=["#000000"], tooltip=())
+    figure = Figure(name="a", title="a", mark=Mark.GRAPH, chart=chart, columns=(("what", "w"),), rows=rows, reading="")
+    text = charts_json([figure])
+    assert "<" not in text
+    (values,) = json.loads(text)["a"]["datasets"].values()
+    assert values == rows
+
+
+def test_no_number_that_json_lacks():
+    with pytest.raises(ValueError):
+        charts.bars([{"x": "a", "y": float("nan")}], x="x", y="y", title_x="", title_y="", colour="#000000", tooltip=())

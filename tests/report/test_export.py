@@ -1,0 +1,67 @@
+"""What is exported with a model."""
+
+import json
+import shutil
+
+import pytest
+
+from coowned import CertificateMismatchError, InputError, PrivacyGuarantee
+from coowned.report import export
+from coowned.report.export import export_model
+
+
+def test_only_what_is_covered(audited, tmp_path):
+    output = tmp_path / "model"
+    names = export_model(audited, output)
+    assert sorted(names) == sorted(file.name for file in output.iterdir()) == sorted([*export.FILES, "README.md"])
+    made = PrivacyGuarantee.from_json((output / "guarantee.json").read_text(encoding="utf-8"))
+    readme = (output / "README.md").read_text(encoding="utf-8")
+    assert made.statement() in readme
+    assert "graph statistics" in readme
+    everything = b"".join(file.read_bytes() for file in output.iterdir())
+    for secret in (b"61739485", b"0.6174", b"73519264", b"4.713", b"example_id_", b"run-key"):
+        assert secret not in everything
+    assert (output / "model.safetensors").read_bytes() == (audited / "model.safetensors").read_bytes()
+
+
+def test_public_data_say_so(runs, tmp_path):
+    export_model(runs["public"], tmp_path / "model")
+    readme = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "no guarantee (public data)" in readme
+
+
+@pytest.mark.parametrize("name", ["seeded", "none"])
+def test_refused_exports(runs, copy, tmp_path, name):
+    with pytest.raises(InputError, match="there is no guarantee"):
+        export_model(runs[name], tmp_path / "model")
+    folder = copy("scheduled")
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    (folder / "run.json").write_text(json.dumps({**record, "state": "training"}), encoding="utf-8")
+    with pytest.raises(InputError, match="has not ended"):
+        export_model(folder, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_foreign_model_is_refused(copy, runs, tmp_path):
+    folder = copy("scheduled")
+    shutil.copy(runs["simulated"] / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(CertificateMismatchError, match="not that of guarantee"):
+        export_model(folder, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot be read"):
+        export_model(folder, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_export_is_whole_or_none(runs, tmp_path, monkeypatch):
+    def broken(run):
+        raise OSError(28, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "_readme", broken)
+        with pytest.raises(OSError, match="no space"):
+            export_model(runs["scheduled"], tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "model").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        export_model(runs["scheduled"], tmp_path / "model")

@@ -1,0 +1,201 @@
+"""The page of a run, and of a plan: what is in it and what is not."""
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from coowned import AttributionGraph, InputError, PrivacyGuarantee, plan
+from coowned.accounting.statement import rounded_up
+from coowned.report import charts
+from coowned.report.contents import Mark
+from coowned.report.page import write_plan, write_report
+
+SECRETS = (
+    "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",
+    "91,736", "4.713", "4.7130591",
+)  # fmt: skip
+
+
+def read(place: Path) -> str:
+    """The page without the chart library, which is the same for everybody."""
+    text = place.read_text(encoding="utf-8")
+    assert charts.bundle() in text
+    return text.replace(charts.bundle(), "")
+
+
+def seen(text: str) -> str:
+    """What a person reads: no style, no scripts, no configuration, no tags."""
+    body = re.sub(r"(?s)<style>.*?</style>|<script.*?</script>|<pre.*?</pre>", " ", text)
+    return html.unescape(re.sub(r"<[^>]+>", " ", body))
+
+
+def specs(text: str) -> dict:
+    found = re.search(r'(?s)<script type="application/json" id="charts">(.*?)</script>', text)
+    assert found
+    return json.loads(found[1])
+
+
+def rows_of(spec: dict) -> list:
+    """The data of the layer that has one mark a row."""
+    layers = spec.get("layer", [spec])
+    (layer,) = [layer for layer in layers if layer.get("name", spec.get("name")) == "rows"]
+    return spec["datasets"][layer.get("data", spec.get("data"))["name"]]
+
+
+def check_figures(text: str) -> list[str]:
+    """Every figure has a chart, a table of as many rows, and exactly one mark; gives the names."""
+    drawn = specs(text)
+    figures = re.findall(r'(?s)<figure[^>]*data-name="([^"]+)"[^>]*>(.*?)</figure>', text)
+    assert sorted(drawn) == sorted(name for name, _ in figures)
+    for name, body in figures:
+        assert sum(f">{mark.value}</span>" in body for mark in Mark) == 1
+        table = re.search(r"(?s)<tbody>(.*?)</tbody>", body)
+        assert table
+        assert table[1].count("<tr>") == len(rows_of(drawn[name])) > 0
+        assert f'id="chart-{name}"' in body
+    return [name for name, _ in figures]
+
+
+@pytest.fixture(scope="module")
+def real(runs, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("page") / "real.html"
+    return write_report(runs["simulated"], output, also=[runs["none"], runs["scheduled"], runs["seeded"]])
+
+
+def test_self_contained(real: Path):
+    text = read(real)
+    assert real.stat().st_size < 3_000_000
+    assert not re.search(r"""(?i)(src|href)\s*=\s*["']?(?!#)[^"'#]|url\(|@import|https?://""", text)
+    assert len(re.findall(r"<script>", text)) == 1
+    assert "default-src 'none'" in html.unescape(text)
+
+
+def test_every_figure_has_a_mark(real: Path):
+    names = check_figures(read(real))
+    assert set(names) == {
+        "levels", "users-per-example", "examples-per-user", "size", "trade-off-size", "trade-off-noise",
+        "trade-off-bias", "utility-by-users", "utility-by-epsilon", "training-loss", "training-clipped-share",
+        "training-copies", "membership", "delta-curve",
+    }  # fmt: skip
+
+
+def test_statement_and_digests(real: Path, runs):
+    made = PrivacyGuarantee.from_json((runs["simulated"] / "guarantee.json").read_text(encoding="utf-8"))
+    text = " ".join(seen(read(real)).split())
+    for line in made.statement().split("\n"):
+        assert " ".join(line.split(". ", 1)[1].split()) in text
+    assert made.certificate.graph_digest in text
+    assert made.certificate.selection_digest in text
+    assert rounded_up(made.other_epsilon) in text
+    for row in made.by_copies().iter_rows(named=True):
+        assert row["epsilon"] is None or rounded_up(row["epsilon"]) in text
+
+
+def test_other_runs_are_labelled(real: Path):
+    rows = rows_of(specs(read(real))["utility-by-epsilon"])
+    labels = {row["run"]: row["epsilon"] for row in rows}
+    assert labels["none"] == labels["seeded"] == "no guarantee"
+    assert re.fullmatch(r"[\d.]+ \(simulated 2\)", labels["simulated"])
+    assert all("contribution bound" in row["claim"] or "no guarantee" in row["claim"] for row in rows)
+
+
+def test_release_leaks_nothing(audited: Path):
+    whole = write_report(audited)
+    released = write_report(audited, release=True)
+    assert (whole.name, released.name) == ("report.html", "report-release.html")
+    text, public = read(whole), read(released)
+    for secret in SECRETS:
+        assert secret in text, secret  # the test can fail
+        assert secret not in public, secret
+    names = check_figures(public)
+    assert not [name for name in names if name.startswith(("training", "utility", "audit-canaries"))]
+    assert {"levels", "audit"} <= set(names)
+    assert Mark.PRIVATE.value not in public
+    assert "Left out." in public
+
+
+def test_audit_stands_beside_the_claim(audited: Path):
+    found = specs(read(write_report(audited)))
+    made = PrivacyGuarantee.from_json((audited / "guarantee.json").read_text(encoding="utf-8"))
+    assert [row["epsilon"] for row in rows_of(found["audit"])] == [2.5173946, made.epsilon]
+    assert [row["epsilon"] for row in rows_of(found["audit-canaries"])] == [4.7130591, made.epsilon]
+
+
+@pytest.mark.parametrize("name", ["seeded", "none", "public"])
+def test_no_guarantee_shows_no_epsilon(runs, tmp_path: Path, name: str):
+    text = read(write_report(runs[name], tmp_path / "page.html"))
+    assert "No guarantee" in text
+    words = seen(text)
+    assert not re.search(r"epsilon\s*(is|of|:)?\s*\d", words)
+    assert "no guarantee" in words
+    stored = json.loads((runs[name] / "guarantee.json").read_text(encoding="utf-8"))
+    if name == "seeded":
+        without = re.sub(r"(?s)<pre.*?</pre>", "", text)
+        for value in (stored["epsilon"], stored["other_epsilon"], stored["example_epsilon"]):
+            assert repr(value) not in without
+        titles = re.findall(r'id="title-(levels|trade-off-noise|training-loss|utility-by-users)">([^<]*)<', text)
+        assert len(titles) == 4
+        assert all("no guarantee" in title for _, title in titles)
+    assert not {"delta-curve", "membership"} & set(check_figures(text))
+
+
+def test_simulated_epsilon_is_labelled(real: Path, runs):
+    text = seen(read(real))
+    made = PrivacyGuarantee.from_json((runs["simulated"] / "guarantee.json").read_text(encoding="utf-8"))
+    assert "Simulated epsilon 2." in text
+    assert f"true epsilon {rounded_up(made.epsilon)} (unit" in text
+
+
+def test_schedule(runs, tmp_path: Path):
+    text = read(write_report(runs["scheduled"], tmp_path / "page.html"))
+    names = check_figures(text)
+    assert "size" not in names  # a schedule's size is given: there is nothing to prove
+    chosen = [row for row in rows_of(specs(text)["trade-off-noise"]) if row["chosen"]]
+    assert [row["selector"] for row in chosen] == ["greedy-min-separation"]
+
+
+def test_missing_statistics_are_named(copy):
+    folder = copy("scheduled")
+    (folder / "statistics.json").unlink(missing_ok=True)
+    assert "What was kept" in read(write_report(folder))  # from the data beside it
+    (folder.parent / "papers.parquet").unlink()
+    text = read(write_report(folder))
+    assert "What was kept" not in text
+    assert text.count("are not where config.toml says") == 2
+
+
+def test_whole_or_none(copy, monkeypatch):
+    folder = copy("seeded")
+    assert write_report(folder).stat().st_mode & 0o077 == 0
+    assert write_report(folder, release=True).stat().st_mode & 0o044
+    before = (folder / "report.html").read_bytes()
+
+    def broken() -> str:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(charts, "bundle", broken)
+    with pytest.raises(OSError, match="no space"):
+        write_report(folder)
+    assert (folder / "report.html").read_bytes() == before
+    assert not [file for file in folder.iterdir() if file.name.startswith(".")]
+
+
+def test_release_compares_nothing(runs):
+    with pytest.raises(InputError, match="a release leaves out"):
+        write_report(runs["scheduled"], release=True, also=[runs["none"]])
+
+
+def test_plan_page(tmp_path: Path):
+    graph = AttributionGraph.from_users_per_example([[i % 40, (i * 3) % 37] for i in range(300)])
+    target = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 10, "iterations": 20, "adjacency": "zero-out"}
+    made = plan(graph, contribution_bounds=(1, 3, 200), selectors=("greedy", "priced"), mechanism="poisson", **target)
+    text = read(write_plan(made, tmp_path / "plan.html", **target))
+    assert set(check_figures(text)) == {"trade-off-size", "trade-off-noise", "trade-off-bias"}
+    rows = rows_of(specs(text)["trade-off-size"])
+    assert [(row["selector"], row["size"]) for row in rows] == [(one.selector, one.size) for one in made.choices]
+    assert [row["chosen"] for row in rows] == [one.best for one in made.choices]
+    assert Mark.PRIVATE.value not in text
+    assert "A plan promises nothing" in text
