@@ -22,7 +22,7 @@ from jax_privacy.clipping import clipped_grad
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.mechanism.keys import RunKey
-from coowned.training.data import FeatureTable
+from coowned.training.data import FeatureTable, with_norms
 from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
@@ -54,7 +54,7 @@ def end_to_end_rows(num_features: int, batch: int) -> list[dict]:
             "without clipping and noise": trainer_run(plain, data),
             "numpy gather + clipped_grad": plain_loop(plan, data),
         },
-        rounds=4,
+        rounds=6,
     )
     against_free = seconds["without clipping and noise"] / seconds["private"]
     against_plain = seconds["numpy gather + clipped_grad"] / seconds["private"]
@@ -85,6 +85,7 @@ def sweep_rows(batch: int) -> list[dict]:
             "sweep": trainer_run(members, data),
             "alone": trainer_run(plan, data),
             "product": lambda: jax.block_until_ready(multiply(one, two)),
+            "norms": lambda: with_norms(data),
         },
         rounds=7,
     )
@@ -97,6 +98,7 @@ def sweep_rows(batch: int) -> list[dict]:
         barred(f"sweep of {MEMBERS} against one after another, {at}", together / alone, 15, batch),
         barred(f"sweep of {MEMBERS} against float32 products, {at}", rate / peak, 0.4, batch),
         figure("float32 matrix product, 2048 x 2048", peak / 1e9, "GFLOP/s"),
+        figure(f"once a sweep: norms of {LARGE[num_features]:,} rows", 1e3 * seconds["norms"], "ms"),
     ]
 
 
@@ -142,12 +144,13 @@ def with_noise(plan: TrainingPlan, sigma: float):
 
 
 def trainer_run(plans: TrainingPlan | list[TrainingPlan], data: FeatureTable) -> Callable[[], object]:
-    """All steps of a run, as `train` does them, without the recount before the first."""
+    """All steps of a run, as `train` and `sweep` do them, without what they do once: the recount, a sweep's norms."""
     plans = [plans] if isinstance(plans, TrainingPlan) else plans
     model = LogisticRegression(num_features=data.features.shape[1])
     trainer = Trainer(plans, model)
+    read = with_norms(data) if len(plans) > 1 else data  # as `sweep` does
     return lambda: trainer.run(
-        data, trainer.initial_state(model.initial()), [], start=0, after=lambda step, state, rows: None
+        read, trainer.initial_state(model.initial()), [], start=0, after=lambda step, state, rows: None
     )
 
 

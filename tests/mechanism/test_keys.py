@@ -1,5 +1,6 @@
 """The run key, its sub-keys, and the stream of words."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -63,12 +64,40 @@ def test_purposes_never_share_a_key():
     assert len({key.derive(purpose, **place).tobytes() for purpose in Purpose}) == len(Purpose)
 
 
+@given(fields, st.lists(st.none() | st.text(max_size=4), max_size=5), st.sampled_from(list(Purpose)))
+def test_many_keys_are_those_of_each(place, configurations, purpose):
+    """Against the hash written down from its definition, and against `derive`."""
+    key, place = RunKey.from_seed(0), {name: value for name, value in place.items() if name != "configuration"}
+    if purpose is Purpose.NOISE:
+        place["tensor"] = place["tensor"] or ""
+        configurations = [configuration or "" for configuration in configurations]
+    many = key.derive_many(purpose, configurations=configurations, **place)
+    assert many.shape == (len(configurations), 8)
+    assert many.dtype == np.uint32
+    for configuration, row in zip(configurations, many, strict=True):
+        assert np.array_equal(row, key.derive(purpose, configuration=configuration, **place))
+        example, number = place["copy"] or (None, None)
+        fields = (purpose.value, configuration, place["step"], place["tensor"], example, number)
+        message = b"".join(plain_code(field) for field in fields)
+        digest = hashlib.blake2b(message, key=key.secret, digest_size=32, person=b"coowned-keys-1").digest()
+        assert row.astype("<u4").tobytes() == digest
+
+
+def plain_code(field) -> bytes:
+    if field is None:
+        return b"n" + bytes(8)
+    content = field.encode() if isinstance(field, str) else field.to_bytes(8, "little")
+    return (b"s" if isinstance(field, str) else b"i") + len(content).to_bytes(8, "little") + content
+
+
 def test_noise_needs_its_whole_place():
     key = RunKey.from_seed(0)
     for missing in ("configuration", "step", "tensor"):
         place = {"configuration": "a", "step": 1, "tensor": "w"} | {missing: None}
         with pytest.raises(InputError, match="noise key needs"):
             key.derive(Purpose.NOISE, **place)
+    with pytest.raises(InputError, match="noise key needs"):
+        key.derive_many(Purpose.NOISE, configurations=["a", None], step=1, tensor="w")
     with pytest.raises(InputError, match="coin key needs a step"):
         key.derive(Purpose.COINS)
     with pytest.raises(InputError, match="purpose must be"):

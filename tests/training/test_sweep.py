@@ -1,14 +1,24 @@
 """Sweeps: many configurations in one pass, each as if alone."""
 
 import dataclasses
+import json
+import stat
 
 import numpy as np
+import polars as pl
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 from tests.training.conftest import NUM_FEATURES
+from tests.training.test_checkpoint import Stopped, run_and_kill, stop_after
 
 from coowned import InputError, guarantee
+from coowned.errors import CertificateMismatchError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
+from coowned.training import sweep as module
+from coowned.training.checkpoint import RunFolder
+from coowned.training.data import FeatureTable
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.sweep import grid, sweep
@@ -136,3 +146,128 @@ def test_members_of_a_sweep_cannot_be_composed(small):
     apart = [guarantee(plan.certificate, plan.mechanism, noise_multiplier=sigma, **fields) for sigma in (1.0, 2.0)]
     with pytest.raises(InputError, match="ONE run"):
         sweep(grid(plan, learning_rates=[0.1], clip_norms=[1.0], noise=apart), MODEL, small.data)
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def begin_and_stop(place, small, steps, kind="dp-sgd"):
+    """A sweep that is left after `steps` steps; gives its members."""
+    with RunFolder.open(place) as folder:
+        plans = members(small, kind, run_key=folder.run_key(3))
+        with pytest.raises(Stopped):
+            sweep(plans, MODEL, small.data, folder=folder, checkpoint_every=2, progress=stop_after(steps))
+    return plans
+
+
+def take_up(place, plans, data, **options):
+    with RunFolder.open(place) as folder:
+        return sweep(plans, options.pop("model", MODEL), data, folder=folder, **options)
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("dp-sgd", 1), ("dp-sgd", 6), ("dp-mf", 5)])
+def test_taken_up_sweep_is_bit_identical(small, tmp_path, kind, steps):
+    plans = begin_and_stop(tmp_path / "run", small, steps, kind)
+    whole = sweep(plans, MODEL, small.data)
+    again = take_up(tmp_path / "run", plans, small.data)
+    assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
+    for number in range(len(plans)):
+        stored = load_file(tmp_path / "run" / f"model-{number}.safetensors")
+        assert np.array_equal(stored["weights"], whole.member(number)["coefficients"][:-1])
+        assert np.array_equal(stored["intercept"], whole.member(number)["coefficients"][-1])
+
+
+def test_a_sweep_at_another_step_would_be_seen(small, tmp_path, monkeypatch):
+    """The comparison above can fail: a checkpoint that is off by one step gives other models."""
+    plans = begin_and_stop(tmp_path / "run", small, 5)
+    read = RunFolder._read_checkpoint
+    monkeypatch.setattr(RunFolder, "_read_checkpoint", lambda self: read(self)._replace(step=3))
+    again = take_up(tmp_path / "run", plans, small.data)
+    assert not np.array_equal(
+        again.parameters["coefficients"], sweep(plans, MODEL, small.data).parameters["coefficients"]
+    )
+
+
+def test_files_of_a_sweep(small, tmp_path):
+    """One model each, which only the owner can read: one of them may be released, and its file says so."""
+    place = tmp_path / "run"
+    plans = begin_and_stop(place, small, 5)
+    assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
+    swept = take_up(place, plans, small.data)
+    models = [f"model-{number}.safetensors" for number in range(8)]
+    assert sorted(file.name for file in place.iterdir()) == sorted([*models, "members.parquet", "run.json"])
+    with safe_open(place / models[3], framework="numpy") as opened:
+        metadata = opened.metadata()
+    assert metadata["statement"] == swept.statement(3)
+    assert metadata["configuration"] == plans[3].configuration
+    assert json.loads(metadata["model"]) == MODEL.describe()
+    assert stat.S_IMODE((place / models[3]).stat().st_mode) == 0o600
+    listed = pl.read_parquet(place / "members.parquet")
+    assert listed["configuration"].to_list() == [plan.configuration for plan in plans]
+    assert listed["clip_norm"].to_list() == [plan.clip_norm for plan in plans]
+    with RunFolder.open(place) as folder:  # its own files are no strangers
+        assert folder.is_finished
+
+
+def test_finished_sweep_is_refused(small, tmp_path):
+    plans = begin_and_stop(tmp_path / "run", small, 5)
+    take_up(tmp_path / "run", plans, small.data)
+    before = (tmp_path / "run" / "model-0.safetensors").read_bytes()
+    with pytest.raises(InputError, match="has ended"):
+        take_up(tmp_path / "run", plans, small.data)
+    assert (tmp_path / "run" / "model-0.safetensors").read_bytes() == before
+
+
+def test_changed_sweep_is_refused(small, tmp_path, monkeypatch):
+    place = tmp_path / "run"
+    plans = begin_and_stop(place, small, 5)
+    changed = dataclasses.replace(plans[7], learning_rate=0.2)
+    for other in (plans[:7], [*plans[:7], changed], plans[::-1], plans[:1]):
+        with pytest.raises(CertificateMismatchError, match="another selection, mechanism, noise"):
+            take_up(place, other, small.data)
+    features, labels = small.world.batch(np.arange(300))
+    table = FeatureTable(graph=small.graph, features=features, labels=1 - labels)
+    with pytest.raises(CertificateMismatchError, match="another data"):
+        take_up(place, plans, table)
+    with pytest.raises(CertificateMismatchError, match="configuration file"):
+        take_up(place, plans, small.data, configuration_digest="other")
+    with pytest.raises(CertificateMismatchError, match="another selection"):
+        take_up(place, [dataclasses.replace(plan, run_key=RunKey.from_seed(4)) for plan in plans][:2], small.data)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "code_digest", lambda: "other")
+        with pytest.raises(CertificateMismatchError, match="code or versions"):
+            take_up(place, plans, small.data)
+    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another selection"):
+        train(plans[0], MODEL, small.data, folder=folder)  # a member is not the sweep
+    with pytest.raises(InputError, match="checkpoint_every"):
+        take_up(place, plans, small.data, checkpoint_every=0)
+    take_up(place, plans, small.data)  # and what has not changed is still taken up
+
+
+PROGRAM = """
+import sys
+from coowned import AttributionGraph
+from coowned.synthetic.logistic_data import LogisticData
+from coowned.training.checkpoint import RunFolder
+from coowned.training.data import WorldData
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.sweep import sweep
+from tests.training.conftest import NUM_FEATURES, Small
+from tests.training.test_sweep import members
+graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
+world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
+small = Small(graph, world, WorldData.part(world))
+with RunFolder.open(sys.argv[1]) as folder:
+    plans = members(small, "dp-mf", run_key=folder.run_key(3), iterations=2000, batch_size=4)
+    print("ready", flush=True)
+    sweep(plans, LogisticRegression(num_features=NUM_FEATURES), small.data, folder=folder, checkpoint_every=7)
+"""
+
+
+@pytest.mark.full
+def test_killed_sweep_is_bit_identical(tmp_path):
+    run_and_kill(PROGRAM, tmp_path)
+    for number in range(8):
+        one, two = (load_file(tmp_path / name / f"model-{number}.safetensors") for name in ("whole", "killed"))
+        assert np.array_equal(one["weights"], two["weights"])
+        assert np.array_equal(one["intercept"], two["intercept"])

@@ -1,9 +1,17 @@
 """Per-copy clipping: the sum of gradients none of which is longer than `clip_norm`, whatever the examples hold.
 
 Norms and clip factors are float32; a norm is raised by a bound on its own rounding error before it is compared, so a
-clipped gradient is never longer than clip_norm. The batch is summed in blocks and the blocks pairwise. Padding and
-examples whose gradient is not finite are replaced before any product: zero times infinity is not a number, and one such
-term would make the released sum an unbounded function of one example. How many were clipped is private.
+clipped gradient is never longer than clip_norm. Padding and examples whose gradient is not finite are replaced before
+any product: zero times infinity is not a number, and one such term would make the released sum an unbounded function of
+one example. How many were clipped is private.
+
+Rounding is of two kinds. What a copy adds is rounded by itself, by at most 1e-6 of clip_norm: the noise's factor
+1 + 1e-5 is for that. The sum is float32: products of blocks of 32 rows (256 for many models), in an order that is the
+machine's, and the blocks pairwise. It is off by at most (rows of a block + log2 of the blocks) 2^-24 of the sum of all
+lengths. For 4096 copies in random directions it was off by less than 1e-5 clip_norm (2e-5 for many models), the size of
+that factor; for 4096 equal gradients, the worst case, by 1e-3 (8e-3; a running float32 sum: 1e-1). How the sum is
+rounded depends on the other copies too, and in the worst case no factor covers it: in this the guarantee is one of
+floating-point arithmetic.
 """
 
 import functools
@@ -15,7 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK = 64  # rows summed by one float32 product,
+from coowned.mechanism.kernels import squared_norms as fill_squared_norms
+
+_BLOCK = 32  # rows summed by one float32 product,
 _WIDE_BLOCK = 256  # and where there are many models, since each block has a result for every model
 _LONGEST_SUM = 2048  # squares of a row that are added up without blocks
 _EPSILON = 2.0**-24  # rounding error of one float32 operation
@@ -40,7 +50,7 @@ def clipped_logistic_gradient_sum(
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
                                                                 (test_not_finite_adds_zero, test_padding_adds_zero)
       - The sum is that of the copies' own gradients, in any order to within rounding.
-        (test_equals_the_reference, test_order_does_not_matter)
+        (test_equals_the_reference, test_order_does_not_matter, test_rounding_of_the_sum)
     Cost: three passes over the features; two, as many as the plain gradient, where `squared_norms` are given.
 
     Args:
@@ -192,14 +202,10 @@ def squared_norms_of(features: npt.ArrayLike) -> npt.NDArray[np.float32]:
     >>> squared_norms_of([[3.0, 4.0], [np.nan, 0.0]])
     array([25.000002, inf], dtype=float32)
     """
-    features = np.asarray(features, np.float32)
+    features = np.ascontiguousarray(features, np.float32)
     squares = np.empty(len(features), np.float32)
-    for begin in range(0, len(features), 4096):
-        rows = features[begin : begin + 4096].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums = np.einsum("nd,nd->n", rows, rows) * (1 + features.shape[1] * 2.0**-52)
-            squares[begin : begin + 4096] = np.where(np.isnan(sums), np.inf, sums)
-    return np.nextafter(squares, np.float32(np.inf))
+    fill_squared_norms(features, np.arange(len(features)), squares)
+    return squares
 
 
 def replace_rows(examples: Any, keep: jax.Array) -> Any:
@@ -258,8 +264,15 @@ def _sum_for_model(rows: jax.Array, factors: jax.Array) -> jax.Array:
 
 def _sum_for_models(rows: jax.Array, factors: jax.Array) -> jax.Array:
     """(models, num_features): the same for every column of factors."""
-    partial = jnp.einsum("cbm,cbd->cmd", _blocks(factors, _WIDE_BLOCK), _blocks(rows, _WIDE_BLOCK), precision="highest")
+    size = _wide_block(rows.shape[0])
+    partial = jnp.einsum("cbm,cbd->cmd", _blocks(factors, size), _blocks(rows, size), precision="highest")
     return _pairwise_sum(partial)
+
+
+def _wide_block(length: int) -> int:
+    """The largest block up to 256 that comes out even (padding copies all factors), if it is not too small."""
+    even = [size for size in range(_WIDE_BLOCK // 4, _WIDE_BLOCK + 1) if length % size == 0]
+    return max(even, default=_WIDE_BLOCK)
 
 
 def _pairwise_sum(values: jax.Array) -> jax.Array:

@@ -242,7 +242,7 @@ def correlated_row(key, begin, coefficients, ring, head, out):
         chunk = (begin + at) // WORDS
         length = min(WORDS, out.size - at)
         _chunk(start, chunk, state, words)
-        normals_of_words(words, row)
+        normals_of_words(words[:length], row)
         have_more = False
         for j in range(length):
             if needs_more_bits(words[j]):
@@ -301,6 +301,36 @@ def draw_positions(key, size, thresholds, guide, shift, out):
             drawn += 1
             position += 1
     return drawn
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+@_njit
+def squared_norms(features, rows, out):
+    """out (n,) float32: at least the squared norm of features[rows[i]]; infinite where that is not finite.
+
+    Sums in float64 and four at a time (which needs no other order than written), raised by what they may have lost.
+    """
+    width = features.shape[1]
+    whole = width - width % 4
+    raised = 1.0 + width * 2.0**-52
+    for i in range(rows.size):
+        row = rows[i]
+        a = b = c = d = 0.0
+        for j in range(0, whole, 4):
+            p, q = np.float64(features[row, j]), np.float64(features[row, j + 1])
+            r, s = np.float64(features[row, j + 2]), np.float64(features[row, j + 3])
+            a += p * p
+            b += q * q
+            c += r * r
+            d += s * s
+        for j in range(whole, width):
+            p = np.float64(features[row, j])
+            a += p * p
+        total = np.float32(((a + b) + (c + d)) * raised)
+        # The next number up, by its bits: the cast may have rounded down. NaN and what is too large become infinite.
+        out[i] = np.uint32(total.view(np.uint32) + np.uint32(1)).view(np.float32) if total < np.inf else np.inf
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Many configurations on one stream of batches: one gather and one matrix product for all models."""
 
 import dataclasses
+import hashlib
+import io
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from coowned import validate
 from coowned.errors import InputError
-from coowned.training.data import TrainingData
+from coowned.training.checkpoint import RunFolder, code_digest
+from coowned.training.data import TrainingData, with_norms
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer, refuse_second_use
 from coowned.training.model import Model
@@ -49,16 +54,25 @@ class SweptModels:
             losses, right = losses[:, None], right[:, None]
         finite = np.isfinite(losses)
         mean = np.where(finite, losses, 0).sum(axis=0) / np.maximum(1, finite.sum(axis=0))
+        return self.members().select(
+            pl.lit(split).alias("split"),
+            pl.exclude("number"),
+            pl.Series("loss", mean),
+            pl.Series("accuracy", right.mean(axis=0) if len(right) else np.full(len(self.plans), np.nan)),
+            pl.lit(False).alias("covered_by_guarantee"),
+        )
+
+    def members(self) -> "pl.DataFrame":
+        """Number, configuration and settings of every member: what was asked for, nothing of the data."""
+        import polars as pl
+
         return pl.DataFrame(
             {
-                "split": [split] * len(self.plans),
+                "number": range(len(self.plans)),
                 "configuration": [plan.configuration for plan in self.plans],
                 "learning_rate": [plan.learning_rate for plan in self.plans],
                 "clip_norm": [plan.clip_norm for plan in self.plans],
                 "noise_multiplier": [plan.noise_multiplier for plan in self.plans],
-                "loss": mean,
-                "accuracy": right.mean(axis=0) if len(right) else np.full(len(self.plans), np.nan),
-                "covered_by_guarantee": [False] * len(self.plans),
             }
         )
 
@@ -97,10 +111,16 @@ def sweep(
     model: Model,
     data: TrainingData,
     *,
+    folder: RunFolder | None = None,
+    configuration_digest: str = "",
+    checkpoint_every: int | None = None,
     devices: int = 1,
     progress: Callable[[int, str], None] | None = None,
 ) -> SweptModels:
     """Trains configurations that share data, S, batch size, iterations and optimizer, all in one pass.
+
+    With a folder, takes up the sweep that it holds; at the end every member is in a file of its own there, with the
+    statement for the case that it is the one released.
 
     They may differ in learning rate, clip norm and noise multiplier. Every member has noise of its own (its keys name
     its `configuration`) and the batches of all: a sweep's statement covers one released model only.
@@ -109,11 +129,15 @@ def sweep(
       - Each member is what it would be alone, up to rounding.   (test_sweep_equals_single_runs)
       - Members' noise is independent.   (test_members_have_their_own_noise)
       - Plans that cannot share a pass are refused.   (test_plans_that_differ_are_refused)
+      - A sweep that was killed anywhere ends in the same bits.   (test_killed_sweep_is_bit_identical,
+        test_taken_up_sweep_is_bit_identical)
+      - A folder is refused where members, their order, data, model, code, devices or key are not what they were, and
+        where the sweep has ended.   (test_changed_sweep_is_refused, test_finished_sweep_is_refused)
     Cost: for each step one gather and two matrix products of (batch, features) with (features, members).
 
     Args:
       plans: at least one, each with a `configuration` of its own; the same run key, certificate, mechanism, optimizer.
-      model, data, devices, progress: as for `train`.
+      model, data, folder, configuration_digest, checkpoint_every, devices, progress: as for `train`.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
@@ -134,20 +158,84 @@ def sweep(
     """
     plans = tuple(plans)
     _check(plans)
+    validate.positive(devices=devices)
+    if checkpoint_every is not None:
+        validate.positive(checkpoint_every=checkpoint_every)
     model.check_data(data.shapes())
     plans[0].check(data.graph)
-    refuse_second_use(plans, model, data, model.initial())
+    initial = model.initial()
+    refuse_second_use(plans, model, data, initial)
     trainer = Trainer(plans, model, devices=devices)
     iterations = plans[0].iterations
+    state, rows, start = trainer.initial_state(initial), [], 0
+    if folder is not None:
+        stored = folder.begin(_record(plans, model, data, initial, devices, configuration_digest))
+        if stored is not None:
+            state, rows, start = trainer.restore(state, stored)
+    every = checkpoint_every or max(1, iterations // 20)
 
-    def after(step: int, state: Any, rows: list) -> None:
+    def after(step: int, current: Any, log: list) -> None:
         if progress is not None:
             progress(step + 1, f"{len(plans)} models, step {step + 1:,} of {iterations:,}")
+        if folder is not None and (step + 1) % every == 0:
+            folder.save(step + 1, trainer.tensors(current, log))
 
-    state = trainer.run(data, trainer.initial_state(model.initial()), [], start=0, after=after)
+    # One alone reads what `train` reads, and so is what `train` gives, to the bit.
+    read = with_norms(data) if len(plans) > 1 and plans[0].clip_norm is not None else data
+    state = trainer.run(read, state, rows, start=start, after=after)
     leading = (len(plans),)
     parameters = {name: np.asarray(array).reshape(leading + model.shapes()[name]) for name, array in state[0].items()}
-    return SweptModels(model=model, plans=plans, parameters=parameters)
+    swept = SweptModels(model=model, plans=plans, parameters=parameters)
+    if folder is not None:
+        folder.finish_sweep(*_result(swept))
+    return swept
+
+
+def _record(
+    plans: tuple[TrainingPlan, ...],
+    model: Model,
+    data: TrainingData,
+    initial: dict[str, npt.NDArray[np.float32]],
+    devices: int,
+    configuration_digest: str,
+) -> dict[str, Any]:
+    """What a sweep must agree in when it is taken up again: every member, in order, and what `train` binds."""
+    from safetensors.numpy import save
+
+    first = plans[0]
+    members = json.dumps([plan.digest for plan in plans])
+    return {
+        "plan": "sweep " + hashlib.sha256(members.encode()).hexdigest(),  # never that of a single run
+        "model": model.describe(),
+        "data": data.digest,
+        "configuration": configuration_digest,
+        "initial": hashlib.sha256(save(dict(initial))).hexdigest(),
+        "code": code_digest(),
+        "devices": devices,
+        "key": first.run_key.fingerprint,
+        "run_id": None if first.guarantee is None else first.guarantee.run_id,
+        "iterations": first.iterations,
+        "members": len(plans),
+    }
+
+
+def _result(swept: SweptModels) -> tuple[list[dict[str, npt.NDArray[np.float32]]], list[dict[str, str]], bytes]:
+    """Arrays and metadata of every member's file, and the table of the members."""
+    numbers = range(len(swept.plans))
+    arrays = [swept.model.to_arrays(swept.member(number)) for number in numbers]
+    model = json.dumps(swept.model.describe())
+    metadata = [
+        {
+            "format": "pt",
+            "statement": swept.statement(number),
+            "model": model,
+            "configuration": swept.plans[number].configuration,
+        }
+        for number in numbers
+    ]
+    buffer = io.BytesIO()
+    swept.members().write_parquet(buffer)
+    return arrays, metadata, buffer.getvalue()
 
 
 def _check(plans: tuple[TrainingPlan, ...]) -> None:

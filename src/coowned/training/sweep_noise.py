@@ -3,7 +3,6 @@
 With hundreds of small models the keys and the calls cost more than the normals, so that both are made in bulk here.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from coowned.errors import InputError
 from coowned.mechanism.kernels import correlated_row
-from coowned.mechanism.keys import Purpose, RunKey, _encode
+from coowned.mechanism.keys import Purpose, RunKey
 
 
 class SweepNoise:
@@ -50,8 +49,7 @@ class SweepNoise:
         self._rings = {
             name: np.zeros((self._count, self._kept, math.prod(shape)), np.float32) for name, shape in shapes.items()
         }  # (configurations, num_bands - 1, size): row t is in place t mod (num_bands - 1)
-        # The hash of what comes before the step is the same in every step: it is taken up from there.
-        self._begun = [_begin(run_key, configuration) for configuration in configurations]
+        self._run_key, self._configurations = run_key, tuple(configurations)
         self._step = 0
         if self._kept:
             while self._step < start:
@@ -65,27 +63,11 @@ class SweepNoise:
         step, self._step = self._step, self._step + 1
         rows = {}
         for name, shape in self._shapes.items():
-            keys = self._keys(step, name)
+            keys = self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
             rows[name] = np.empty((self._count, math.prod(shape)), np.float32)
             head = (step - 1) % self._kept if self._kept else 0
             _correlated_rows(keys, self._coefficients, self._rings[name], head, rows[name])
         return {name: row.reshape((self._count, *self._shapes[name])) for name, row in rows.items()}
-
-    def _keys(self, step: int, tensor: str) -> npt.NDArray[np.uint32]:
-        """(configurations, 8): what `RunKey.derive` gives for each."""
-        rest = b"".join(_encode(field) for field in (step, tensor, None, None))
-        digests = []
-        for begun in self._begun:
-            hashed = begun.copy()
-            hashed.update(rest)
-            digests.append(hashed.digest())
-        return np.frombuffer(b"".join(digests), "<u4").reshape(-1, 8).astype(np.uint32)
-
-
-def _begin(run_key: RunKey, configuration: str) -> "hashlib._Hash":
-    hashed = hashlib.blake2b(key=run_key.secret, digest_size=32, person=b"coowned-keys-1")
-    hashed.update(_encode(Purpose.NOISE.value) + _encode(configuration))
-    return hashed  # pyright: ignore[reportReturnType]
 
 
 @numba.njit(cache=True, nogil=True)
