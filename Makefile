@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full test-peers setup lint bench experiments tables lock clean help
+.PHONY: demo test test-full test-peers setup lint bench audit-power experiments tables lock clean help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,6 +32,11 @@ lint: .venv/all.stamp ## ruff, pyright, import order of the stages
 
 bench: .venv/all.stamp ## ratios against peers and limits; reads ../shared/data
 	$(BIN)/python -m benchmarks $(ONLY)
+
+audit-power: .venv/all.stamp ## every planted bug against the audit, 20 seeds each; half an hour
+	rm -f experiments/results/audit_power.json
+	$(BIN)/python -m experiments audit_power
+	$(BIN)/python -m experiments tables
 
 experiments: .venv/all.stamp ## run the experiments' grids and store their rows; reads ../shared/data
 	$(BIN)/python -m experiments $(ONLY)
