@@ -47,8 +47,7 @@ def test_text_in_a_chart_cannot_end_the_script():
     figure = Figure(name="a", title="a", mark=Mark.GRAPH, chart=chart, columns=(("what", "w"),), rows=rows, reading="")
     text = charts_json([figure])
     assert "<" not in text
-    (values,) = json.loads(text)["a"]["datasets"].values()
-    assert values == rows
+    assert json.loads(text)["a"]["data"]["values"] == rows
 
 
 def test_no_number_that_json_lacks():

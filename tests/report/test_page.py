@@ -42,7 +42,7 @@ def rows_of(spec: dict) -> list:
     """The data of the layer that has one mark a row."""
     layers = spec.get("layer", [spec])
     (layer,) = [layer for layer in layers if layer.get("name", spec.get("name")) == "rows"]
-    return spec["datasets"][layer.get("data", spec.get("data"))["name"]]
+    return layer.get("data", spec.get("data"))["values"]
 
 
 def check_figures(text: str) -> list[str]:

@@ -78,8 +78,9 @@ class BobTest:
     Cost: about a tenth of a second a model; `trials` models for each attribution.
 
     Example:
-      >>> BobTest(num_people=60, num_emails=200, num_secret_emails=20).claim("everyone").epsilon
-      1.0
+      >>> claim = BobTest(num_people=60, num_emails=200, num_secret_emails=20, batch_size=4).claim("everyone")
+      >>> claim.epsilon <= 1.0, claim.contribution_bound
+      (True, 1)
     """
 
     epsilon: float = 1.0

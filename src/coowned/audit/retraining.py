@@ -57,7 +57,7 @@ def measure_leak(
     Example:
       >>> leak = measure_leak(np.arange(100) + 1000.0, np.arange(100.0), delta=1e-6)
       >>> round(leak.epsilon_lower_bound, 2)
-      1.66
+      1.81
     """
     validate.in_range(0, 1, open_low=True, open_high=True, delta=delta, alpha=alpha)
     inside, outside = np.asarray(scores_with, np.float64), np.asarray(scores_without, np.float64)

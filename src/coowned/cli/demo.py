@@ -139,9 +139,10 @@ def run(
 
 def _make_room(output: Path) -> None:
     """The folder, without what an earlier demo left in it; anybody else's files are not touched."""
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output}: not a folder; name another place for the demo")
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from None
     for name in _OURS:
         (output / name).unlink(missing_ok=True)
     for epsilon in (*_EPSILONS, None):

@@ -246,11 +246,13 @@ def _tooltip(fields: Sequence[tuple[str, str]]) -> list[Any]:
 def _colours(series: str, names: Sequence[str], colours: Sequence[str]) -> Any:
     import altair as alt
 
+    # Two columns where both fit into a narrow card.
+    columns = 2 if sum(max(map(len, names[place::2]), default=0) for place in (0, 1)) <= 34 else 1
     return alt.Color(
         f"{series}:N",
         title=None,
         scale=alt.Scale(domain=list(names), range=list(colours)),
-        legend=alt.Legend(orient="top", direction="horizontal", symbolType="circle", columns=2, labelLimit=260),
+        legend=alt.Legend(orient="top", direction="horizontal", symbolType="circle", columns=columns, labelLimit=260),
     )
 
 
@@ -280,5 +282,9 @@ def _finish(chart: Any, *, height: int = _HEIGHT) -> Row:
     )
     made = chart.to_dict()
     made.pop("$schema", None)  # the page has one version of everything, and names no address
+    tables = made.pop("datasets", {})  # altair puts data aside under names; here they stand where they are drawn
+    for view in (made, *made.get("layer", ())):
+        if "name" in view.get("data", {}):
+            view["data"] = {"values": tables[view["data"]["name"]]}
     json.dumps(made, allow_nan=False)  # a chart is embedded as JSON, which has no nan
     return made

@@ -34,7 +34,7 @@ FORMAT = "coowned-run-1"
 OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
     "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
-    "report.html", "statistics.json", "config.json", "vocab.txt", "members.parquet",
+    "report.html", "report-release.html", "statistics.json", "config.json", "vocab.txt", "members.parquet",
 )  # fmt: skip
 _MEMBER = re.compile(r"model-\d+\.safetensors")
 # What a run must agree in when it is taken up again, and what to say where it does not.

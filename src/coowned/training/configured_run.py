@@ -13,7 +13,6 @@ from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import ConfigError
-from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.selection_files import read_selection, write_selection
@@ -96,15 +95,7 @@ def make_plan(config: TrainConfig, graph: AttributionGraph, run_key: RunKey) -> 
     """Selects from the graph, certifies and accounts for what the configuration asks."""
     selected = _select(config, graph)
     certificate = certify(graph, selected)
-    strategy = None
     mechanism = _mechanism(config, certificate)
-    if not isinstance(mechanism, PoissonSampling):
-        strategy = BandedStrategy(num_bands=mechanism.num_bands, iterations=mechanism.iterations)
-    if isinstance(mechanism, MinSeparation) and isinstance(selected, Schedule) and strategy is not None:
-        # The last columns of C are shorter than 1: what users really take part in may cost less than sqrt(k).
-        exact = strategy.sensitivity_of(selected, graph)
-        if 0 < exact < mechanism.sensitivity_of(mechanism.contribution_bound):
-            mechanism = dataclasses.replace(mechanism, sensitivity=exact, max_column_norm=1.0)
     privacy, made = config.privacy, None
     if privacy.is_private:
         assert not isinstance(privacy.epsilon, str)

@@ -4,7 +4,9 @@ import numpy as np
 from coowned.training.models.bert import BertConfig, BertMaskedLM
 
 MODEL = BertMaskedLM(
-    config=BertConfig(vocab_size=20, hidden_size=4, num_hidden_layers=1, intermediate_size=4, max_position_embeddings=8),
+    config=BertConfig(
+        vocab_size=20, hidden_size=4, num_hidden_layers=1, intermediate_size=4, max_position_embeddings=8
+    ),
     sequence_length=8,
 )
 

@@ -1,0 +1,34 @@
+"""The plan of a configuration, without a run; whole runs are in tests/cli/test_train.py and test_tasks.py."""
+
+from coowned import AttributionGraph
+from coowned.mechanism.keys import RunKey
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import make_plan
+
+SCHEDULED = """
+[data]
+path = "data.parquet"
+users = "users"
+[selection]
+selector = "greedy-min-separation"
+[privacy]
+epsilon = 8
+delta = 1e-6
+[mechanism]
+kind = "dp-mf"
+batch_size = 8
+iterations = 60
+clip_norm = 1.0
+[optimizer]
+learning_rate = 0.1
+"""
+
+
+def test_schedule_without_a_given_separation():
+    """The last columns of a strategy are shorter than 1; a claim counts them as 1, since a certificate cannot tell."""
+    graph = AttributionGraph.from_users_per_example([[user % 100, (3 * user + 1) % 100] for user in range(1000)])
+    plan = make_plan(TrainConfig.from_toml(SCHEDULED), graph, RunKey.from_operating_system())
+    assert plan.guarantee is not None
+    assert plan.guarantee.epsilon <= 8
+    assert plan.mechanism.num_bands == plan.certificate.min_separation
+    plan.check(graph)
