@@ -71,7 +71,7 @@ def measure_leak(
     hits = sign * inside[half_in:] > threshold
     false_alarms = sign * outside[half_out:] > threshold
     first, second = (~false_alarms, ~hits) if complement else (hits, false_alarms)
-    bound = _epsilon(int(first.sum()), len(first), int(second.sum()), len(second), delta, alpha)
+    bound = float(_epsilon(int(first.sum()), len(first), int(second.sum()), len(second), delta, alpha))
     return MeasuredLeak(
         epsilon_lower_bound=bound,
         true_positive_rate=float(hits.mean()),
@@ -104,19 +104,23 @@ def _choose(
     for sign in (1, -1):
         ups, downs = np.sort(sign * inside), np.sort(sign * outside)
         edges = np.unique(np.concatenate([ups, downs]))
-        for threshold in (edges[1:] + edges[:-1]) / 2:
-            hits = len(ups) - int(np.searchsorted(ups, threshold, side="right"))
-            false_alarms = len(downs) - int(np.searchsorted(downs, threshold, side="right"))
-            for complement in (False, True):
-                first, second = (len(downs) - false_alarms, len(ups) - hits) if complement else (hits, false_alarms)
-                sizes = (len(downs), len(ups)) if complement else (len(ups), len(downs))
-                bound = _epsilon(first, sizes[0], second, sizes[1], delta, alpha)
-                if bound > best:
-                    best, chosen = bound, (float(threshold), sign, complement)
+        thresholds = (edges[1:] + edges[:-1]) / 2
+        hits = len(ups) - np.searchsorted(ups, thresholds, side="right")
+        false_alarms = len(downs) - np.searchsorted(downs, thresholds, side="right")
+        for complement in (False, True):
+            if complement:
+                bounds = _epsilon(len(downs) - false_alarms, len(downs), len(ups) - hits, len(ups), delta, alpha)
+            else:
+                bounds = _epsilon(hits, len(ups), false_alarms, len(downs), delta, alpha)
+            if len(bounds) and bounds.max() > best:
+                best, chosen = float(bounds.max()), (float(thresholds[bounds.argmax()]), sign, complement)
     return chosen
 
 
-def _epsilon(first: int, of_first: int, second: int, of_second: int, delta: float, alpha: float) -> float:
-    low = float(lower_bound(first, of_first, alpha / 2))
-    high = float(upper_bound(second, of_second, alpha / 2))
-    return max(0.0, math.log((low - delta) / high)) if low > delta else 0.0
+def _epsilon(
+    first: npt.ArrayLike, of_first: int, second: npt.ArrayLike, of_second: int, delta: float, alpha: float
+) -> npt.NDArray[np.float64]:
+    """Lower bounds on epsilon from how often an event happened on the likelier side and on the other."""
+    low = lower_bound(first, of_first, alpha / 2)
+    high = upper_bound(second, of_second, alpha / 2)
+    return np.log(np.maximum(low - delta, high) / high)
