@@ -13,6 +13,7 @@ from coowned.files import whole_files
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
+    from coowned.certificate import ContributionCertificate
     from coowned.selection.selector import Selector
 
 _PANEL = "Selector"
@@ -69,7 +70,10 @@ def run(
         str | None, typer.Option(help="Examples without users: drop (default), keep or error.", rich_help_panel=_PANEL)
     ] = None,
     seed: Annotated[int, typer.Option(help="Public; the same seed gives the same S.")] = 0,
-    engine: Annotated[str, typer.Option(help="local; spark comes with a later release.")] = "local",
+    engine: Annotated[str, typer.Option(help="local, or spark for the same S at cluster size.")] = "local",
+    master: Annotated[
+        str | None, typer.Option(metavar="URL", help="spark: the cluster, as Spark writes it (default: local[*]).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The certificate as JSON on stdout.")] = False,
 ) -> None:
     """Chooses S, in which no user is in more than K copies, and writes it with its certificate.
@@ -84,6 +88,9 @@ def run(
 
         coowned select mail.mbox --selector greedy-min-separation --batch-size 256 \\
             --iterations 100 --min-separation 4 -o S.parquet
+
+        coowned select pairs.parquet --user user_id --example-id example_id --contribution-bound 3 \\
+            --engine spark --master spark://head:7077 -o S.parquet
     """
     settings = {
         "contribution_bound": contribution_bound, "batch_size": batch_size, "iterations": iterations,
@@ -91,21 +98,17 @@ def run(
         "many_user_run": many_user_run, "allow_duplicates": allow_duplicates, "distinct_weight": distinct_weight,
         "time_limit": time_limit, "size": size, "among": among, "ties": ties, "unattributed": unattributed,
     }  # fmt: skip
-    if engine != "local":
-        raise InputError(f"--engine {engine} is not there; use --engine local")
+    if engine not in ("local", "spark"):
+        raise InputError(f"--engine {engine} is not there; use --engine local or --engine spark")
+    if master is not None and engine != "spark":
+        raise InputError("--master means nothing to the local engine; add --engine spark, or leave it out")
     chooser = make_selector(selector, {name: value for name, value in settings.items() if value is not None})
     certificate_path = certificate_path_of(output)
     _refuse_to_overwrite(source, (output, certificate_path))
-    with whole_files(output, certificate_path) as (selection_file, certificate_file):
-        from coowned.certificate import certify
-        from coowned.selection.selection_files import write_selection
-
-        graph = source.read().graph
-        with show.progress(f"selecting with {selector}") as progress:
-            selected = chooser.select(graph, seed=seed, progress=progress)
-        certificate = certify(graph, selected)
-        write_selection(selection_file, graph, selected)
-        certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+    if engine == "spark":
+        certificate = _run_on_spark(source, chooser, seed, master, output)
+    else:
+        certificate = _run_here(source, chooser, seed, output)
     if json:
         show.line(certificate.to_json())
         return
@@ -113,16 +116,57 @@ def run(
     proven = (
         "" if bound is None else f", proven to be at most {bound:,} ({certificate.size / max(1, bound):.2%} reached)"
     )
-    show.line(f"{certificate.size:,} copies of {certificate.num_distinct:,} of {graph.num_examples:,} examples{proven}")
+    show.line(
+        f"{certificate.size:,} copies of {certificate.num_distinct:,} of {certificate.num_examples:,} examples{proven}"
+    )
     show.line(f"no user is in more than {certificate.contribution_bound:,} of them")
     if certificate.min_separation is not None:
         show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
-    if graph.num_unprotected_users:
+    if certificate.num_unprotected_users:
         show.line(
-            f"{graph.num_unprotected_users:,} users are not protected; "
+            f"{certificate.num_unprotected_users:,} users are not protected; "
             f"{certificate.num_copies_without_users:,} copies have no protected user"
         )
     show.line(f"written: {output} and {certificate_path}")
+
+
+def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path) -> "ContributionCertificate":
+    with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
+        from coowned.certificate import certify
+        from coowned.selection.selection_files import write_selection
+
+        graph = source.read().graph
+        with show.progress(f"selecting with {chooser.name}") as progress:
+            selected = chooser.select(graph, seed=seed, progress=progress)
+        certificate = certify(graph, selected)
+        write_selection(selection_file, graph, selected)
+        certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+    return certificate
+
+
+def _run_on_spark(
+    source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: Path
+) -> "ContributionCertificate":
+    from coowned.spark.selection import check_selector, select
+    from coowned.spark.session import check_machine, session, spark_errors
+    from coowned.spark.sources import attribute_source, check_source
+
+    check_selector(chooser)
+    check_source(source)
+    check_machine()
+    with whole_files(output, certificate_path_of(output)) as (selection_folder, certificate_file):
+        from coowned.spark.certificate import certify
+        from coowned.spark.selection_files import write_parts
+
+        title = f"selecting with {chooser.name}"
+        with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
+            graph = attribute_source(spark, source)
+            selected = select(graph, chooser, seed=seed, progress=progress)
+            certificate = certify(graph, selected, selector=chooser, seed=seed)
+            write_parts(selected, certificate, selection_folder)
+            graph.release()
+        certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+    return certificate
 
 
 def _refuse_to_overwrite(source: "DataSource", outputs: tuple[Path, ...]) -> None:

@@ -1,0 +1,266 @@
+"""How fast private BERT-Tiny is: against itself without privacy, jax_privacy and Opacus; and what memory it takes.
+
+Sequence 128, 20 places to predict. Opacus is measured where `.venv-peers` is set up (`make test-peers`), ours beside
+it in the same process, so that the ratio is of one run.
+
+python -m benchmarks text
+"""
+
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.noise import NoiseStream
+from coowned.training.loop import compiled_step
+from coowned.training.models.bert import BertMaskedLM
+from coowned.training.plan import make_optimizer
+
+BATCH, PEER_BATCH = 128, 32
+SEQUENCE = 128
+PEERS_PYTHON = Path(".venv-peers/bin/python")
+MEMORY_BATCH, MEMORY_SEQUENCE, MEMORY_BAR = 1 << 16, 32, 3.0
+
+
+def run() -> list[dict]:
+    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+    return [*step_rows(), *jax_privacy_rows(), *opacus_rows(), *memory_rows()]
+
+
+def step_rows() -> list[dict]:
+    """Whole steps as the loop takes them: gradient, noise, Adam."""
+    model = BertMaskedLM(sequence_length=SEQUENCE)
+    batch, mask = make_batch(model, BATCH), jnp.ones(BATCH, bool)
+    noise = NoiseStream(RunKey.from_seed(0), coefficients=(1.0,), shapes=model.shapes(), iterations=10**6)
+    settings = {
+        name: jnp.float32(value)
+        for name, value in {"learning_rate": 1e-4, "clip_norm": 1.0, "noise_scale": 1e-3, "batch_size": BATCH}.items()
+    }
+
+    def steps(private: bool) -> Callable[[], object]:
+        step = compiled_step(model, "adam", private, private, False)
+        parameters = initial(model)
+        state = [(parameters, make_optimizer("adam", 1e-4).init(parameters))]
+
+        def go():
+            state[0], clipped = step(state[0], batch, mask, noise.next() if private else {}, settings)
+            return jax.block_until_ready((state[0], clipped))
+
+        return go
+
+    own = initial(model)
+    automatic = jax.jit(jax.grad(lambda own: model.losses(own, batch)[0].sum()))
+    seconds = interleaved(
+        {
+            "private": steps(private=True),
+            "not private": steps(private=False),
+            "jax.grad": lambda: jax.block_until_ready(automatic(own)),
+        }
+    )
+    plain = min(seconds["not private"], seconds["jax.grad"])  # whichever way of writing it is faster
+    ratio = plain / seconds["private"]
+    return [
+        figure(f"private step of BERT-Tiny, batch {BATCH}", BATCH / seconds["private"], "examples/s"),
+        figure("the same without clipping and noise", BATCH / seconds["not private"], "examples/s"),
+        figure("gradient alone, by jax.grad of the summed loss", BATCH / seconds["jax.grad"], "examples/s"),
+        figure("private step against the faster of these two", ratio, "x", ">= 0.6", ratio >= 0.6),
+    ]
+
+
+def jax_privacy_rows() -> list[dict]:
+    from jax_privacy.clipping import clipped_grad
+
+    model = BertMaskedLM(sequence_length=SEQUENCE)
+    own, batch, mask = initial(model), make_batch(model, PEER_BATCH), jnp.ones(PEER_BATCH, bool)
+
+    def peer(microbatch: int) -> Callable[[], object]:
+        summed = clipped_grad(
+            model.example_loss, l2_clip_norm=1.0, batch_argnums=1, keep_batch_dim=False, microbatch_size=microbatch
+        )
+        compiled = jax.jit(summed.fun)
+        return lambda: jax.block_until_ready(compiled(own, batch))
+
+    ours = jax.jit(model.gradient_sum)
+    actions = {f"microbatch {size}": peer(size) for size in (1, 2, 4, 8, PEER_BATCH)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # jax_privacy's, of optax
+        seconds = interleaved({"ours": lambda: jax.block_until_ready(ours(own, batch, mask, 1.0)), **actions})
+    best = min(actions, key=lambda name: seconds[name])
+    ratio = seconds[best] / seconds["ours"]
+    return [
+        figure(f"jax_privacy's clipped_grad, {name}", PEER_BATCH / seconds[name], "examples/s") for name in actions
+    ] + [figure(f"clipped sum against clipped_grad, {best}", ratio, "x", ">= 1.8", ratio >= 1.8)]
+
+
+# ---- Opacus: in its own environment ----------------------------------------------------------------------------------
+
+
+def opacus_rows() -> list[dict]:
+    if not PEERS_PYTHON.exists():
+        return []
+    done = subprocess.run([PEERS_PYTHON, "-m", "benchmarks.text", "opacus"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    rows = [
+        figure(f"Opacus, {mode}", value, "examples/s")
+        if isinstance(value, float)
+        else figure(f"Opacus, {mode}: {value}", float("nan"), "")
+        for mode, value in found["modes"].items()
+    ]
+    speeds = [value for value in found["modes"].values() if isinstance(value, float)]
+    ratio = found["ours"] / max(speeds)
+    return [*rows, figure("clipped sum against Opacus' fastest mode that runs", ratio, "x", "> 1", ratio > 1)]
+
+
+def compare_with_opacus() -> None:
+    """Prints {"ours": examples/s, "modes": {mode: examples/s or the exception}} as JSON."""
+    warnings.simplefilter("ignore")
+    model = BertMaskedLM(sequence_length=SEQUENCE)
+    own, batch, mask = initial(model), make_batch(model, PEER_BATCH), jnp.ones(PEER_BATCH, bool)
+    ours = jax.jit(model.gradient_sum)
+    actions: dict[str, Callable[[], object]] = {"ours": lambda: jax.block_until_ready(ours(own, batch, mask, 1.0))}
+    failed = {}
+    for mode in ("hooks", "functorch", "ew", "ghost"):
+        try:
+            actions[mode] = opacus_step(mode, batch)
+            actions[mode]()
+        except Exception as error:  # whatever it is, it is the result
+            actions.pop(mode, None)
+            failed[mode] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    seconds = interleaved(actions)
+    speeds = {name: PEER_BATCH / taken for name, taken in seconds.items()}
+    print(json.dumps({"ours": speeds.pop("ours"), "modes": {**speeds, **failed}}))
+
+
+def opacus_step(mode: str, batch: dict) -> Callable[[], object]:
+    """Forward, backward, clip and sum on transformers' model, its head only at the places to predict."""
+    import torch
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+
+    class AtPlaces(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = BertForMaskedLM(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+            del self.model.cls.predictions.bias  # the decoder has the same; with both names most modes fail
+
+        def forward(self, tokens, orders, places):
+            rows = self.model.bert(
+                input_ids=tokens,
+                position_ids=orders,
+                token_type_ids=torch.zeros_like(tokens),
+                attention_mask=torch.ones_like(tokens),
+            ).last_hidden_state
+            return self.model.cls(torch.gather(rows, 1, places[:, :, None].expand(-1, -1, rows.shape[-1])))
+
+    class MeanOverPlaces(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.reduction = "mean"
+
+        def forward(self, scores, targets):
+            own = torch.nn.functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none").mean(1)
+            return own if self.reduction == "none" else own.mean()
+
+    tokens, places, targets = (
+        torch.tensor(np.asarray(batch[name])).long() for name in ("tokens", "positions", "targets")
+    )
+    module, loss = AtPlaces().train(), MeanOverPlaces()
+    private, optimizer, *rest = PrivacyEngine(accountant="rdp").make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        data_loader=DataLoader(TensorDataset(tokens), batch_size=len(tokens)),
+        criterion=loss,
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+    )
+    criterion = rest[0] if mode == "ghost" else loss
+    orders = torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
+
+    def go():
+        optimizer.zero_grad()
+        criterion(private(tokens, orders, places), targets).backward()
+        optimizer.step()
+
+    return go
+
+
+# ---- memory: in a process of its own ---------------------------------------------------------------------------------
+
+
+def memory_rows() -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.text", "memory"], capture_output=True, text=True, check=True
+    )
+    gigabytes = json.loads(done.stdout.splitlines()[-1])
+    name = f"memory of one step beyond the model, batch {MEMORY_BATCH}, sequence {MEMORY_SEQUENCE}"
+    return [figure(name, gigabytes, "GB", f"<= {MEMORY_BAR:g}", gigabytes <= MEMORY_BAR)]
+
+
+def measure_memory(count: int) -> None:
+    """Prints by how much one clipped sum raises the peak over what the process has with the model and its data."""
+    model = BertMaskedLM(sequence_length=MEMORY_SEQUENCE)
+    own, batch, mask = initial(model), make_batch(model, count), jnp.ones(count, bool)
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    jax.block_until_ready(jax.jit(model.gradient_sum)(own, batch, mask, 1.0))
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e9)
+
+
+# ---- what all of them use --------------------------------------------------------------------------------------------
+
+
+def initial(model: BertMaskedLM) -> dict[str, jax.Array]:
+    return {name: jnp.array(array) for name, array in model.initial().items()}
+
+
+def make_batch(model: BertMaskedLM, count: int) -> dict[str, jax.Array]:
+    """Full sequences of random words, every place to predict used: the most work an example can be."""
+    generator = np.random.default_rng(0)
+    length, places, words = model.sequence_length, model.max_predictions, model.config.vocab_size
+    batch = {
+        "tokens": generator.integers(1, words, (count, length), np.int32),
+        "lengths": np.full(count, length, np.int32),
+        "positions": generator.permuted(np.tile(np.arange(length, dtype=np.int32), (count, 1)), axis=1)[:, :places],
+        "targets": generator.integers(1, words, (count, places), np.int32),
+        "weights": np.full((count, places), 1 / places, np.float32),
+    }
+    return {name: jnp.asarray(array) for name, array in batch.items()}
+
+
+def interleaved(actions: dict[str, Callable[[], object]], *, rounds: int = 3) -> dict[str, float]:
+    """Seconds of each action's fastest round; taken in turn, so that a busy moment hits all of them."""
+    best = dict.fromkeys(actions, float("inf"))
+    for action in actions.values():
+        action()  # compile first
+    for _ in range(rounds):
+        for name, action in actions.items():
+            started = time.perf_counter()
+            action()
+            best[name] = min(best[name], time.perf_counter() - started)
+    return best
+
+
+def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
+    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
+
+
+if __name__ == "__main__":
+    tasks = {"opacus": compare_with_opacus, "memory": functools.partial(measure_memory, MEMORY_BATCH)}
+    tasks[sys.argv[1]]()

@@ -1,0 +1,386 @@
+"""From tables on a cluster to who owns which example, by the rules of one machine."""
+
+import dataclasses
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from coowned.attribution import digest as digests
+from coowned.attribution.examples import read_aliases
+from coowned.attribution.places import Place
+from coowned.attribution.tables import attribute_table, user_columns
+from coowned.attribution.user_keys import Aliases, UserKeyRules
+from coowned.errors import InputError
+from coowned.spark.checkpoints import Checkpoints, running_session
+from coowned.spark.digest import sum_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+_ROWS_AT_ONCE = 1 << 15
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SparkGraph:
+    """The attribution graph as a table: one row an example, with its id and its users.
+
+    Made by `attribute`. Nothing of it is ever collected to the driver but counts.
+
+    Attributes:
+      examples: id (bigint or string), users (array of bigint or string, nobody twice).
+      id_type: the type of the ids in the input, which results have too.
+      columns_read, num_unprotected_users: as in `AttributionGraph`.
+
+    Guarantees:
+      - `digest` is that of the `AttributionGraph` of the same data.   (test_certificate_is_the_local_one)
+    """
+
+    examples: "DataFrame" = dataclasses.field(repr=False)
+    id_type: "DataType"
+    columns_read: tuple[str, ...]
+    num_unprotected_users: int
+    checkpoints: Checkpoints = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def pairs(self) -> "DataFrame":
+        """id, user: one row a pair."""
+        from pyspark.sql import functions as F
+
+        return self.examples.select("id", F.explode("users").alias("user"))
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, int, int]:
+        """Examples, pairs, and examples without users."""
+        from pyspark.sql import functions as F
+
+        size = F.size("users")
+        row = self.examples.agg(F.count(F.lit(1)), F.sum(size.cast("bigint")), F.count_if(size == 0)).collect()[0]
+        return row[0], row[1] or 0, row[2]
+
+    @property
+    def num_examples(self) -> int:
+        return self.counts[0]
+
+    @property
+    def num_pairs(self) -> int:
+        return self.counts[1]
+
+    @functools.cached_property
+    def num_users(self) -> int:
+        """Users with at least one example; nobody else is in a table of pairs."""
+        return self.pairs.select("user").distinct().count()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest that `AttributionGraph.digest` has for the same data."""
+        from pyspark.sql import functions as F
+
+        text, key = F.col("id").cast("string"), F.col("user").cast("string")
+        pair = F.concat(F.lit("pair:"), F.octet_length(text).cast("string"), F.lit(":"), text, key)
+        return digests.finish(
+            "graph",
+            sum_rows(self.examples, F.concat(F.lit("example:"), text)),
+            sum_rows(self.pairs, pair),
+        )
+
+    def release(self) -> None:
+        """Removes the graph's files; neither it nor anything lazily made of it can be used afterwards."""
+        self.checkpoints.clear()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """What the workers need to know to attribute some rows."""
+
+    users: tuple[str, ...]
+    user: str | None
+    example_id: str
+    separator: str | None
+    rules: UserKeyRules
+    aliases: Aliases | None
+    types: dict[str, pa.DataType]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.users, *([] if self.user is None else [self.user])]
+
+
+def attribute(
+    data: "DataFrame",
+    users: str | Sequence[str] | None = None,
+    user: str | None = None,
+    example_id: str = "example_id",
+    separator: str | None = None,
+    *,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+    unprotected: Iterable[Any] = (),
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+) -> SparkGraph:
+    """The attribution graph of a Spark table, one example a row, or one (example, user) pair a row with `user=`.
+
+    Arguments are those of `from_table`, and so are the keys: the rules run as the same Python code on the executors,
+    which then need this package. Exact rules (`UserKeyRules.exact()`), and whole numbers as users, need no Python
+    there. Differences: ids are never row numbers, since a table on a cluster has no order; rows of one example need
+    not agree in their other columns, which are not read.
+
+    Args:
+      data: any Spark table; without `users` or `user`, its column `users` or else `user_id` is taken.
+      unprotected: keys of users to take out, as `AttributedExamples.without_users` does; the list must fit the driver.
+      checkpoint_dir: where the graph and the rounds of a selection are kept; the session's checkpoint directory by
+        default, for a local master a temporary folder.
+
+    Guarantees:
+      - The same ids, keys and pairs as on one machine.      (test_keys_are_the_local_ones)
+      - Bad rows are refused with the local sentences.       (test_bad_rows_are_refused)
+    """
+    spark = running_session(data)
+    if users is None and user is None and "users" not in data.columns and "user_id" in data.columns:
+        user = "user_id"
+    if users is not None and user is not None:
+        raise InputError("give users= (all users of a row) or user= (one pair a row), not both")
+    columns = [user] if user is not None else user_columns(users)
+    if not columns:
+        raise InputError("users= names no column; name at least one")
+    _check_columns(data, example_id, columns)
+    if user is not None and data.schema[user].dataType.typeName() == "array":
+        raise InputError(f"column {user!r} holds lists; name it with users= instead of user=")
+    rules = user_keys or UserKeyRules()
+    reading = _Reading(
+        users=() if user is not None else tuple(columns),
+        user=user,
+        example_id=example_id,
+        separator=separator,
+        rules=rules,
+        aliases=read_aliases(aliases),
+        types={name: _arrow_type(data, name) for name in (example_id, *columns)},
+    )
+    rows = _by_sql(data, reading) if _needs_no_python(data, reading) else _by_python(data, reading)
+    if user is not None:
+        rows = _joined_by_id(rows)
+    checkpoints = Checkpoints(spark, checkpoint_dir)
+    try:
+        examples = checkpoints.save(rows, "attributed")
+        _refuse_problems(examples, example_id, unique=user is None)
+        examples, gone = _without(examples.drop("problem"), list(unprotected), rules, checkpoints)
+    except BaseException:
+        checkpoints.clear()
+        raise
+    return SparkGraph(
+        examples=examples,
+        id_type=data.schema[example_id].dataType,
+        columns_read=(example_id, *columns),
+        num_unprotected_users=gone,
+        checkpoints=checkpoints,
+    )
+
+
+def as_graph(data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None) -> SparkGraph:
+    """A graph as it is, a table attributed by default rules."""
+    if isinstance(data, SparkGraph):
+        return data
+    if not hasattr(data, "sparkSession"):
+        raise InputError(f"data must be a Spark table or a SparkGraph, not {type(data).__name__}")
+    return attribute(data, checkpoint_dir=checkpoint_dir)
+
+
+def _check_columns(data: "DataFrame", example_id: str, columns: Sequence[str]) -> None:
+    for name in (example_id, *columns):
+        if data.columns.count(name) != 1:
+            found = ", ".join(map(repr, data.columns)) or "no columns"
+            remedy = "rename them" if name in data.columns else f"it has {found}: name one of them"
+            count = "several columns are named" if name in data.columns else "there is no column"
+            raise InputError(f"{count} {name!r}; {remedy}")
+    kind = data.schema[example_id].dataType.simpleString()
+    if kind not in (*_INTEGERS, "string"):
+        raise InputError(f"column {example_id!r} is {kind}; ids are whole numbers or text: cast the column to string")
+
+
+def _arrow_type(data: "DataFrame", name: str) -> pa.DataType:
+    kind = data.schema[name].dataType
+    listed = kind.typeName() == "array"
+    word = getattr(kind, "elementType", kind).simpleString()
+    if word not in (*_INTEGERS, "string", "void"):
+        raise InputError(
+            f"column {name!r} is {kind.simpleString()}; users are text, whole numbers, or lists of them: "
+            "name another column"
+        )
+    value = pa.int64() if word in _INTEGERS else pa.string() if word == "string" else pa.null()
+    return pa.list_(value) if listed else value
+
+
+def _needs_no_python(data: "DataFrame", reading: _Reading) -> bool:
+    kind = reading.types[reading.names[0]]
+    entry = kind.value_type if pa.types.is_list(kind) else kind
+    # The rules change no whole number, except those for names, to which a minus sign is punctuation.
+    numbers = pa.types.is_integer(entry) and not reading.rules.author_names
+    plain = len(reading.names) == 1 and reading.separator is None and reading.aliases is None
+    return plain and (numbers or (pa.types.is_string(entry) and reading.rules == UserKeyRules.exact()))
+
+
+def _internal(kind: pa.DataType) -> str:
+    return "bigint" if pa.types.is_integer(kind) else "string"
+
+
+def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
+    """id, users, problem, by Spark alone; users are given as they are."""
+    from pyspark.sql import functions as F
+
+    name = reading.names[0]
+    kind = reading.types[name]
+    entry = _internal(kind.value_type if pa.types.is_list(kind) else kind)
+    raw, own = F.col(f"`{name}`"), F.col(f"`{reading.example_id}`")
+    listed = raw if pa.types.is_list(kind) else F.array(raw)
+    place = F.concat(F.lit(f" in column {name!r} at the row with id "), own.cast("string"))
+    missing = "a null user" if pa.types.is_list(kind) else "no user"
+    problem = F.when(own.isNull(), F.lit(f"no id in column {reading.example_id!r}; fill it in"))
+    problem = problem.when(
+        listed.isNull(), F.concat(F.lit("no list of users"), place, F.lit("; give an empty list for nobody"))
+    )
+    problem = problem.when(
+        F.exists(listed, lambda one: one.isNull()),
+        F.concat(F.lit(missing), place, F.lit("; name the user or leave the entry out")),
+    )
+    if entry == "string":
+        problem = problem.when(
+            F.exists(listed, lambda one: one == ""),
+            F.concat(F.lit("a blank user"), place, F.lit("; name the user or leave the entry out")),
+        ).when(F.exists(listed, lambda one: ~F.is_valid_utf8(one)), F.lit(_not_utf8(name)))
+    if pa.types.is_string(reading.types[reading.example_id]):
+        problem = problem.when(~F.is_valid_utf8(own), F.lit(_not_utf8(reading.example_id)))
+    return data.select(
+        own.cast(_internal(reading.types[reading.example_id])).alias("id"),
+        F.array_distinct(listed.cast(f"array<{entry}>")).alias("users"),
+        problem.alias("problem"),
+    )
+
+
+def _not_utf8(name: str) -> str:
+    return f"column {name!r} is not UTF-8; mend it, or write the data anew"
+
+
+def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
+    """id, users, problem, by the code that one machine runs, on batches of rows."""
+    from pyspark.sql import functions as F
+
+    names = [reading.example_id, *reading.names]
+    wrong: Column = F.lit(None).cast("string")
+    for name in names:
+        kind, column = reading.types[name], F.col(f"`{name}`")
+        if pa.types.is_string(kind):
+            wrong = F.coalesce(wrong, F.when(~F.is_valid_utf8(column), F.lit(_not_utf8(name))))
+        elif pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+            bad = F.exists(column, lambda one: ~F.is_valid_utf8(one))
+            wrong = F.coalesce(wrong, F.when(bad, F.lit(_not_utf8(name))))
+    given = data.select(*(F.col(f"`{name}`") for name in names), wrong.alias("problem"))
+    schema = f"id {_internal(reading.types[reading.example_id])}, users array<string>, problem string"
+    attributed = given.rdd.mapPartitions(functools.partial(_attribute_rows, reading))
+    # The schema is right by construction; checking it row by row would double the time.
+    return given.sparkSession.createDataFrame(attributed, schema, verifySchema=False)
+
+
+def _attribute_rows(reading: _Reading, given: Iterable[Any]) -> Iterator[tuple[Any, Any, str | None]]:
+    """Runs on the executors: some rows to (id, keys, problem), by `attribute_table`."""
+    names, rows = [reading.example_id, *reading.names], iter(given)
+    while batch := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        problem = next((row[-1] for row in batch if row[-1] is not None), None)
+        if problem is not None:
+            yield None, None, problem
+            continue
+        table = pa.table(
+            {name: pa.array([row[at] for row in batch], reading.types[name]) for at, name in enumerate(names)}
+        )
+        if reading.user is None and (repeated := _first_repeated(table.column(0))) is not None:
+            yield None, None, _not_unique(reading.example_id, repeated)
+            continue
+        where = _PlaceById(table.column(0))
+        users: Any = None if reading.user is not None else list(reading.users)
+        if users is not None and len(users) == 1:
+            users = users[0]
+        try:
+            examples = attribute_table(
+                table, users, reading.user, reading.example_id, reading.separator,
+                user_keys=reading.rules, aliases=reading.aliases, where=where,
+            )  # fmt: skip
+        except InputError as error:
+            yield None, None, str(error)
+            continue
+        graph = examples.graph
+        keys = examples.user_keys.to_pylist()
+        ids = graph.ids_of(np.arange(graph.num_examples)).to_pylist()
+        bounds, owners = graph.indptr.tolist(), graph.users.tolist()
+        for at, own in enumerate(ids):
+            yield own, [keys[owner] for owner in owners[bounds[at] : bounds[at + 1]]], None
+
+
+class _PlaceById(Place):
+    """Rows on a cluster have no numbers: errors name their ids."""
+
+    def __init__(self, ids: pa.ChunkedArray):
+        super().__init__()
+        self.ids = ids
+
+    def row(self, number: int) -> str:
+        return f"the row with id {self.ids[number].as_py()!r}"
+
+
+def _joined_by_id(rows: "DataFrame") -> "DataFrame":
+    """Rows of one example become one."""
+    from pyspark.sql import functions as F
+
+    return rows.groupBy("id").agg(
+        F.array_distinct(F.flatten(F.collect_list("users"))).alias("users"),
+        F.first("problem", ignorenulls=True).alias("problem"),
+    )
+
+
+def _refuse_problems(examples: "DataFrame", example_id: str, *, unique: bool) -> None:
+    from pyspark.sql import functions as F
+
+    found = examples.where(F.col("problem").isNotNull()).select("problem").limit(1).collect()
+    if found:
+        raise InputError(found[0][0])
+    repeated = examples.groupBy("id").count().where("count > 1").select("id").limit(1).collect() if unique else []
+    if repeated:
+        raise InputError(_not_unique(example_id, repeated[0][0]))
+
+
+def _first_repeated(ids: pa.ChunkedArray) -> Any:
+    """An id that is there twice, or None; nulls are another problem."""
+    counts = ids.drop_null().value_counts()
+    twice = np.flatnonzero(np.asarray(counts.field("counts")) > 1)
+    return counts.field("values")[int(twice[0])].as_py() if len(twice) else None
+
+
+def _not_unique(example_id: str, repeated: Any) -> str:
+    return (
+        f"column {example_id!r} must be unique, but several rows have {repeated!r}; "
+        "make them unique, or read one pair a row with user=..."
+    )
+
+
+def _without(
+    examples: "DataFrame", unprotected: list[Any], rules: UserKeyRules, checkpoints: Checkpoints
+) -> tuple["DataFrame", int]:
+    """The examples without these users, and how many of them the data have."""
+    from pyspark.sql import functions as F
+
+    if not unprotected:
+        return examples, 0
+    wanted = rules.canonical([str(key) for key in unprotected]).unique().to_arrow()
+    listed = examples.sparkSession.createDataFrame(pa.table({"user": wanted.cast(pa.string())}))
+    gone = F.broadcast(listed.withColumn("gone", F.lit(True)))
+    pairs = examples.select("id", F.explode_outer("users").alias("own"))
+    marked = pairs.join(gone, F.col("own").cast("string") == F.col("user"), "left")
+    count = marked.where("gone").select("own").distinct().count()
+    kept = marked.groupBy("id").agg(F.collect_list(F.when(F.col("gone").isNull(), F.col("own"))).alias("users"))
+    saved = checkpoints.save(kept, "protected")
+    checkpoints.remove("attributed")
+    return saved, count

@@ -1,0 +1,142 @@
+"""The contribution certificate, counted on Spark: the certificate of one machine for the same graph and selection.
+
+Nothing here is shared with the rounds: S is joined with the attribution and counted.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+import coowned
+from coowned.attribution import digest as digests
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.selection.selector import Selector
+from coowned.spark.attribution import SparkGraph, as_graph
+from coowned.spark.checkpoints import Checkpoints
+from coowned.spark.digest import sum_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_MOST_COPIES = 1 << 24  # of one user; as on one machine
+
+
+def certify(
+    data: "DataFrame | SparkGraph",
+    selection: "DataFrame",
+    *,
+    selector: Selector | None = None,
+    seed: int | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+) -> ContributionCertificate:
+    """Recounts a selection on its graph.
+
+    Args:
+      data: the graph, or the table, that it was selected from.
+      selection: example_id, copies: a row for each selected example.
+      selector, seed: what made it, for the record; neither can be recounted.
+
+    Guarantees:
+      - The certificate, digests and all, that `coowned.certify` makes on one machine.
+        (test_certificate_is_the_local_one)
+      - An id that the data do not have, or twice, is refused.   (test_foreign_selections_are_refused)
+
+    Cost: a hash of every pair, a join of S with the examples, a count by user.
+    """
+    from pyspark.sql import functions as F
+
+    if not {"example_id", "copies"} <= set(getattr(selection, "columns", ())):
+        raise InputError("a selection on Spark is a table with the columns example_id and copies; give that")
+    graph = as_graph(data, checkpoint_dir)
+    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
+    try:
+        own = selection.select(F.col("example_id").cast("string").alias("text"), F.col("copies").cast("bigint"))
+        rows, size, most = _count_rows(own)
+        text = F.col("id").cast("string").alias("text")
+        joined = checkpoints.save(graph.examples.select(text, "users").join(own, "text"), "chosen")
+        _refuse_unknown(own, joined, rows)
+        copies = F.col("copies")
+        without = joined.where(F.size("users") == 0).agg(F.sum(copies)).collect()[0][0] or 0
+        levels = _levels(joined, graph.num_users)
+        row = F.concat(F.lit("copies:"), copies.cast("string"), F.lit(":"), F.col("text"))
+        selection_digest = digests.finish("selection", sum_rows(own, row))
+        return ContributionCertificate(
+            contribution_bound=max(len(levels) - 1, 0),
+            min_separation=None,
+            size=size,
+            num_distinct=rows,
+            most_copies_of_one_example=most,
+            num_copies_without_users=without,
+            copies_per_user=levels,
+            iterations=None,
+            batch_size=None,
+            groups=None,
+            group_sizes=None,
+            group_bounds=None,
+            group_copies_per_user=None,
+            num_examples=graph.num_examples,
+            num_users=graph.num_users,
+            num_unprotected_users=graph.num_unprotected_users,
+            columns_read=graph.columns_read,
+            graph_digest=graph.digest,
+            selection_digest=selection_digest,
+            selector={"name": "from-copies"} if selector is None else selector.settings(),
+            seed=seed,
+            upper_bound=None,
+            proven_optimal=False,
+            version=coowned.__version__,
+        )
+    finally:
+        checkpoints.clear()
+        if graph is not data:
+            graph.release()
+
+
+def _count_rows(own: "DataFrame") -> tuple[int, int, int]:
+    """Rows, copies in all, most copies of one."""
+    from pyspark.sql import functions as F
+
+    copies = F.col("copies")
+    wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
+    rows, bad, size, most = own.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
+    if bad:
+        raise InputError(
+            f"{bad} rows of the selection have no example_id, or copies that are not at least 1 and below 2^31; "
+            "write it again"
+        )
+    repeated = own.groupBy("text").count().where("count > 1").limit(1).collect()
+    if repeated:
+        raise InputError(
+            f"the example_id {repeated[0][0]!r} is in several rows of the selection; its copies belong in one row"
+        )
+    return rows, size or 0, most or 0
+
+
+def _refuse_unknown(own: "DataFrame", joined: "DataFrame", rows: int) -> None:
+    if joined.count() == rows:
+        return
+    stranger = own.join(joined.select("text"), "text", "left_anti").limit(1).collect()
+    named = repr(stranger[0][0]) if stranger else "one"
+    raise CertificateMismatchError(
+        f"example {named} of the selection is not in the data; give the data, and the example_id, that it was "
+        "selected from"
+    )
+
+
+def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:
+    """How many users are in 0, 1, … copies."""
+    from pyspark.sql import functions as F
+
+    per_user = joined.select(F.explode("users").alias("user"), "copies").groupBy("user").agg(F.sum("copies").alias("n"))
+    most = per_user.agg(F.max("n")).collect()[0][0] or 0
+    if most > _MOST_COPIES:
+        raise UncertifiableError(
+            f"a user is in {most:,} copies, beyond the {_MOST_COPIES:,} that can be certified; "
+            "select with a contribution bound"
+        )
+    if num_users == 0:
+        return ()
+    found = dict(map(tuple, per_user.groupBy("n").count().collect()))
+    found[0] = num_users - sum(found.values())
+    return tuple(found.get(level, 0) for level in range(most + 1))

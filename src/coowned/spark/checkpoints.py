@@ -1,0 +1,82 @@
+"""Tables between two steps, written where every executor can read them, so that no plan grows and no loss matters."""
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coowned.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+class Checkpoints:
+    """A folder of Parquet tables that belongs to one piece of work.
+
+    It lies in the session's checkpoint directory (`spark.checkpoint.dir`); a local master needs none and gets a
+    temporary folder. What is not removed before goes when the session's Java process ends.
+
+    Guarantees:
+      - What comes back from `save` is read from files: its plan is one scan.   (test_plans_are_truncated)
+      - `clear` leaves nothing of the folder.                                    (test_nothing_is_left_behind)
+    """
+
+    def __init__(self, spark: "SparkSession", directory: str | os.PathLike[str] | None = None):
+        self.spark = spark
+        base = _base_directory(spark, directory)
+        self.root = f"{base.rstrip('/')}/coowned-{uuid.uuid4().hex}"
+
+    def save(self, table: "DataFrame", name: str) -> "DataFrame":
+        """Writes a table and gives it back as what was written."""
+        table.write.parquet(f"{self.root}/{name}")
+        file_system, path = hadoop_path(self.spark, self.root)
+        file_system.deleteOnExit(path)
+        return self.read([name], table.schema)
+
+    def read(self, names: Iterable[str], schema: "StructType") -> "DataFrame":
+        """The rows of all these tables as one."""
+        return self.spark.read.schema(schema).parquet(*(f"{self.root}/{name}" for name in names))
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            file_system, path = hadoop_path(self.spark, f"{self.root}/{name}")
+            file_system.delete(path, True)
+
+    def clear(self) -> None:
+        """Removes every table; what was read from them can no longer be used."""
+        file_system, path = hadoop_path(self.spark, self.root)
+        file_system.delete(path, True)
+
+
+def hadoop_path(spark: "SparkSession", place: str) -> tuple[Any, Any]:
+    """The file system a place is on, and the place, as Hadoop's own objects."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(place)
+    return path.getFileSystem(context._jsc.hadoopConfiguration()), path
+
+
+def running_session(table: "DataFrame") -> "SparkSession":
+    """The session of a table; Spark Connect is refused, which has neither checkpoint folders nor a file system."""
+    spark = table.sparkSession
+    if not hasattr(spark, "_jsc"):
+        raise InputError("this table belongs to Spark Connect; use a session with a driver of its own")
+    return spark
+
+
+def _base_directory(spark: "SparkSession", directory: str | os.PathLike[str] | None) -> str:
+    if directory is not None:
+        given = str(directory)
+        return given if "://" in given else Path(given).resolve().as_uri()
+    configured = spark.sparkContext.getCheckpointDir()
+    if configured is not None:
+        return configured
+    if not (spark.sparkContext.master or "").startswith("local"):
+        raise InputError(
+            "a cluster needs a place for checkpoints that every executor can reach; set spark.checkpoint.dir, "
+            "or give checkpoint_dir="
+        )
+    return Path(tempfile.gettempdir()).resolve().as_uri()

@@ -1,0 +1,280 @@
+"""Selection on Spark: the S of one machine, found by rounds of votes."""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.selection.bias_mitigating import BiasMitigating
+from coowned.selection.greedy import Greedy
+from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
+from coowned.selection.selector import Progress, Selector
+from coowned.spark import rounds
+from coowned.spark.attribution import SparkGraph, as_graph
+from coowned.spark.checkpoints import Checkpoints
+from coowned.spark.order import interleaved, ordered
+from coowned.spark.residue import finish_locally
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+RESIDUE = 1_000_000
+"""Pairs at which the driver takes over: some tens of megabytes there, and less time than a round."""
+
+HEAVY_USER = 100_000
+"""Examples of a user above which no task sees all of them."""
+
+_Supported = Greedy | GreedyWithDuplicates | BiasMitigating
+
+
+def select(
+    data: "DataFrame | SparkGraph",
+    selector: Selector,
+    *,
+    seed: int = 0,
+    residue: int = RESIDUE,
+    progress: Progress | None = None,
+    heavy_user: int = HEAVY_USER,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+) -> "DataFrame":
+    """The examples a selector chooses, as a table `example_id, copies`; only what is chosen has a row.
+
+    Args:
+      data: a graph made by `attribute`, or a table that its defaults fit (`example_id` with `users` or `user_id`).
+      selector: `Greedy`, `GreedyWithDuplicates` or `BiasMitigating`, with ties="hash".
+      seed: public; the same seed gives the same S, on one machine too.
+      residue: when no more than this many pairs are undecided, the driver collects and finishes them; 0 never does.
+      progress: called after every round as progress(done, message).
+      heavy_user: a user in more examples than this has her votes found in several parts, on several executors.
+      checkpoint_dir: where the tables between two rounds are kept; as in `attribute`.
+
+    Guarantees:
+      - S is the one that `selector.select` finds on one machine.       (test_equals_one_machine, test_interleaving)
+      - Neither partitioning nor lost executors change it.              (test_partitioning_changes_nothing,
+                                                                         test_killed_executor_changes_nothing)
+      - No task sees all pairs of a heavy user.                         (test_heavy_users_are_spread)
+      - Plans do not grow from round to round, and nothing stays cached. (test_plans_are_truncated,
+                                                                         test_nothing_is_left_behind)
+
+    Cost: as many rounds as the order's dependencies are deep (see docs/spark.md), each with two shuffles of the
+    undecided pairs. What it is not: fast on one machine, where the local engine takes a fraction of the time.
+
+    References: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622; the rounds are those of Blelloch, Fineman and
+    Shun (2012), https://arxiv.org/abs/1202.3205, for hypergraphs with capacities.
+    """
+    supported = check_selector(selector)
+    validate.seed(seed)
+    validate.integer(at_least=0, at_most=1 << 31, residue=residue)
+    validate.positive(heavy_user=heavy_user)
+    graph = as_graph(data, checkpoint_dir)
+    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
+    try:
+        _check_unattributed(graph, supported)
+        voting = _Voting(
+            graph=graph,
+            selector=supported,
+            seed=int(seed),
+            residue=residue,
+            heavy_user=heavy_user,
+            report=progress or _silent,
+            checkpoints=checkpoints,
+        )
+        result = _result(graph, supported, voting.run(), checkpoints)
+    except BaseException:
+        checkpoints.clear()
+        raise
+    finally:
+        if graph is not data:
+            graph.release()
+    if progress is not None:
+        progress(1.0, "selected")
+    return result
+
+
+def check_selector(selector: Selector) -> _Supported:
+    """The selector itself; one that does not run on Spark, or not with these settings, is refused."""
+    if not isinstance(selector, _Supported):
+        named = getattr(selector, "name", type(selector).__name__)
+        raise InputError(
+            f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates and bias-mitigating do: "
+            "choose one of them, or the local engine"
+        )
+    if selector.ties != "hash":
+        raise InputError('ties="input" means nothing on Spark, whose tables have no order; leave it at "hash"')
+    return selector
+
+
+def _check_unattributed(graph: SparkGraph, selector: _Supported) -> None:
+    empty = graph.counts[2]
+    if selector.unattributed == "error" and empty:
+        raise InputError(
+            f'{empty} examples have no users; unattributed="drop" leaves them out, unattributed="keep" takes each '
+            "once without protection for anybody"
+        )
+
+
+def _result(graph: SparkGraph, selector: _Supported, chosen: "DataFrame", checkpoints: Checkpoints) -> "DataFrame":
+    """The chosen examples and, where they are kept, those without users, as the only files left."""
+    from pyspark.sql import functions as F
+
+    table = chosen.select("id", "copies")
+    if not isinstance(selector, Greedy):  # an example that several passes took has several rows
+        table = table.groupBy("id").agg(F.max("copies").alias("copies"))
+    if selector.unattributed == "keep":
+        kept = graph.examples.where(F.size("users") == 0).select("id", F.lit(1).alias("copies"))
+        table = table.unionByName(kept)
+    named = table.select(F.col("id").cast(graph.id_type).alias("example_id"), F.col("copies").cast("int"))
+    saved = checkpoints.save(named, "selected")
+    checkpoints.remove("rounds")
+    return saved
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Voting:
+    """The loop over passes and rounds."""
+
+    graph: SparkGraph
+    selector: _Supported
+    seed: int
+    residue: int
+    heavy_user: int
+    report: Progress
+    checkpoints: Checkpoints
+
+    def run(self) -> "DataFrame":
+        """id, copies of every winner; an example that several passes took has several rows."""
+        graph, checkpoints, selector = self.graph, self.checkpoints, self.selector
+        self.report(0.0, f"{graph.num_examples:,} examples, {graph.num_pairs:,} pairs")
+        heavy = None
+        if graph.num_pairs > max(self.residue, self.heavy_user):
+            heavy = rounds.find_heavy(graph.pairs, self.heavy_user, checkpoints)
+        electorate = rounds.Electorate(contribution_bound=selector.contribution_bound, heavy=heavy)
+        if isinstance(selector, BiasMitigating):
+            undecided = interleaved(graph.examples, self.seed, selector, checkpoints)
+            passes = selector.contribution_bound if selector.allow_duplicates else 1
+        else:
+            undecided = ordered(graph.examples, self.seed)
+            passes = selector.contribution_bound if isinstance(selector, GreedyWithDuplicates) else 1
+        user = graph.examples.schema["users"].dataType.elementType.simpleString()  # type: ignore[union-attr]
+        taken = checkpoints.spark.createDataFrame([], f"user {user}, copies int, new boolean")
+        won: list[str] = []  # the tables of winners of all passes
+        last_won: list[str] = []
+        for number in range(1, passes + 1):
+            if number > 1:
+                undecided = self._next_pass(number, last_won, taken, electorate)
+            last_won, taken, over = self._run_pass(number, passes, undecided, taken, electorate)
+            won += last_won
+            if over or not last_won:
+                break
+        return checkpoints.read(won, _winners_schema(graph)) if won else _no_winners(graph)
+
+    def _next_pass(
+        self, number: int, last_won: list[str], taken: "DataFrame", electorate: rounds.Electorate
+    ) -> "DataFrame":
+        """What the last pass took, where every user still has room: no other example can be taken again."""
+        candidates = self.checkpoints.read(last_won, _winners_schema(self.graph)).drop("copies")
+        ballots = rounds.cast_ballots(candidates, electorate)
+        full = rounds.full_users(taken, electorate, new=False)
+        return self.checkpoints.save(
+            rounds.drop_decided(candidates, ballots, full, None, electorate), f"rounds/{number}/0/undecided"
+        )
+
+    def _run_pass(
+        self, number: int, passes: int, undecided: "DataFrame", taken: "DataFrame", electorate: rounds.Electorate
+    ) -> "tuple[list[str], DataFrame, bool]":
+        """Rounds until all is decided: the tables of winners, the copies of each user, and whether no pass follows."""
+        won: list[str] = []
+        examples, pairs = _size(undecided)
+        at_first, count = max(pairs, 1), 0
+        title = "round" if passes == 1 else f"pass {number}, round"
+        while pairs:
+            count += 1
+            folder = f"rounds/{number}/{count}"
+            won.append(f"{folder}/winners")
+            if pairs <= self.residue:
+                self.report(
+                    _done(number, passes, 1.0), f"{title} {count}: {pairs:,} pairs left, finished on the driver"
+                )
+                winners = self._finish(undecided, taken, number, won[-1], to_the_end=count == 1 and number < passes)
+                if passes > number and count > 1:
+                    taken = self.checkpoints.save(rounds.add_taken(taken, winners), f"{folder}/taken")
+                return won, taken, count == 1
+            undecided, taken = self._run_round(folder, number, undecided, taken, electorate)
+            before = examples
+            examples, pairs = _size(undecided)
+            self.checkpoints.remove(*(f"rounds/{number}/{count - 1}/{name}" for name in ("undecided", "taken")))
+            self.report(
+                _done(number, passes, 1 - pairs / at_first),
+                f"{title} {count}: {before - examples:,} examples decided, {examples:,} undecided ({pairs:,} pairs)",
+            )
+        return won, taken, False
+
+    def _run_round(
+        self, folder: str, number: int, undecided: "DataFrame", taken: "DataFrame", electorate: rounds.Electorate
+    ) -> "tuple[DataFrame, DataFrame]":
+        """What is undecided and what each user has after one round."""
+        from pyspark import StorageLevel
+        from pyspark.sql import functions as F
+
+        save = self.checkpoints.save
+        ballots = rounds.cast_ballots(undecided, electorate).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            votes = rounds.count_votes(ballots, taken, electorate)
+            winners = save(votes.withColumn("copies", F.lit(number)), f"{folder}/winners")
+            taken = save(rounds.add_taken(taken, winners), f"{folder}/taken")
+            full = rounds.full_users(taken, electorate, new=True)
+            left = rounds.drop_decided(undecided, ballots, full, winners, electorate)
+            return save(left, f"{folder}/undecided"), taken
+        finally:
+            ballots.unpersist(blocking=True)
+
+    def _finish(
+        self, undecided: "DataFrame", taken: "DataFrame", number: int, name: str, *, to_the_end: bool
+    ) -> "DataFrame":
+        table = finish_locally(
+            undecided,
+            taken,
+            contribution_bound=self.selector.contribution_bound,
+            copies=number,
+            to_the_end=to_the_end,
+        )
+        return self.checkpoints.save(self.checkpoints.spark.createDataFrame(table, _winners_schema(self.graph)), name)
+
+
+def _size(undecided: "DataFrame") -> tuple[int, int]:
+    """Examples and pairs."""
+    from pyspark.sql import functions as F
+
+    row = undecided.agg(F.count(F.lit(1)), F.sum(F.col("num_users").cast("bigint"))).collect()[0]
+    return row[0], row[1] or 0
+
+
+def _winners_schema(graph: SparkGraph) -> "StructType":
+    from pyspark.sql import types as T
+
+    fields = {field.name: field.dataType for field in graph.examples.schema}
+    return T.StructType(
+        [
+            T.StructField("id", fields["id"]),
+            T.StructField("users", fields["users"]),
+            T.StructField("num_users", T.IntegerType()),
+            T.StructField("first", T.LongType()),
+            T.StructField("second", T.LongType()),
+            T.StructField("copies", T.IntegerType()),
+        ]
+    )
+
+
+def _no_winners(graph: SparkGraph) -> "DataFrame":
+    return graph.checkpoints.spark.createDataFrame([], _winners_schema(graph))
+
+
+def _done(number: int, passes: int, share: float) -> float:
+    """The finished part of the work; how many passes will follow is not known."""
+    return share if passes == 1 else 1 - 0.5 ** (number - 1) + 0.5**number * share
+
+
+def _silent(done: float, message: str) -> None:
+    pass

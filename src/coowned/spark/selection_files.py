@@ -1,0 +1,98 @@
+"""S as a folder of Parquet files with its certificate beside it; both appear whole or not at all."""
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet
+
+from coowned.attribution.table_files import files_of
+from coowned.certificate import ContributionCertificate
+from coowned.errors import InputError
+from coowned.files import whole_files
+from coowned.spark.checkpoints import hadoop_path, running_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def write_selection(
+    selection: "DataFrame", certificate: ContributionCertificate, path: str | os.PathLike[str]
+) -> tuple[str, str]:
+    """Writes `example_id, copies` to a folder S.parquet and the certificate to S.certificate.json beside it.
+
+    Args:
+      path: a folder on a disk that driver and executors share, or an address of any file system that Spark knows
+        (hdfs://…, s3a://…, file:///…). Parquet files that are there already, whole or not, are replaced.
+
+    Guarantees:
+      - Under the names given there is what was there before, or all of the new.   (test_appears_whole)
+      - What a crash left half-written is replaced, and never read.                 (test_half_written_is_replaced)
+
+    Returns both places.
+    """
+    spark = running_session(selection)
+    place = os.fspath(path)
+    if "://" in place:
+        return _write_by_spark(spark, selection, certificate, place)
+    target = Path(place)
+    beside = target.with_name(f"{target.stem}.certificate.json")
+    with whole_files(target, beside) as (folder, file):
+        write_parts(selection, certificate, folder)
+        file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+    return str(target), str(beside)
+
+
+def write_parts(selection: "DataFrame", certificate: ContributionCertificate, folder: Path) -> None:
+    """Writes the parts to a folder of this machine, and looks whether they are there."""
+    selection.write.parquet(folder.resolve().as_uri(), compression="zstd")
+    # Executors without a shared disk would have written to disks of their own.
+    found = 0
+    with contextlib.suppress(InputError):
+        found = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files_of(folder, (".parquet",)))
+    if found != certificate.num_distinct:
+        raise InputError(
+            f"{folder.name}: {found:,} of {certificate.num_distinct:,} rows arrived; name a folder that the driver "
+            "and every executor share, or an address such as hdfs://…"
+        )
+
+
+def _write_by_spark(spark, selection: "DataFrame", certificate: ContributionCertificate, place: str) -> tuple[str, str]:
+    """On any file system: all under hidden names, then renamed."""
+    place = place.rstrip("/")
+    parent, _, name = place.rpartition("/")
+    beside = f"{parent}/{name.removesuffix('.parquet')}.certificate.json"
+    hidden = f"{parent}/.{name}.{uuid.uuid4().hex}"
+    system, target = hadoop_path(spark, place)
+    old = hadoop_path(spark, f"{hidden}/replaced")[1]
+    try:
+        if system.exists(target) and system.getFileStatus(target).isDirectory():
+            for status in system.listStatus(target):
+                found = status.getPath().getName()
+                if not found.endswith(".parquet") and found[0] not in "._":
+                    raise InputError(f"{place}: a folder that holds other things ({found}); name another place")
+        selection.write.parquet(f"{hidden}/{name}", compression="zstd")
+        stream = system.create(hadoop_path(spark, f"{hidden}/certificate")[1], True)
+        stream.write(bytearray((certificate.to_json() + "\n").encode()))
+        stream.close()
+        # A certificate without its S is refused by every reader; an S with the certificate of another is too.
+        if system.exists(target):
+            _rename(system, target, old, place)
+        _rename(system, hadoop_path(spark, f"{hidden}/{name}")[1], target, place)
+        new = hadoop_path(spark, beside)[1]
+        system.delete(new, False)
+        _rename(system, hadoop_path(spark, f"{hidden}/certificate")[1], new, beside)
+    except BaseException:
+        if system.exists(old) and not system.exists(target):
+            system.rename(old, target)
+        raise
+    finally:
+        system.delete(hadoop_path(spark, hidden)[1], True)
+    return place, beside
+
+
+def _rename(system, source, target, place: str) -> None:
+    if not system.rename(source, target):
+        raise InputError(f"{place}: the file system did not let it take its place; check who may write there")

@@ -1,0 +1,122 @@
+"""A Spark session that is quiet, and one sentence where a machine has no Spark."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coowned.errors import InputError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_OLDEST_JAVA = 17
+_REMEDY = (
+    f"the Spark engine needs the extra (pip install 'coowned[spark]') and Java {_OLDEST_JAVA} or newer "
+    "(a JDK or JRE on the PATH or in JAVA_HOME)"
+)
+
+
+def check_machine() -> None:
+    """Refuses, in one sentence that says what to install, a machine without pyspark or without a new enough Java."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise InputError(f"pyspark is not installed; {_REMEDY}")
+    java = _find_java()
+    if java is None:
+        raise InputError(f"no Java was found; {_REMEDY}")
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{java} does not run ({error}); {_REMEDY}") from None
+    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if version is None or int(version[1]) < _OLDEST_JAVA:
+        found = "of an unknown version" if version is None else f"Java {version[1]}"
+        raise InputError(f"{java} is {found}; {_REMEDY}")
+
+
+@contextlib.contextmanager
+def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession]":
+    """The running Spark session, or else one started here for this master and stopped at the end.
+
+    A started one has no web page and logs errors only; with a `local` master it also listens on this machine alone,
+    has a quarter of its memory, and runs Python workers with this interpreter.
+
+    Args:
+      master: as Spark writes it (local[*], spark://host:7077, yarn, …); None for what Spark is configured for, else
+        local[*].
+      options: further settings, with __ for the dots (spark__executor__memory="4g").
+    """
+    check_machine()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    chosen = master or os.environ.get("MASTER") or "local[*]"
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings |= _local_settings() if chosen.startswith("local") else {"spark.log.level": "ERROR"}
+    settings |= {name.replace("__", "."): str(value) for name, value in options.items()}
+    builder = SparkSession.builder.master(chosen).appName("coowned")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        with warnings.catch_warnings():  # the package uses no pandas, whatever of it is installed
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+            started = builder.getOrCreate()
+    except Exception as error:
+        if not isinstance(error, PySparkException) and not type(error).__module__.startswith("py4j"):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"Spark did not start on {chosen} ({reason}); check --master, and that {_REMEDY}") from error
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@contextlib.contextmanager
+def spark_errors(place: str) -> Iterator[None]:
+    """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        text = " ".join(str(error).split())
+        blame = re.search(
+            r"\[((?:MALFORMED|FAILED_READ_FILE|CANNOT_READ|UNABLE_TO_INFER|PATH_NOT_FOUND)[\w.]*)\]", text
+        )
+        if blame is not None:
+            raise InputError(f"{place}: Spark cannot read it ({text[blame.start() :][:200]}); write it anew") from error
+        raise OSError(f"{place}: Spark failed ({text[:300]})") from error
+
+
+def _local_settings() -> dict[str, str]:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the first python3 on the PATH, without this package
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 >> 20 if hasattr(os, "sysconf") else 2048
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": f"{max(memory, 1024)}m",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
+        "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),
+    }
+
+
+def _find_java() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        return shutil.which("java", path=str(Path(home) / "bin"))
+    return shutil.which("java")

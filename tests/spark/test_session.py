@@ -1,0 +1,78 @@
+"""A machine without Spark is told what to install."""
+
+import importlib.util
+import shutil
+
+import pytest
+
+import coowned as co
+from coowned import spark as spark_package
+from coowned.cli.main import run
+from coowned.spark.session import check_machine, session
+
+
+def refusal(capsys, tmp_path):
+    (tmp_path / "pairs.csv").write_text("id,users\n1,ann\n")
+    code = run(
+        f"select {tmp_path / 'pairs.csv'} --example-id id --contribution-bound 1 --engine spark".split()
+        + f"-o {tmp_path / 'S.parquet'}".split()
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.csv"]
+    return code, capsys.readouterr().err
+
+
+def test_without_the_extra(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    code, said = refusal(capsys, tmp_path)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "pyspark is not installed" in said
+    assert "pip install 'coowned[spark]'" in said
+
+
+def test_without_java(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: object())
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    code, said = refusal(capsys, tmp_path)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "no Java was found" in said
+    assert "Java 17 or newer" in said
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("echo 'openjdk version \"11.0.2\"' >&2", "is Java 11"),
+        ("echo 'java version \"1.8.0_301\"' >&2", "is Java 8"),
+        ("echo hello", "is of an unknown version"),
+    ],
+)
+def test_old_java(monkeypatch, tmp_path, answer, message):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: object())
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text(f"#!/bin/sh\n{answer}\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(co.InputError, match=f"{message}; the Spark engine needs"):
+        check_machine()
+
+
+@pytest.mark.full
+def test_a_running_session_is_used(spark):
+    with session("local[7]") as found:
+        assert found is spark or found.sparkContext is spark.sparkContext
+    assert spark.range(3).count() == 3  # and not stopped
+    assert spark_package.session is session
+
+
+@pytest.mark.full
+def test_a_cluster_needs_a_place_for_checkpoints(spark, monkeypatch):
+    from coowned.spark.checkpoints import Checkpoints
+
+    monkeypatch.setattr(spark.sparkContext, "master", "spark://head:7077")
+    with pytest.raises(co.InputError, match=r"set spark\.checkpoint\.dir"):
+        Checkpoints(spark)
+    assert Checkpoints(spark, "hdfs://head/tmp").root.startswith("hdfs://head/tmp/coowned-")
