@@ -244,7 +244,7 @@ def _accuracy(folder: Path) -> float:
 def _audit(folder: Path) -> dict[str, Any]:
     from coowned.audit.run_audit import audit_run
 
-    found = audit_run(folder, seconds=10.0)
+    found = audit_run(folder, seconds=6.0)
     return {"holds": found.holds, "verdict": found.verdict(), "epsilon_lower_bound": found.epsilon_lower_bound}
 
 
