@@ -12,7 +12,8 @@ from tests.audit import planted_bugs
 
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
-from coowned.audit.run_audit import FORMAT, audit_run
+from coowned.audit.canaries import CanaryAudit
+from coowned.audit.run_audit import FORMAT, audit_run, store_canaries
 from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.errors import CertificateMismatchError, InputError
@@ -133,3 +134,26 @@ def test_run_without_a_guarantee_is_refused(tmp_path):
         audit_run(tmp_path)
     with pytest.raises(InputError, match="not a folder"):
         audit_run(tmp_path / "nowhere")
+
+
+def test_canaries_are_kept_beside_the_mechanism(tmp_path):
+    folder = write(tmp_path, claim())
+    audit_run(folder, trials=1000, seed=0)
+    found = CanaryAudit(
+        epsilon_lower_bound=0.1,
+        gaussian_lower_bound=0.2,
+        claimed_epsilon=1.0,
+        gaussian_claim=1.1,
+        delta=1e-5,
+        alpha=1e-3,
+        canaries=100,
+        included=49,
+        area_under_curve=0.5,
+    )
+    store_canaries(folder, found)
+    stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+    assert stored["canaries"]["epsilon_lower_bound"] == 0.1
+    assert stored["canaries"]["claim_holds"] is True
+    assert stored["audits_run"] == 1  # the mechanism's entries are still there
+    assert audit_run(folder, trials=1000, seed=1).audits_run == 2
+    assert json.loads((folder / "audit.json").read_text(encoding="utf-8"))["canaries"] == stored["canaries"]

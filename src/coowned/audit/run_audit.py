@@ -14,6 +14,7 @@ from coowned import validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.audited_parts import AuditedParts
+from coowned.audit.canaries import CanaryAudit
 from coowned.audit.checks import CheckedLaw
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.mechanism_audit import ALPHA, TRIALS, MechanismAudit, audit_mechanism
@@ -184,6 +185,18 @@ def audit_run(
     content = {name: value for name, value in earlier.items() if name == "canaries"} | audit.to_dict()
     RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=0o644)
     return audit
+
+
+def store_canaries(path: str | os.PathLike[str], found: CanaryAudit) -> None:
+    """Puts an audit with canaries into RUN/audit.json, beside that of the mechanism if there is one.
+
+    Guarantees:
+      - What else is in the file stays.   (test_canaries_are_kept_beside_the_mechanism)
+    """
+    folder = Path(path)
+    read_claim(folder)
+    content = {"format": FORMAT} | _earlier(folder) | {"canaries": found.to_dict()}
+    RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=0o600)
 
 
 def read_claim(folder: Path) -> PrivacyGuarantee:
