@@ -1,11 +1,12 @@
 """`coowned select`: S and its certificate, or nothing."""
 
 import json
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from coowned import ContributionCertificate, Greedy, read_csv
+from coowned import ContributionCertificate, Greedy, InputError, read_csv
 from coowned.cli import select as module
 from coowned.cli.main import run
 
@@ -169,3 +170,9 @@ def test_every_selector_can_be_named():
     offered = str(inspect.signature(module.run).parameters["selector"].annotation.__metadata__[0].help)
     for word in CLASSES:
         assert word in offered
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+def test_a_folder_is_not_a_selection(place):
+    with pytest.raises(InputError, match="name a file"):
+        module.certificate_path_of(Path(place))

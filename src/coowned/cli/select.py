@@ -183,6 +183,8 @@ def _refuse_to_overwrite(source: "DataSource", outputs: tuple[Path, ...]) -> Non
 
 def certificate_path_of(selection: Path) -> Path:
     """S.parquet has its certificate in S.certificate.json."""
+    if not selection.name:
+        raise InputError(f"{selection}: a folder, not a selection; name a file such as S.parquet")
     return selection.with_name(f"{selection.stem}.certificate.json")
 
 
