@@ -157,3 +157,4 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
     assert stored["audits_run"] == 1  # the mechanism's entries are still there
     assert audit_run(folder, trials=1000, seed=1).audits_run == 2
     assert json.loads((folder / "audit.json").read_text(encoding="utf-8"))["canaries"] == stored["canaries"]
+    assert (folder / "audit.json").stat().st_mode & 0o077 == 0  # learned from the data

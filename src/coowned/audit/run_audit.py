@@ -183,7 +183,8 @@ def audit_run(
         repeatable=seed is not None and trials is not None,
     )
     content = {name: value for name, value in earlier.items() if name == "canaries"} | audit.to_dict()
-    RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=0o644)
+    mode = 0o600 if "canaries" in content else 0o644  # what canaries found was learned from the data
+    RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=mode)
     return audit
 
 

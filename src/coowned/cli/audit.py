@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.errors import CertificateMismatchError
+from coowned.errors import CertificateMismatchError, InputError
 
 if TYPE_CHECKING:
+    from coowned.audit.canaries import CanaryAudit
     from coowned.audit.run_audit import RunAudit
+    from coowned.training.config import TrainConfig
 
 
 def run(
@@ -22,6 +24,11 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="With --trials: makes the audit repeatable (default: fresh keys).")
     ] = None,
+    canaries: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG.toml", help="The run's configuration: trains it once more with canary users."),
+    ] = None,
+    canary_users: Annotated[int, typer.Option(metavar="N", help="How many, with --canaries.")] = 200,
     json: Annotated[bool, typer.Option("--json", help="What is in audit.json, on stdout.")] = False,
 ) -> None:
     """Tries to break the claim of a run's mechanism; exit code 1 where it breaks.
@@ -29,22 +36,59 @@ def run(
     Drives the real sampler, clipper and noise with worst-case users and compares the whole curve of epsilon and delta
     with the claim. Keys are the audit's own: nothing of the run's secret key or data is used. Writes RUN/audit.json.
 
+    With --canaries it also trains once more on the data, with users who do not exist, each in or out by a fair coin,
+    and says what the model gives away about them. That is learned from the data: the guarantee does not cover it.
+
     Examples:
 
         coowned audit RUN
 
         coowned audit RUN --trials 500000 --alpha 1e-6
+
+        coowned audit RUN --canaries run.toml
     """
     from coowned.audit.run_audit import audit_run
 
+    if canary_users < 10:
+        raise InputError(f"--canary-users must be at least 10, not {canary_users}")
+    config = None
+    if canaries is not None:
+        from coowned.training.config import TrainConfig
+
+        config, alpha = TrainConfig.read(canaries), alpha / 2  # a half for each audit
     with show.progress("auditing"):
         found = audit_run(folder, alpha=alpha, trials=trials, seconds=seconds, seed=seed)
+    known = None if config is None else _with_canaries(folder, config, canary_users, alpha, seed)
     if json:
-        show.as_json(found.to_dict())
+        show.as_json(found.to_dict() | ({} if known is None else {"canaries": known.to_dict()}))
     else:
         _show(found, folder)
+        if known is not None:
+            _show_canaries(known)
+        show.written(folder / "audit.json")
     if not found.holds:
         raise CertificateMismatchError(f"{folder}: {found.verdict()}")
+    if known is not None and not known.claim_holds:
+        raise CertificateMismatchError(f"{folder}: the claim is broken: a trained model knows its canaries too well")
+
+
+def _with_canaries(folder: Path, config: "TrainConfig", count: int, alpha: float, seed: int | None) -> "CanaryAudit":
+    from coowned.audit.configured_canaries import audit_configured_run
+
+    with show.progress("training with canaries"):
+        return audit_configured_run(folder, config, canaries=count, alpha=alpha, seed=seed)
+
+
+def _show_canaries(known: "CanaryAudit") -> None:
+    show.line()
+    show.line(
+        f"canaries: {known.included} of {known.canaries} made-up users were in; of two, one in and one out, the model "
+        f"tells which with probability {known.area_under_curve:.3f}"
+    )
+    show.line(
+        f"epsilon is at least {known.epsilon_lower_bound:.3f} ({known.gaussian_lower_bound:.3f} if the leak is "
+        f"Gaussian); claimed: {known.claimed_epsilon:.3f}. Learned from the data: not covered by the guarantee."
+    )
 
 
 def _show(found: "RunAudit", folder: Path) -> None:
@@ -84,4 +128,3 @@ def _show(found: "RunAudit", folder: Path) -> None:
         show.line("The run's key came from a given seed: it promises nothing, whatever its mechanism is worth.")
     show.line(found.verdict())
     show.line(NOT_SEEN)
-    show.written(folder / "audit.json")

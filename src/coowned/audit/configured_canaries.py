@@ -1,0 +1,97 @@
+"""The audit with canaries for a run of `coowned train`: its configuration trained once more, with made-up users."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from coowned.audit.canaries import CanaryAudit, CanaryContent, audit_with_canaries, feature_canaries, token_canaries
+from coowned.audit.run_audit import read_claim, store_canaries
+from coowned.errors import InputError
+from coowned.mechanism.keys import RunKey
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import make_plan
+from coowned.training.model import Model
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.splits import split_examples
+from coowned.training.tasks import make_task
+
+_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not at once known by heart
+
+
+def audit_configured_run(
+    path: str | os.PathLike[str],
+    config: TrainConfig,
+    *,
+    canaries: int = 200,
+    alpha: float = 1e-3,
+    seed: int | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> CanaryAudit:
+    """Trains the run's configuration once more with canary users, and keeps what that proves in RUN/audit.json.
+
+    The model it trains is thrown away. What it finds was learned from the data: no guarantee covers it.
+
+    Guarantees:
+      - Another configuration than the run's is refused.   (test_another_configuration_is_refused)
+      - Every canary user has as many examples as the run's bound allows.   (test_canaries_of_a_run)
+    Cost: one training.
+
+    Args:
+      path: the folder of the run.
+      config: the run's configuration, read from where its data can be found.
+      canaries: how many canary users.
+      alpha: probability that an honest run is accused.
+      seed: makes it repeatable, for tests; without it keys are the operating system's.
+      announce: told what is being done.
+
+    Example:
+      >>> audit_configured_run("RUN", TrainConfig.read("run.toml"))  # doctest: +SKIP
+    """
+    made = read_claim(Path(path))
+    _refuse_another(Path(path), config)
+    announce("reading")
+    task = make_task(config, config.source().read())
+    data = task.data.subset(split_examples(task.graph, config.splits)["train"])
+    run_key, coins = (
+        (RunKey.from_operating_system(), RunKey.from_operating_system())
+        if seed is None
+        else (RunKey.from_seed(2 * seed), RunKey.from_seed(2 * seed + 1))
+    )
+    clip_norm = config.mechanism.clip_norm
+    assert clip_norm is not None  # a run with a guarantee has one
+    announce("training with canaries")
+    found = audit_with_canaries(
+        task.model,
+        data,
+        lambda graph: make_plan(config, graph, run_key),
+        lambda count: _content(task.model, count, _LENGTH * clip_norm),
+        canaries=canaries,
+        per_user=made.certificate.contribution_bound,
+        alpha=alpha,
+        initial=task.initial,
+        coins=coins,
+    )
+    store_canaries(path, found)
+    return found
+
+
+def _refuse_another(folder: Path, config: TrainConfig) -> None:
+    try:
+        text = (folder / "config.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / 'config.toml'}: cannot be read ({error}); name the folder of a run") from error
+    if TrainConfig.from_toml(text, folder=config.folder, name=str(folder / "config.toml")).digest != config.digest:
+        raise InputError(
+            f"{folder}: was trained with another configuration than the one given; compare it with "
+            f"{folder / 'config.toml'}"
+        )
+
+
+def _content(model: Model, count: int, length: float) -> CanaryContent:
+    if isinstance(model, LogisticRegression):
+        return feature_canaries(count, model.num_features, length=length, seed=0)
+    from coowned.training.models.bert import BertMaskedLM
+
+    if not isinstance(model, BertMaskedLM):
+        raise InputError(f"there are no canaries for {type(model).__name__}; use audit_with_canaries with your own")
+    return token_canaries(count, vocabulary_size=model.config.vocab_size, sequence_length=model.sequence_length, seed=0)
