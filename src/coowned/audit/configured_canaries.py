@@ -43,9 +43,6 @@ def audit_configured_run(
       alpha: probability that an honest run is accused.
       seed: makes it repeatable, for tests; without it keys are the operating system's.
       announce: told what is being done.
-
-    Example:
-      >>> audit_configured_run("RUN", TrainConfig.read("run.toml"))  # doctest: +SKIP
     """
     made = read_claim(Path(path))
     _refuse_another(Path(path), config)
