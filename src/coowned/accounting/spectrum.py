@@ -30,7 +30,7 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
 
     With small sampling probabilities nearly all mass sits in one atom. Moved to 0 it transforms exactly to a constant,
     so that only the rest is subject to round-off: spectrum = 1 + y, and log(1 + y) is accurate to u * |y|. Losses above
-    `cut` ("jumps") are then transformed on their own.
+    `cut` ("jumps") are transformed on their own.
     """
     u = UNIT_ROUNDOFF
     tilted = atoms.log_mass + tilt * atoms.loss
@@ -45,8 +45,12 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
         return np.fft.rfft(folded), transform_error * float(weights.sum()) * (1 + 1e-6)
 
     if rest >= 0.5:
-        y, error = transform(weight / (rest + 1.0), 0)
-        modulus = np.abs(y)
+        weight /= rest + 1.0
+        jumps = np.where(atoms.loss > cut, weight, 0.0) if cut is not None else np.zeros(len(weight))
+        y, error = transform(weight - jumps, 0)
+        modulus, log_jump, jump_error = np.abs(y), None, None
+        if cut is not None:
+            y, modulus, log_jump, jump_error = _jumps_beside(y, error, *transform(jumps, 0))
         with np.errstate(divide="ignore"):
             log_modulus = np.maximum(np.log(modulus), -700.0)  # log_growth covers a modulus that vanishes
         return Spectrum(
@@ -56,8 +60,8 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
             error=u * (20 + 4 * np.abs(log_modulus)),
             shift=0,
             log_scale=float(tilted[pivot]) + math.log(rest + 1.0),
-            log_jump=None,
-            jump_error=None,
+            log_jump=log_jump,
+            jump_error=jump_error,
         )
     shift, log_total = int(atoms.index[pivot]), math.log1p(rest)
     weight[pivot] = 0.0
@@ -67,10 +71,7 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
     log_jump, jump_error = None, None
     if cut is not None:
         jump, own_error = transform(jumps, shift)
-        jump = jump / (1 + y)
-        inherited = (own_error + np.abs(jump) * error) / (modulus - error)
-        log_jump = _log_one_plus(jump)
-        jump_error = inherited / np.maximum(np.abs(1 + jump) - inherited, 1e-3) + 64 * u * np.abs(jump)
+        log_jump, jump_error = _jump_ratio(jump, own_error, 1 + y, modulus, error)
     return Spectrum(
         log_modulus=np.real(_log_one_plus(y)) - log_total,
         log_growth=np.log1p(error / modulus),
@@ -81,6 +82,37 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
         log_jump=log_jump,
         jump_error=jump_error,
     )
+
+
+def _jump_ratio(
+    jump: np.ndarray, own_error: float, rest: np.ndarray, modulus: np.ndarray, error: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """log(1 + jump / rest) and a bound on its error, for a `rest` of that modulus that is larger than its error."""
+    jump = jump / rest
+    inherited = (own_error + np.abs(jump) * error) / (modulus - error)
+    log_jump = _log_one_plus(jump)
+    return log_jump, inherited / np.maximum(np.abs(1 + jump) - inherited, 1e-3) + 64 * UNIT_ROUNDOFF * np.abs(jump)
+
+
+def _jumps_beside(
+    rest: np.ndarray, error: float, jump: np.ndarray, own_error: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What stands for the rest, its modulus, log(1 + jump / rest) and a bound on its error, where no atom dominates.
+
+    At high frequencies the rest may vanish and the ratio says nothing. There the jumps count as 0 and the error is all
+    of it: with B >= |rest| + |jump| the n-th powers of rest + jump and of rest differ by at most 2 B^n.
+    """
+    size = np.abs(jump) + own_error
+    modulus = np.abs(rest)
+    vanishes = modulus < 4 * (size + error)
+    # rest -> B with jump_error log 5: the caller's error is then at least 4 B^n, enough also for a product of such
+    # differences with other steps' powers, whatever these have been taken for.
+    largest = (modulus + size) * (1 + 8 * UNIT_ROUNDOFF) + 1e-300
+    rest = np.where(vanishes, largest, rest)
+    modulus = np.where(vanishes, largest, modulus)
+    jump = np.where(vanishes, 0.0, jump)
+    log_jump, jump_error = _jump_ratio(jump, own_error, rest, modulus + vanishes * error, error)
+    return rest, modulus, np.where(vanishes, 0.0, log_jump), np.where(vanishes, math.log(5.0), jump_error)
 
 
 def _log_one_plus(z: np.ndarray) -> np.ndarray:
