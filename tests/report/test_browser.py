@@ -70,6 +70,7 @@ def show(browser, pages) -> Iterator:
 
     def opened(name: str, scheme: str = "light", width: int = 1280):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        context.set_default_timeout(180_000)  # a busy machine is slow, not wrong
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
@@ -123,7 +124,7 @@ def test_hover_shows_the_numbers(show, shots: Path):
         mark = figure.locator("g.rows_marks > path").nth(1)
         mark.hover(force=True)
         tooltip = page.locator("#vg-tooltip-element.visible")
-        tooltip.wait_for(timeout=10_000)
+        tooltip.wait_for()
         cells = figure.locator("tbody tr").nth(1).locator("th, td").all_text_contents()
         shown = tooltip.inner_text()
         assert [cell for cell in cells if cell and cell != "–" and cell not in shown] == []

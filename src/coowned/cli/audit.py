@@ -84,4 +84,4 @@ def _show(found: "RunAudit", folder: Path) -> None:
         show.line("The run's key came from a given seed: it promises nothing, whatever its mechanism is worth.")
     show.line(found.verdict())
     show.line(NOT_SEEN)
-    show.line(f"written: {folder / 'audit.json'}")
+    show.written(folder / "audit.json")

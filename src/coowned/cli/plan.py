@@ -55,7 +55,8 @@ def run(
     words = [part.strip() for part in selectors.split(",") if part.strip()]
     if not bounds or not words:
         raise InputError("there is nothing to plan; name at least one bound and one selector")
-    graph = source.read().graph
+    with show.progress("reading") as progress:
+        graph = source.read(progress).graph
     with show.progress("planning") as progress:
         made = plan(
             graph,

@@ -50,6 +50,6 @@ def run(
             }
         )
         return
-    show.line(f"written: {place} ({place.stat().st_size / 1e6:.1f} MB)")
+    show.written(place)
     if not release:
         show.line("it holds numbers that no guarantee covers; --release leaves them out")

@@ -127,7 +127,7 @@ def run(
             f"{certificate.num_unprotected_users:,} users are not protected; "
             f"{certificate.num_copies_without_users:,} copies have no protected user"
         )
-    show.line(f"written: {output} and {certificate_path}")
+    show.written(output, certificate_path)
 
 
 def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path) -> "ContributionCertificate":
@@ -135,7 +135,8 @@ def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path
         from coowned.certificate import certify
         from coowned.selection.selection_files import write_selection
 
-        graph = source.read().graph
+        with show.progress("reading") as progress:
+            graph = source.read(progress).graph
         with show.progress(f"selecting with {chooser.name}") as progress:
             selected = chooser.select(graph, seed=seed, progress=progress)
         certificate = certify(graph, selected)
