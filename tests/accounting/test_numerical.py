@@ -295,8 +295,8 @@ def test_epsilon_is_zero_where_delta_is_above_the_total_variation():
 def test_refused_where_errors_would_take_too_much(monkeypatch):
     original = tilted_composition.TiltedTail.__init__
 
-    def noisy(self, *arguments):
-        original(self, *arguments)
+    def noisy(self, *arguments, **named):
+        original(self, *arguments, **named)
         self._error = 1e-3  # of every bin: as if the transform were in half precision
 
     monkeypatch.setattr(tilted_composition.TiltedTail, "__init__", noisy)

@@ -151,11 +151,11 @@ class Composition:
             else:
                 answer = self._epsilon(direction, coarse[direction], guesses[direction], log_delta, looseness)
             if best is None or answer.epsilon > best.epsilon:
-                best = _checked(answer) if refuse else answer
+                best = answer
             if math.isinf(best.epsilon):
                 break
         assert best is not None
-        return dataclasses.replace(best, delta=delta)
+        return dataclasses.replace(_checked(best) if refuse else best, delta=delta)
 
     def _epsilon(
         self, direction: str, coarse: ComposedLoss, guess: tuple[float, float], log_delta: float, looseness: float
@@ -296,6 +296,8 @@ class Composition:
         spacing, growth = parts_grid(coarse, parts, epsilon, _COARSE_GROWTH, allowed)
         for _ in range(40):
             loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+            if loss.up_to(parts.cut) is None:
+                return None
             try:
                 return PartedTail(loss, parts, epsilon, log_delta)
             except GridTooFineError:

@@ -154,7 +154,8 @@ class PartedTail:
 
     def __init__(self, loss: ComposedLoss, parts: Parts, epsilon: float, log_delta: float):
         core = loss.up_to(parts.cut)
-        assert core is not None
+        if core is None:
+            raise ValueError(f"no loss of some step is at most {parts.cut:g}: there is nothing to part")
         self._core: TiltedTail | None = None
         if parts.core_counts:
             self._core = TiltedTail(core, parts.core_tilt, epsilon, log_delta, 0.0)
@@ -176,8 +177,10 @@ class PartedTail:
         """An upper bound on delta(epsilon) of the composition, `loss_error` included."""
         jumps = self._jumps.at(epsilon)
         core = None if self._core is None else self._core.at(epsilon)
-        if core is None or math.isinf(core.log_delta):
+        if core is None or core.log_delta == -math.inf or jumps.log_delta == math.inf:
             return jumps
+        if core.log_delta == math.inf:
+            return core
         log_delta = float(np.logaddexp(jumps.log_delta, core.log_delta))
         shares = [math.exp(part.log_delta - log_delta) for part in (jumps, core)]
         return TailBound(

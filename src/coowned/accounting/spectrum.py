@@ -21,8 +21,18 @@ class Spectrum:
     error: np.ndarray  # (size / 2 + 1,) of log modulus and angle together, from their evaluation
     shift: int  # grid steps by which the law was moved down
     log_scale: float  # log of what the tilted masses were divided by
-    log_jump: np.ndarray | None  # (size / 2 + 1,) complex: log(1 + jumps / rest) where the jumps were kept apart
-    jump_error: np.ndarray | None  # (size / 2 + 1,) of log_jump
+    scale_size: float  # of the numbers log_scale was added up from: its error is a few units in their last place
+    jumps: "Jumps | None"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Jumps:
+    """Of the losses that were kept apart. All else in `Spectrum` is then about the rest alone."""
+
+    log_ratio: np.ndarray  # (size / 2 + 1,) complex: log(1 + jumps / rest)
+    error: np.ndarray  # (size / 2 + 1,) of log_ratio
+    log_largest: np.ndarray  # (size / 2 + 1,) log of a bound on |rest| and |rest + jumps|, errors included
+    is_unknown: np.ndarray  # (size / 2 + 1,) bool: the rest may vanish, log_ratio says nothing
 
 
 def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: float, cut: float | None) -> Spectrum:
@@ -41,16 +51,17 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
     rest = float(weight.sum() - weight[pivot])
 
     def transform(weights: np.ndarray, shift: int) -> tuple[np.ndarray, float]:
-        folded = np.bincount(np.mod(atoms.index - shift, size), weights=weights, minlength=size)  # (size,)
-        return np.fft.rfft(folded), transform_error * float(weights.sum()) * (1 + 1e-6)
+        place = np.mod(atoms.index - shift, size)
+        folded = np.bincount(place, weights=weights, minlength=size)  # (size,)
+        most = 1 if atoms.index[-1] - atoms.index[0] < size else int(np.bincount(place).max())  # terms of one sum
+        return np.fft.rfft(folded), (transform_error + most * u) * float(weights.sum()) * (1 + 1e-6)
 
-    if rest >= 0.5:
-        weight /= rest + 1.0
-        jumps = np.where(atoms.loss > cut, weight, 0.0) if cut is not None else np.zeros(len(weight))
+    jumps = np.zeros(len(weight)) if cut is None else np.where(atoms.loss > cut, weight, 0.0)
+    scale_size = abs(float(atoms.log_mass[pivot])) + abs(tilt * float(atoms.loss[pivot])) + math.log1p(rest) + 1.0
+    if rest >= 0.5 or jumps[pivot] > 0:
+        weight, jumps = weight / (rest + 1.0), jumps / (rest + 1.0)
         y, error = transform(weight - jumps, 0)
-        modulus, log_jump, jump_error = np.abs(y), None, None
-        if cut is not None:
-            y, modulus, log_jump, jump_error = _jumps_beside(y, error, *transform(jumps, 0))
+        modulus = np.abs(y)
         with np.errstate(divide="ignore"):
             log_modulus = np.maximum(np.log(modulus), -700.0)  # log_growth covers a modulus that vanishes
         return Spectrum(
@@ -60,18 +71,13 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
             error=u * (20 + 4 * np.abs(log_modulus)),
             shift=0,
             log_scale=float(tilted[pivot]) + math.log(rest + 1.0),
-            log_jump=log_jump,
-            jump_error=jump_error,
+            scale_size=scale_size,
+            jumps=None if cut is None else _jumps_beside(y, modulus, error, *transform(jumps, 0), 0.0),
         )
     shift, log_total = int(atoms.index[pivot]), math.log1p(rest)
     weight[pivot] = 0.0
-    jumps = np.where(atoms.loss > cut, weight, 0.0) if cut is not None else np.zeros(len(weight))
     y, error = transform(weight - jumps, shift)
     modulus = np.abs(1 + y)
-    log_jump, jump_error = None, None
-    if cut is not None:
-        jump, own_error = transform(jumps, shift)
-        log_jump, jump_error = _jump_ratio(jump, own_error, 1 + y, modulus, error)
     return Spectrum(
         log_modulus=np.real(_log_one_plus(y)) - log_total,
         log_growth=np.log1p(error / modulus),
@@ -79,40 +85,39 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
         error=u * (64 * np.abs(y) + 8 * log_total),
         shift=shift,
         log_scale=float(tilted[pivot]) + log_total,
-        log_jump=log_jump,
-        jump_error=jump_error,
+        scale_size=scale_size,
+        jumps=None if cut is None else _jumps_beside(1 + y, modulus, error, *transform(jumps, shift), log_total),
     )
 
 
-def _jump_ratio(
-    jump: np.ndarray, own_error: float, rest: np.ndarray, modulus: np.ndarray, error: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """log(1 + jump / rest) and a bound on its error, for a `rest` of that modulus that is larger than its error."""
-    jump = jump / rest
-    inherited = (own_error + np.abs(jump) * error) / (modulus - error)
-    log_jump = _log_one_plus(jump)
-    return log_jump, inherited / np.maximum(np.abs(1 + jump) - inherited, 1e-3) + 64 * UNIT_ROUNDOFF * np.abs(jump)
-
-
 def _jumps_beside(
-    rest: np.ndarray, error: float, jump: np.ndarray, own_error: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What stands for the rest, its modulus, log(1 + jump / rest) and a bound on its error, where no atom dominates.
+    rest: np.ndarray, modulus: np.ndarray, error: float, jump: np.ndarray, jump_error: float, log_total: float
+) -> Jumps:
+    """The jumps in units of the rest, which has that modulus and is known up to `error`.
 
-    At high frequencies the rest may vanish and the ratio says nothing. There the jumps count as 0 and the error is all
-    of it: with B >= |rest| + |jump| the n-th powers of rest + jump and of rest differ by at most 2 B^n.
+    log(1 + z) with z = jump / rest moves by at most d / (|1 + z| - d) if z moves by d. At high frequencies the rest may
+    vanish, and z says nothing. `log_total` is of what both are yet to be divided by.
     """
-    size = np.abs(jump) + own_error
-    modulus = np.abs(rest)
-    vanishes = modulus < 4 * (size + error)
-    # rest -> B with jump_error log 5: the caller's error is then at least 4 B^n, enough also for a product of such
-    # differences with other steps' powers, whatever these have been taken for.
-    largest = (modulus + size) * (1 + 8 * UNIT_ROUNDOFF) + 1e-300
-    rest = np.where(vanishes, largest, rest)
-    modulus = np.where(vanishes, largest, modulus)
-    jump = np.where(vanishes, 0.0, jump)
-    log_jump, jump_error = _jump_ratio(jump, own_error, rest, modulus + vanishes * error, error)
-    return rest, modulus, np.where(vanishes, 0.0, log_jump), np.where(vanishes, math.log(5.0), jump_error)
+    u = UNIT_ROUNDOFF
+    size = np.abs(jump)  # (size / 2 + 1,) like all arrays here
+    largest = (modulus + size) * (1 + 8 * u) + error + jump_error + UNDERFLOW
+    if jump_error == 0.0:  # this step has no jumps at all
+        z = moved = np.zeros(len(size))
+        is_unknown = np.zeros(len(size), dtype=bool)
+    else:
+        is_unknown = modulus <= 2 * error + 1e-6 * size
+        z = np.where(is_unknown, 0.0, jump / np.where(is_unknown, 1.0, rest))
+        moved = (jump_error + np.abs(z) * error) / np.where(is_unknown, 1.0, modulus - error)
+    sum_size = np.abs(1 + z)
+    is_unknown |= sum_size <= 2 * moved
+    gap = np.where(is_unknown, 1.0, sum_size - moved)
+    evaluation = 64 * u * np.abs(z) * (1 + np.abs(z)) / np.where(is_unknown, 1.0, sum_size) ** 2
+    return Jumps(
+        log_ratio=_log_one_plus(np.where(is_unknown, 0.0, z)),
+        error=moved / gap + evaluation,
+        log_largest=np.log(largest) - log_total,
+        is_unknown=is_unknown,
+    )
 
 
 def _log_one_plus(z: np.ndarray) -> np.ndarray:

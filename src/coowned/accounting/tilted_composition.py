@@ -21,7 +21,7 @@ from scipy.special import erfcx
 
 from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
 from coowned.accounting.root_finding import find_root
-from coowned.accounting.spectrum import UNDERFLOW, one_minus_exp, step_spectrum
+from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum
 
 LARGEST_TRANSFORM = 2**23
 LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chernoff bound
@@ -95,8 +95,9 @@ class ComposedLoss:
     def chernoff(self, epsilon: float) -> float:
         """Log of an upper bound on delta(epsilon) that needs no transform."""
         tilt = self.tilt_for_mean(epsilon)
-        total, _, _ = self.cumulants(tilt)
-        rounding = 32 * UNIT_ROUNDOFF * (1 + abs(total) + abs(tilt * epsilon)) * (1 + sum(self.repetitions))
+        moments, roundings = self._log_moments(np.array([tilt]))
+        total, rounding = float(moments[0]), float(roundings[0])
+        rounding += 32 * UNIT_ROUNDOFF * (1 + abs(total) + abs(tilt * epsilon)) * (1 + sum(self.repetitions))
         return float(np.logaddexp.reduce([total - tilt * epsilon + rounding, self.log_infinity, self.log_capped]))
 
     def log_delta_at_zero(self) -> float:
@@ -145,10 +146,13 @@ class ComposedLoss:
         unit = 1 / math.sqrt(max(variance, 1e-200))
         steps = np.geomspace(0.02 * min(unit, 1 + tilt), 500 * unit, 48)
         slack = 64 * UNIT_ROUNDOFF * (1 + sum(self.repetitions))  # K is a sum of logarithms, each rounded
-        above = self._log_moments(tilt + steps) - total
-        top = float(np.min((above + slack * (1 + np.abs(above) + abs(total)) - log_outside) / steps))
-        below = self._log_moments(tilt - steps) - total
-        low = float(np.max((log_outside - below - slack * (1 + np.abs(below) + abs(total))) / steps))
+        own_rounding = self._log_moments(np.array([tilt]))[1]
+        above, rounding = self._log_moments(tilt + steps)
+        above, rounding = above - total, rounding + own_rounding
+        top = float(np.min((above + rounding + slack * (1 + np.abs(above) + abs(total)) - log_outside) / steps))
+        below, rounding = self._log_moments(tilt - steps)
+        below, rounding = below - total, rounding + own_rounding
+        low = float(np.max((log_outside - below - rounding - slack * (1 + np.abs(below) + abs(total))) / steps))
         rounding = slack * (1 + abs(total) + abs(tilt * top))
         return Window(
             low=max(low, self.smallest),
@@ -157,14 +161,22 @@ class ComposedLoss:
             log_above=-math.inf if top >= self.largest else total - tilt * top + log_outside + rounding,
         )
 
-    def _log_moments(self, tilts: np.ndarray) -> np.ndarray:
-        """Log moment generating function of the whole sum at each of `tilts`, (num_tilts,)."""
-        total = np.zeros(len(tilts))
+    def _log_moments(self, tilts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log moment generating function of the whole sum at each of `tilts`, (num_tilts,), and a bound on its error.
+
+        The error of an exponent is relative to its two terms, which may cancel; that of the sum is the mean of its
+        terms' errors, each weighted by its share.
+        """
+        total, rounding = np.zeros((2, len(tilts)))
         for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
             exponent = atoms.log_mass[None, :] + tilts[:, None] * loss[None, :]  # (num_tilts, num_atoms)
             top = exponent.max(axis=1)
-            total += count * (top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
-        return total
+            weight = np.exp(exponent - top[:, None])
+            weights = weight.sum(axis=1)
+            total += count * (top + np.log(weights))
+            sizes = (weight @ np.abs(atoms.log_mass) + np.abs(tilts) * (weight @ np.abs(loss))) / weights + np.abs(top)
+            rounding += count * 4 * UNIT_ROUNDOFF * (16 + sizes)
+        return total, rounding
 
     def split(self, tilt: float, epsilon: float, log_delta: float, largest_share: float) -> JumpSplit | None:
         """Where a user is rarely drawn, the losses of her draws, such that all others together never reach epsilon.
@@ -201,8 +213,8 @@ class ComposedLoss:
 
     def jump_split(self, cut: float, tilts: np.ndarray, epsilon: float) -> JumpSplit:
         """This law as what is left without the losses above `cut`, with its best Chernoff bound at epsilon."""
-        moments = self._log_moments(tilts)
-        moments = moments + 64 * UNIT_ROUNDOFF * (1 + sum(self.repetitions)) * (1 + np.abs(moments))
+        moments, rounding = self._log_moments(tilts)
+        moments = moments + rounding + 64 * UNIT_ROUNDOFF * (1 + np.abs(moments) + np.abs(tilts * epsilon))
         best = int(np.argmin(moments - tilts * epsilon))
         largest = self.largest + 1e-9 * abs(self.largest)
         return JumpSplit(cut=cut, tilt=float(tilts[best]), log_moment=float(moments[best]), largest=largest)
@@ -305,34 +317,25 @@ class TiltedTail:
         self._log_scale, self._scale_rounding, shift = 0.0, 0.0, 0
         self._split = loss.split(tilt, epsilon, log_delta, largest_share) if split is None else split
         cut = None if self._split is None else self._split.cut
-        log_jump, jump_error = np.zeros(size // 2 + 1, dtype=complex), np.zeros(size // 2 + 1)
+        jumps: list[tuple[Jumps, int]] = []
         for atoms, count in zip(loss.atoms, loss.repetitions, strict=True):
             step = step_spectrum(atoms, tilt, size, transform_error, cut)
-            if step.log_jump is not None and step.jump_error is not None:
-                log_jump += count * step.log_jump
-                jump_error += count * step.jump_error
             log_modulus += count * step.log_modulus
             log_growth += count * step.log_growth
             angle += count * step.angle
             power_error += count * step.error
             shift += count * step.shift
             self._log_scale += count * step.log_scale
-            self._scale_rounding += count * abs(step.log_scale)
+            self._scale_rounding += count * step.scale_size
+            if step.jumps is not None:
+                jumps.append((step.jumps, count))
         series = one_minus_exp(tilt * h, size) * one_minus_exp((tilt + 1) * h, size)  # (size / 2 + 1,)
         law = np.exp(log_modulus) * np.exp(1j * angle)
         relative = -np.expm1(-log_growth) + np.expm1(power_error) + 16 * u
-        if self._split is None:
-            bound = np.exp(log_modulus + log_growth)
-            error = bound * relative
-        else:  # only sums with a jump: law * (exp(log_jump) - 1); sums without one are in the bound of `split`
-            factor = np.expm1(log_jump)
-            law = law * factor
-            bound = np.exp(log_modulus + log_growth) * np.abs(factor)
-            log_factor = np.real(log_jump) if len(loss.atoms) == 1 else np.maximum(np.real(log_jump), 0.0)
-            log_whole = log_modulus + log_factor + log_growth
-            missing = np.exp(np.minimum(log_whole + jump_error, 700.0)) * -np.expm1(-jump_error)
-            error = bound * relative + missing + np.exp(log_whole) * 16 * u * np.abs(log_jump)
-            bound += missing
+        bound = np.exp(log_modulus + log_growth)
+        error = bound * relative
+        if jumps:
+            law, bound, error = _with_a_jump(law, bound, relative, jumps)
         error = (error + transform_error * bound) / np.abs(series)
         self._error = 2 * float(error.sum()) / size + UNDERFLOW  # of every R
         sums = np.fft.irfft(law / series, size)
@@ -370,8 +373,10 @@ class TiltedTail:
         with np.errstate(divide="ignore"):
             log_errors = float(np.logaddexp.reduce([scale + rounding + np.log(error), *outside]))
             log_delta = float(np.logaddexp.reduce([scale + np.log(value), self._loss.log_capped, log_errors]))
-        if math.isinf(log_delta):
+        if log_delta == -math.inf:
             return log_delta, 0.0  # beyond the largest sum of a part that has nothing at infinity
+        if not log_delta < math.inf:
+            return math.inf, 1.0  # also where it is not a number
         return log_delta, math.exp(min(log_errors - log_delta, 0.0)) + rounding
 
     def _part(self, start: int, offset: float) -> tuple[float, float]:
@@ -384,6 +389,34 @@ class TiltedTail:
         second = math.exp(-self._tilt * h - h) * math.expm1(h - offset)  # negative beyond the first step
         value = first * self._sums[start] + second * self._sums[(start + 1) % self.size]
         return float(value), abs(first) + abs(second)
+
+
+def _with_a_jump(
+    rest: np.ndarray, bound: np.ndarray, relative: np.ndarray, jumps: Sequence[tuple[Jumps, int]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums with a jump alone: product of all (rest + jump)^n less the product of all rest^n, a bound on it, its error.
+
+    `rest` is the latter product, known up to `relative` parts of `bound`. With L the sum of n log(1 + jump / rest) the
+    difference is rest (exp(L) - 1): never one of rounded numbers. Where some rest vanishes, 0 stands for it, and the
+    error is all of it: the two products' bounds.
+    """
+    log_ratio = np.zeros(len(rest), dtype=complex)
+    ratio_error, log_largest = np.zeros((2, len(rest)))
+    is_unknown = np.zeros(len(rest), dtype=bool)
+    for jump, count in jumps:
+        log_ratio += count * jump.log_ratio
+        ratio_error += count * (jump.error + 16 * UNIT_ROUNDOFF * np.abs(jump.log_ratio))
+        log_largest += count * jump.log_largest
+        is_unknown |= jump.is_unknown
+    factor = np.expm1(log_ratio)
+    all_of_it = 2 * np.exp(log_largest) * (1 + 1e-6) + UNDERFLOW
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = bound * np.exp(np.real(log_ratio)) * np.expm1(ratio_error)
+        bound = bound * np.abs(factor) + moved
+        error = bound * relative + moved
+    is_unknown |= ~(error <= all_of_it)  # also where it is not a number
+    law, bound = (np.where(is_unknown, 0.0, values) for values in (rest * factor, bound))
+    return law, bound, np.where(is_unknown, all_of_it, error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
