@@ -1,13 +1,17 @@
 """Sums with and without a rare large loss, bounded apart: never below the truth, and precise where one tilt is not."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
 from scipy.stats import norm
 from tests.accounting.test_numerical import OneStep
 
+from coowned.accounting import spectrum, tilted_composition
+from coowned.accounting.group_mixture import LossAtoms
 from coowned.accounting.numerical import Composition, Steps
 from coowned.accounting.parted_composition import PartedTail, Parts, plan_parts
 
@@ -48,17 +52,111 @@ def test_no_parts_give_less_than_the_truth(copies, probability, noise, share, co
             assert tail.at(epsilon).log_delta >= (math.log(exact) - 1e-9 if exact > 1e-14 else -math.inf)
 
 
+class TwoKinds:
+    """One step of either kind, by quadrature: the second's delta at what the first left over."""
+
+    def __init__(self, adjacency, first, second):
+        self.first, self.second = OneStep(*first, adjacency), OneStep(*second, adjacency)
+        steps = [
+            Steps(copies=copies, probability=probability, noise_multiplier=noise, repetitions=1)
+            for copies, probability, noise in (first, second)
+        ]
+        loss = Composition(steps, adjacency).losses(log_delta=-16.0, spacing=1e-3, growth=0.01)["upper"]
+        self.tail = PartedTail(loss, parts_with(1.0, 3.0, 0.5), 3.0, -16.0)
+        self.whole = loss.tail(1.5, 3.0, -16.0, 0.0)
+
+    def delta(self, epsilon):
+        pieces = np.linspace(-8.0, 9.0, 12)
+        return sum(
+            quad(
+                lambda x: self.first.densities(x)[0] * self.second.delta(epsilon - self.first.loss(x), "upper"),
+                low,
+                high,
+                epsabs=1e-13,
+                epsrel=1e-7,
+            )[0]
+            for low, high in itertools.pairwise(pieces)
+        )
+
+
+SAME = ((1, 0.05, 0.6), (1, 0.05, 0.6))
+OTHERS = ((1, 0.05, 0.6), (2, 0.1, 0.9))
+
+
 @pytest.mark.parametrize(
-    ("adjacency", "epsilon"), [("zero-out", 1.0), ("zero-out", 3.0), ("zero-out", 5.0), ("replace", 3.0)]
+    ("adjacency", "kinds", "epsilon"),
+    [("zero-out", SAME, 1.0), ("zero-out", OTHERS, 3.0), ("replace", SAME, 3.0), ("replace", OTHERS, 1.0)],
 )
-def test_never_below_two_steps_by_quadrature(adjacency, epsilon):
-    step = OneStep(1, 0.05, 0.6, adjacency)
-    whole = composition(adjacency, copies=1, probability=0.05, noise_multiplier=0.6, repetitions=2)
-    loss = whole.losses(log_delta=-16.0, spacing=1e-3, growth=0.01)["upper"]
-    bound = PartedTail(loss, parts_with(1.0, 3.0, 0.5), 3.0, -16.0).at(epsilon)
-    exact = step.delta_of_two(epsilon, "upper")
-    assert exact * (1 - 1e-6) <= math.exp(bound.log_delta) <= exact * 1.03
-    assert 0 <= bound.error_share <= 0.03
+def test_never_below_two_steps_by_quadrature(adjacency, kinds, epsilon):
+    two = TwoKinds(adjacency, *kinds)
+    exact, bound = two.delta(epsilon), two.tail.at(epsilon)
+    assert exact * (1 - 1e-6) <= math.exp(bound.log_delta) <= exact * 1.001
+    assert bound.log_delta == pytest.approx(two.whole.at(epsilon).log_delta, abs=1e-6)
+    assert 0 <= bound.error_share <= 1e-6
+
+
+@pytest.mark.parametrize("bug", ["core", "jumps", "one kind"])
+def test_the_quadrature_would_notice(monkeypatch, bug):
+    """Sums without a jump forgotten; half of the jumps lost; the jumps of one kind of step counted as 0."""
+    original = tilted_composition.step_spectrum
+    calls = itertools.count()
+
+    def fewer(atoms, tilt, size, transform_error, cut):
+        step = original(atoms, tilt, size, transform_error, cut)
+        if step.jumps is None or (bug == "one kind" and next(calls) % 2):
+            return step
+        ratio = np.expm1(step.jumps.log_ratio) * (0.5 if bug == "jumps" else 0.0)
+        return dataclasses.replace(step, jumps=dataclasses.replace(step.jumps, log_ratio=np.log1p(ratio)))
+
+    if bug != "core":
+        monkeypatch.setattr(tilted_composition, "step_spectrum", fewer)
+    two = TwoKinds("zero-out", *OTHERS)
+    if bug == "core":
+        two.tail._core = None
+    assert math.exp(two.tail.at(1.0).log_delta) < two.delta(1.0) * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("cut", [0.5, 4.5, 20.0])
+def test_errors_cover_a_rest_whose_spectrum_vanishes(cut, count):
+    """Differences of small powers, taken as such: exact but for 1e-14."""
+    size = 16
+    laws = [
+        {0: 0.4, 4: 0.4, 7: 0.1, 9: 0.1},  # up to 4.5 its spectrum is 0 at the frequencies 2 and 6
+        {0: 0.3, 1: 0.3, 9: 0.2, 11: 0.2},  # and this one's at 8
+        {0: 0.96, 3: 0.01, 6: 0.03},
+        {-1: 0.1, 2: 0.05, 11: 0.85},  # the largest atom is a jump
+    ]
+    counted = []
+    exact = [np.ones(size // 2 + 1, dtype=complex), np.ones(size // 2 + 1, dtype=complex)]
+    for law in laws:
+        index = np.array(sorted(law))
+        mass = np.array([law[int(i)] for i in index])
+        none = np.zeros(0)
+        atoms = LossAtoms(
+            spacing=1.0,
+            index=index,
+            log_mass=np.log(mass),
+            log_infinity=-math.inf,
+            loss_error=0.0,
+            bin_loss=none,
+            bin_log_mass=none,
+            bin_spread=none,
+            bin_is_wide=none,
+        )
+        step = spectrum.step_spectrum(atoms, 0.0, size, 1e-14, cut)
+        placed = [np.bincount((index - step.shift) % size, mass * keep, size) for keep in (True, index <= cut)]
+        scale = math.exp(-step.log_scale * count)
+        exact = [product * np.fft.rfft(law) ** count * scale for product, law in zip(exact, placed, strict=True)]
+        counted.append(step)
+    log_modulus = count * sum(step.log_modulus for step in counted)
+    bound = np.exp(log_modulus + count * sum(step.log_growth for step in counted))
+    rest = np.exp(log_modulus + 1j * count * sum(step.angle for step in counted))
+    relative = np.full(len(rest), 1e-12)
+    found, _, error = spectrum.with_a_jump(rest, bound, relative, [(step.jumps, count) for step in counted])
+    assert np.all(np.abs(found - (exact[0] - exact[1])) <= error + 1e-14)
+    assert set(np.flatnonzero(error > 1e-10)) == ({2, 6, 8} if cut == 4.5 else set())
+    assert np.all(error <= 3 * np.exp(sum(count * step.jumps.log_largest for step in counted)))
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])

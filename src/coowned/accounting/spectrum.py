@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -118,6 +119,34 @@ def _jumps_beside(
         log_largest=np.log(largest) - log_total,
         is_unknown=is_unknown,
     )
+
+
+def with_a_jump(
+    rest: np.ndarray, bound: np.ndarray, relative: np.ndarray, jumps: Sequence[tuple[Jumps, int]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums with a jump alone: product of all (rest + jump)^n less the product of all rest^n, a bound on it, its error.
+
+    `rest` is the latter product, known up to `relative` parts of `bound`. With L the sum of n log(1 + jump / rest) the
+    difference is rest (exp(L) - 1): never one of rounded numbers. Where some rest vanishes, 0 stands for it, and the
+    error is all of it: the two products' bounds.
+    """
+    log_ratio = np.zeros(len(rest), dtype=complex)
+    ratio_error, log_largest = np.zeros((2, len(rest)))
+    is_unknown = np.zeros(len(rest), dtype=bool)
+    for jump, count in jumps:
+        log_ratio += count * jump.log_ratio
+        ratio_error += count * (jump.error + 16 * UNIT_ROUNDOFF * np.abs(jump.log_ratio))
+        log_largest += count * jump.log_largest
+        is_unknown |= jump.is_unknown
+    all_of_it = 2 * np.exp(log_largest) * (1 + 1e-6) + UNDERFLOW
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = np.expm1(log_ratio)
+        size = np.abs(factor)
+        moved = (bound + UNDERFLOW) * np.exp(np.real(log_ratio)) * np.expm1(ratio_error)
+        error = (bound * relative + UNDERFLOW) * size + moved
+        law, bound = rest * factor, bound * size + moved
+    is_unknown |= ~(error <= all_of_it)  # also where it is not a number
+    return np.where(is_unknown, 0.0, law), np.where(is_unknown, 0.0, bound), np.where(is_unknown, all_of_it, error)
 
 
 def _log_one_plus(z: np.ndarray) -> np.ndarray:

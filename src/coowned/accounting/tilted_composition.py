@@ -21,7 +21,7 @@ from scipy.special import erfcx
 
 from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
 from coowned.accounting.root_finding import find_root
-from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum
+from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 
 LARGEST_TRANSFORM = 2**23
 LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chernoff bound
@@ -335,7 +335,7 @@ class TiltedTail:
         bound = np.exp(log_modulus + log_growth)
         error = bound * relative
         if jumps:
-            law, bound, error = _with_a_jump(law, bound, relative, jumps)
+            law, bound, error = with_a_jump(law, bound, relative, jumps)
         error = (error + transform_error * bound) / np.abs(series)
         self._error = 2 * float(error.sum()) / size + UNDERFLOW  # of every R
         sums = np.fft.irfft(law / series, size)
@@ -389,34 +389,6 @@ class TiltedTail:
         second = math.exp(-self._tilt * h - h) * math.expm1(h - offset)  # negative beyond the first step
         value = first * self._sums[start] + second * self._sums[(start + 1) % self.size]
         return float(value), abs(first) + abs(second)
-
-
-def _with_a_jump(
-    rest: np.ndarray, bound: np.ndarray, relative: np.ndarray, jumps: Sequence[tuple[Jumps, int]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums with a jump alone: product of all (rest + jump)^n less the product of all rest^n, a bound on it, its error.
-
-    `rest` is the latter product, known up to `relative` parts of `bound`. With L the sum of n log(1 + jump / rest) the
-    difference is rest (exp(L) - 1): never one of rounded numbers. Where some rest vanishes, 0 stands for it, and the
-    error is all of it: the two products' bounds.
-    """
-    log_ratio = np.zeros(len(rest), dtype=complex)
-    ratio_error, log_largest = np.zeros((2, len(rest)))
-    is_unknown = np.zeros(len(rest), dtype=bool)
-    for jump, count in jumps:
-        log_ratio += count * jump.log_ratio
-        ratio_error += count * (jump.error + 16 * UNIT_ROUNDOFF * np.abs(jump.log_ratio))
-        log_largest += count * jump.log_largest
-        is_unknown |= jump.is_unknown
-    factor = np.expm1(log_ratio)
-    all_of_it = 2 * np.exp(log_largest) * (1 + 1e-6) + UNDERFLOW
-    with np.errstate(over="ignore", invalid="ignore"):
-        moved = bound * np.exp(np.real(log_ratio)) * np.expm1(ratio_error)
-        bound = bound * np.abs(factor) + moved
-        error = bound * relative + moved
-    is_unknown |= ~(error <= all_of_it)  # also where it is not a number
-    law, bound = (np.where(is_unknown, 0.0, values) for values in (rest * factor, bound))
-    return law, bound, np.where(is_unknown, all_of_it, error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
