@@ -81,10 +81,11 @@ def step_rows() -> list[dict]:
 
 
 def jax_privacy_rows() -> list[dict]:
+    """Each microbatch once to find the best, then that one and ours in turn; the batch of the steps above."""
     from jax_privacy.clipping import clipped_grad
 
     model = BertMaskedLM(sequence_length=SEQUENCE)
-    own, batch, mask = initial(model), make_batch(model, PEER_BATCH), jnp.ones(PEER_BATCH, bool)
+    own, batch, mask = initial(model), make_batch(model, BATCH), jnp.ones(BATCH, bool)
 
     def peer(microbatch: int) -> Callable[[], object]:
         summed = clipped_grad(
@@ -94,15 +95,19 @@ def jax_privacy_rows() -> list[dict]:
         return lambda: jax.block_until_ready(compiled(own, batch))
 
     ours = jax.jit(model.gradient_sum)
-    actions = {f"microbatch {size}": peer(size) for size in (1, 2, 4, 8, PEER_BATCH)}
+    actions = {f"microbatch {size}": peer(size) for size in (1, 2, 4, 8, 32)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jax_privacy's, of optax
-        seconds = interleaved({"ours": lambda: jax.block_until_ready(ours(own, batch, mask, 1.0)), **actions})
-    best = min(actions, key=lambda name: seconds[name])
-    ratio = seconds[best] / seconds["ours"]
-    return [
-        figure(f"jax_privacy's clipped_grad, {name}", PEER_BATCH / seconds[name], "examples/s") for name in actions
-    ] + [figure(f"clipped sum against clipped_grad, {best}", ratio, "x", ">= 1.8", ratio >= 1.8)]
+        once = interleaved(actions, rounds=1)
+        best = min(once, key=lambda name: once[name])
+        pair = {"ours": lambda: jax.block_until_ready(ours(own, batch, mask, 1.0)), best: actions[best]}
+        seconds = interleaved(pair, rounds=5)
+    once[best] = min(once[best], seconds[best])
+    ratio = once[best] / seconds["ours"]
+    return [figure(f"jax_privacy's clipped_grad, {name}", BATCH / once[name], "examples/s") for name in actions] + [
+        figure("clipped sum", BATCH / seconds["ours"], "examples/s"),
+        figure(f"clipped sum against clipped_grad, {best}", ratio, "x", ">= 1.8", ratio >= 1.8),
+    ]
 
 
 # ---- Opacus: in its own environment ----------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
     try:
         with warnings.catch_warnings():  # the package uses no pandas, whatever of it is installed
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+            # Spark's launcher forks and at once becomes the JVM: nothing of JAX, where loaded, runs in the child
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             started = builder.getOrCreate()
     except Exception as error:
         if not isinstance(error, PySparkException) and not type(error).__module__.startswith("py4j"):

@@ -16,7 +16,7 @@ from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.noise import NoiseStream
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest
-from coowned.training.data import TrainingData
+from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan, make_optimizer
@@ -141,7 +141,8 @@ def train(
         if folder is not None and (step + 1) % every == 0:
             folder.save(step + 1, trainer.tensors(current, log))
 
-    state = trainer.run(data, state, rows, start=start, after=after)
+    read = data if plan.clip_norm is None else with_norms(data)
+    state = trainer.run(read, state, rows, start=start, after=after)
     parameters = {name: np.asarray(array) for name, array in state[0].items()}
     metrics = _metrics_table(rows)
     trained = TrainedModel(model=model, parameters=parameters, plan=plan, metrics=metrics)
@@ -277,6 +278,8 @@ class Trainer:
 def compiled_step(model: Model, optimizer: str, clips: bool, noisy: bool, many: bool) -> Callable[..., Any]:
     """((parameters, optimizer state), batch, mask, noise, settings) -> (the same after one step, copies clipped).
 
+    For many plans the second is any number that is there when the step has ended.
+
     Numbers are arguments, not constants, so that runs that differ in them alone share what was compiled.
     """
     import jax
@@ -295,6 +298,8 @@ def compiled_step(model: Model, optimizer: str, clips: bool, noisy: bool, many: 
     def step(state, batch, mask, noise, settings):
         parameters, optimizer_state = state
         summed, clipped = model.gradient_sum(parameters, batch, mask, settings["clip_norm"] if clips else None)
+        if many:  # nobody looks at the counts of a sweep: they are a pass over all factors
+            clipped = jax.tree.leaves(summed)[0].ravel()[0]
         gradients = {name: add(total, noise.get(name), settings) for name, total in summed.items()}
         updates, optimizer_state = (jax.vmap(update) if many else update)(
             settings["learning_rate"], gradients, optimizer_state, parameters

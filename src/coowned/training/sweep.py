@@ -180,8 +180,7 @@ def sweep(
         if folder is not None and (step + 1) % every == 0:
             folder.save(step + 1, trainer.tensors(current, log))
 
-    # One alone reads what `train` reads, and so is what `train` gives, to the bit.
-    read = with_norms(data) if len(plans) > 1 and plans[0].clip_norm is not None else data
+    read = data if plans[0].clip_norm is None else with_norms(data)
     state = trainer.run(read, state, rows, start=start, after=after)
     leading = (len(plans),)
     parameters = {name: np.asarray(array).reshape(leading + model.shapes()[name]) for name, array in state[0].items()}
