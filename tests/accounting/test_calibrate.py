@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from coowned.accounting import calibrate as module
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import epsilon as proven
+from coowned.accounting.calculators import epsilon_details
 from coowned.accounting.calibrate import calibrate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 NO_CACHE = ResultCache(directory=None)
+FULL = pytest.mark.full
 
 
 def poisson(copies, probability, iterations):
@@ -72,11 +74,48 @@ def test_calibration_over_the_range(log_copies, log_probability, log_iterations,
     if chance <= 10**log_delta:
         with pytest.raises(InputError, match="ever drawn"):
             check(mechanism, 10**log_epsilon, 10**log_delta, adjacency)
-    elif chance > 3 * 10**log_delta:  # just above, hardly any noise is needed and the search may end at its limit
+    else:
         check(mechanism, 10**log_epsilon, 10**log_delta, adjacency)
 
 
-@pytest.mark.full
+@pytest.mark.parametrize(
+    ("iterations", "epsilon", "adjacency"),
+    [
+        (1500, 1.0, "zero-out"),
+        (1100, 0.1, "replace"),
+        pytest.param(1500, 1.0, "replace", marks=FULL),
+        pytest.param(1100, 0.1, "zero-out", marks=FULL),
+        pytest.param(1010, 8.0, "zero-out", marks=FULL),
+        pytest.param(1010, 8.0, "replace", marks=FULL),
+        pytest.param(1001, 100.0, "zero-out", marks=FULL),
+        pytest.param(1001, 100.0, "replace", marks=FULL),
+    ],
+)
+def test_a_delta_just_below_the_chance_of_being_drawn(iterations, epsilon, adjacency):
+    # Little noise is needed: where it is a little larger, epsilon is 0, and the search starts there.
+    noise = check(poisson(1, 1e-6, iterations), epsilon, 1e-3, adjacency)
+    assert 0.03 < noise < 0.3
+
+
+@FULL
+@settings(max_examples=12)
+@given(
+    log_probability=st.floats(-7, -2),
+    log_iterations=st.floats(0, 6),
+    log_excess=st.floats(-2, 0.5),
+    log_epsilon=st.floats(-1, 2),
+    adjacency=st.sampled_from(["zero-out", "replace"]),
+)
+def test_calibration_near_the_chance_of_being_drawn(
+    log_probability, log_iterations, log_excess, log_epsilon, adjacency
+):
+    iterations = int(10**log_iterations)
+    probability = min(10**log_probability, 0.1 / iterations)
+    chance = -math.expm1(iterations * math.log1p(-probability))
+    check(poisson(1, probability, iterations), 10**log_epsilon, min(chance / (1 + 10**log_excess), 1e-3), adjacency)
+
+
+@FULL
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
 @pytest.mark.parametrize(
     ("copies", "probability", "iterations", "epsilon", "delta"),
@@ -133,12 +172,53 @@ def test_closed_forms_are_not_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.full
+@FULL
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_the_least_noise_is_certified_for_a_user_who_is_drawn_about_once(adjacency):
+    assert check(poisson(1, 4.9e-6, 204343), 0.13, 1.4e-10, adjacency) == pytest.approx(0.664, abs=0.002)
+
+
+@FULL
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_the_least_noise_is_certified_for_a_user_who_is_drawn_about_once_in_a_million(adjacency):
+    assert check(poisson(1, 1e-6, 10**6), 0.1, 1e-12, adjacency) == pytest.approx(0.6537, abs=0.002)
+
+
 def test_noise_is_raised_where_the_least_cannot_be_certified():
-    """A user who is drawn about once, at a tiny delta: the least noise that can be certified, not a refusal."""
-    rare = PoissonSampling(contribution_bound=1, sampling_probability=4.9e-6, iterations=204343)
-    claim = {"delta": 1.4e-10, "adjacency": "zero-out"}
-    noise_multiplier = calibrate(rare, epsilon=0.13, **claim)
-    assert proven(rare, noise_multiplier=noise_multiplier, **claim) <= 0.13
-    with pytest.raises(UncertifiableError):
-        proven(rare, noise_multiplier=0.999 * noise_multiplier, **claim)
+    raised = module._least_certified(lambda noise: noise >= 2.0, 1.0)
+    assert 2.0 <= raised <= 2.0 * (1 + 2 * module.RELATIVE_TOLERANCE)
+    with pytest.raises(UncertifiableError, match="larger delta"):
+        module._least_certified(lambda noise: False, 1.0)
+
+
+def test_imprecise_answers_are_not_returned(monkeypatch):
+    """With a stricter limit on errors than the least noise keeps, more noise comes back, within the limit."""
+    m, claim = poisson(3, 0.002, 10_000), {"delta": 1e-10, "adjacency": "zero-out"}
+    least = calibrate(m, epsilon=6.0, cache=NO_CACHE, **claim)
+    limit = 0.9 * epsilon_details(m, noise_multiplier=least, **claim).error_share
+    monkeypatch.setattr(module, "ALLOWED_ERROR_SHARE", limit)
+    raised = calibrate(m, epsilon=6.0, cache=NO_CACHE, **claim)
+    answer = epsilon_details(m, noise_multiplier=raised, **claim)
+    assert raised > least
+    assert answer.epsilon <= 6.0
+    assert answer.error_share <= limit
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("exact", [1e-3, 0.2, 1.0, 50.0, 1e9])
+def test_the_search_finds_any_root(near, exact):
+    """Whatever the start: on a smooth fall, on one that is 0 beyond the root, and on one that jumps there."""
+    for falling in (
+        lambda noise: (exact / noise) ** 2,
+        lambda noise: max(0.0, 1 + 30 * math.log(exact / noise)),
+        lambda noise: 0.0 if noise >= exact else math.inf,
+    ):
+        found = module._narrow(falling, falling, 1.0, 1.0, near=near)
+        assert exact * (1 - 1e-12) <= found <= exact * (1 + 2 * module.RELATIVE_TOLERANCE)
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_the_search_ends_at_its_limits(near):
+    assert module._narrow(lambda noise: 0.0, lambda noise: 0.0, 1.0, 1.0, near=near) == module._SMALLEST
+    with pytest.raises(UncertifiableError, match="1e12"):
+        module._narrow(lambda noise: 2.0, lambda noise: 2.0, 1.0, 1.0, near=near)

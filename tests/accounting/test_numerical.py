@@ -259,6 +259,20 @@ def test_no_tilt_gives_less_than_the_truth(share, largest_share):
             assert tail.at(epsilon).log_delta >= (math.log(exact) - 1e-9 if exact > 1e-14 else -math.inf)
 
 
+@pytest.mark.parametrize("share", [1.0, 1.5, 3.0, 10.0])
+@pytest.mark.parametrize("largest_share", [0.5, 0.95])
+def test_a_dominating_draw_is_not_forgotten(share, largest_share):
+    # On a coarse grid an unfit tilt moves nearly all mass to one atom that is a draw, and it is no sum without a draw.
+    for copies, probability, noise in ((1, 0.3, 0.2), (1, 0.5, 0.1)):
+        step = OneStep(copies, probability, noise, "zero-out")
+        loss = composition(copies, probability, noise, 1).losses(log_delta=-25.0, spacing=0.5, growth=0.5)["upper"]
+        loss = loss.capped(60.0)
+        near = 0.6 * loss.largest
+        tail = loss.tail(share * loss.tilt_for_mean(near), near, -25.0, largest_share)
+        for epsilon in (0.5 * near, near, 1.3 * near):
+            assert tail.at(epsilon).log_delta >= math.log(step.delta(epsilon, "upper")) - 1e-9
+
+
 # -- the curve and the search --------------------------------------------------------------------------------------
 
 
@@ -295,8 +309,8 @@ def test_epsilon_is_zero_where_delta_is_above_the_total_variation():
 def test_refused_where_errors_would_take_too_much(monkeypatch):
     original = tilted_composition.TiltedTail.__init__
 
-    def noisy(self, *arguments):
-        original(self, *arguments)
+    def noisy(self, *arguments, **named):
+        original(self, *arguments, **named)
         self._error = 1e-3  # of every bin: as if the transform were in half precision
 
     monkeypatch.setattr(tilted_composition.TiltedTail, "__init__", noisy)

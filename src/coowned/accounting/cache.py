@@ -15,7 +15,7 @@ from typing import Any
 
 from coowned.cache import cache_folder, keep
 
-ACCOUNTANT_VERSION = 1  # raise it whenever any epsilon or noise multiplier may change
+ACCOUNTANT_VERSION = 2  # raise it whenever any epsilon or noise multiplier may change
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

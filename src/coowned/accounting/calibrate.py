@@ -7,7 +7,7 @@ from collections.abc import Callable
 from coowned import validate
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from coowned.accounting.numerical import Composition, Steps
+from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition, Steps
 from coowned.accounting.root_finding import find_root
 from coowned.accounting.user_steps import ADJACENCIES, steps_of, with_noise
 from coowned.errors import InputError, UncertifiableError
@@ -15,7 +15,13 @@ from coowned.mechanism.sampling import Mechanism
 
 RELATIVE_TOLERANCE = 3e-4  # of the noise multiplier: distance to one that misses the target
 _SMALLEST, _LARGEST = 1e-4, 1e12  # noise multipliers the search looks at
+_ROUGH_LOOSENESS = 3e-3  # of epsilon, while the search is still far away
+_NEAR = 0.02  # of epsilon, or of the noise multiplier: from here on the search is at the finest grid
+_FEW_DRAWS = 5.0  # expected in the whole run: below it the coarse search is far off
 _GROWTH = 1.06  # of the noise where numerical errors are too large a part of delta
+
+_LARGEST_STEP = math.log(2.0)  # of the noise multiplier, at the finest grid
+_NO_NOISE = "no noise multiplier up to 1e12 meets the target; use a larger epsilon or delta"
 
 
 def calibrate(
@@ -25,13 +31,17 @@ def calibrate(
 
     Guarantees:
       - The accountant confirms it: `epsilon(...)` at the result is at most the target, 0.999 of the result misses
-        it.   (test_calibration_is_private_and_tight)
+        it.   (test_calibration_is_private_and_tight, test_calibration_over_the_range)
+      - Also where delta is just below the chance of ever being drawn.
+        (test_a_delta_just_below_the_chance_of_being_drawn, test_calibration_near_the_chance_of_being_drawn)
 
-    Where numerical errors would take more than 1% of delta, the noise is raised until they do not.
-    Raises UncertifiableError where no noise multiplier between 0.0001 and 1e12 does it, InputError where delta is so
-    large that no noise is needed at all.
-    Cost: a coarse search without transforms, then four or five evaluations of `epsilon`. Results are kept on disk
-    (`cache`, by default `ResultCache.default()`), closed forms are not.
+    The search looks at noise multipliers from 0.0001, which comes back if it meets the target, to 1e12. Should
+    numerical errors take more than 1% of delta at the least noise, it is raised until they do not.
+    Raises UncertifiableError where no noise multiplier up to 1e12 does it, InputError where delta is so large that no
+    noise is needed at all.
+    Cost: a coarse search without transforms, then two to five evaluations of `epsilon`; with less than five expected
+    draws in the whole run, about ten. Results are kept on disk (`cache`, by default `ResultCache.default()`), closed
+    forms are not.
 
     Example:
       >>> from coowned.mechanism.sampling import MinSeparation
@@ -96,40 +106,42 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
         composition = Composition([with_noise(steps, math.exp(log_noise))], adjacency)
         return max(loss.guess(log_delta)[1] for loss in composition.coarse(log_delta).values()) - epsilon
 
-    def proven(noise_multiplier: float, *, refuse: bool) -> float:
-        composition = Composition([with_noise(steps, noise_multiplier)], adjacency)
-        return composition.epsilon(delta, refuse=refuse).epsilon
+    answers: dict[float, Answer] = {}  # at the finest grid, by noise multiplier
 
-    if at_least > 0 and proven(at_least, refuse=False) <= epsilon:
+    def proven(noise_multiplier: float) -> float:
+        composition = Composition([with_noise(steps, noise_multiplier)], adjacency)
+        answers[noise_multiplier] = composition.epsilon(delta, refuse=False)
+        return answers[noise_multiplier].epsilon
+
+    def rough(noise_multiplier: float) -> float:
+        composition = Composition([with_noise(steps, noise_multiplier)], adjacency)
+        return composition.epsilon(delta, refuse=False, looseness=_ROUGH_LOOSENESS).epsilon
+
+    if at_least > 0 and proven(at_least) <= epsilon:
         noise_multiplier = at_least
     else:
-        noise_multiplier = _narrow(lambda noise: proven(noise, refuse=False), math.exp(_root(coarse)), epsilon)
+        start = max(math.exp(_root(coarse)), _SMALLEST)
+        draws = steps.copies * steps.probability * steps.repetitions
+        noise_multiplier = _narrow(proven, rough, start, epsilon, near=draws > _FEW_DRAWS)
     # The search may pass through places that are refused; its end may not be one.
-    try:
-        confirmed = proven(noise_multiplier, refuse=True) <= epsilon
-    except UncertifiableError:
-        return _least_certified(lambda noise: proven(noise, refuse=True), noise_multiplier, epsilon)
-    if not confirmed:
-        raise UncertifiableError("the accountant did not confirm its own noise multiplier; use a larger delta")
+    if not answers[noise_multiplier].error_share <= ALLOWED_ERROR_SHARE:
+        return _least_certified(
+            lambda noise: proven(noise) <= epsilon and answers[noise].error_share <= ALLOWED_ERROR_SHARE,
+            noise_multiplier,
+        )
     return noise_multiplier
 
 
-def _least_certified(proven: Callable[[float], float], refused: float, epsilon: float) -> float:
+def _least_certified(certified: Callable[[float], bool], refused: float) -> float:
     """The least noise above `refused` that the accountant certifies for the target: more noise than is needed.
 
-    Where a user is drawn about once in all and delta is tiny, numerical errors are too large a part of delta until
-    the noise is a little larger.
+    For where numerical errors are too large a part of delta until the noise is a little larger.
     """
-
-    def certified(noise: float) -> bool:
-        try:
-            return proven(noise) <= epsilon
-        except UncertifiableError:
-            return False
-
-    accepted = refused * _GROWTH
+    growth = _GROWTH
+    accepted = refused * growth
     while not certified(accepted):
-        refused, accepted = accepted, accepted * _GROWTH
+        refused, growth = accepted, growth**1.5
+        accepted *= growth
         if accepted > _LARGEST:
             raise UncertifiableError("no noise multiplier up to 1e12 can be certified; use a larger delta")
     while accepted > refused * (1 + 2 * RELATIVE_TOLERANCE):
@@ -151,40 +163,84 @@ def _root(falling: Callable[[float], float]) -> float:
     while falling(high) > 0:
         low, high = high, high + math.log(4)
         if high > math.log(_LARGEST):
-            raise UncertifiableError("no noise multiplier up to 1e12 meets the target; use a larger epsilon or delta")
+            raise UncertifiableError(_NO_NOISE)
     return find_root(falling, low, high, absolute=1e-3)
 
 
-def _narrow(proven: Callable[[float], float], start: float, epsilon: float) -> float:
-    """The smallest noise multiplier on the private side, found from a start that is nearly right."""
+def _narrow(
+    proven: Callable[[float], float], rough: Callable[[float], float], start: float, epsilon: float, *, near: bool
+) -> float:
+    """The smallest noise multiplier on the private side, found from a start that should be nearly right if `near`.
+
+    It is not where few draws decide delta: the coarse law's normal approximation is far off.
+    """
+    slope = -1.5  # of log(epsilon) by log(noise)
+    noise = start
+    value = math.nan
+    if near:
+        value = proven(start)
+        near = abs(_log_ratio(value, epsilon)) <= 5 * _NEAR
+    if not near:
+        noise, slope = _approach(rough, start, epsilon)
+        value = proven(noise)
     met: float | None = None  # the smallest noise known to meet the target
     missed: float | None = None  # the largest known to miss it
-    noise, slope = start, -1.5  # of log(epsilon) by log(noise)
     points: list[tuple[float, float]] = []
     for _ in range(60):
-        if not _SMALLEST <= noise <= _LARGEST:
-            raise UncertifiableError(
-                f"no noise multiplier between {_SMALLEST:g} and {_LARGEST:g} meets epsilon = {epsilon:g} closely; use a"
-                " smaller epsilon or delta"
-            )
-        value = proven(noise)
         if value <= epsilon:
             met = noise if met is None else min(met, noise)
         else:
             missed = noise if missed is None else max(missed, noise)
-        if met is not None and missed is not None and met / missed <= 1 + RELATIVE_TOLERANCE:
+        if met is not None and (met <= _SMALLEST or (missed is not None and met / missed <= 1 + RELATIVE_TOLERANCE)):
             return met
-        points.append((math.log(noise), math.log(min(max(value / epsilon, 1e-6), 1e6))))
+        if missed is not None and missed >= _LARGEST:
+            raise UncertifiableError(_NO_NOISE)
+        points.append((math.log(noise), _log_ratio(value, epsilon)))
         if len(points) > 1 and points[-1][0] != points[-2][0]:
             slope = min((points[-1][1] - points[-2][1]) / (points[-1][0] - points[-2][0]), -0.05)
         # Aim a third of the tolerance to the other side of the root than this point is, to close the bracket.
         beyond = RELATIVE_TOLERANCE / 3 if value > epsilon else -RELATIVE_TOLERANCE / 3
-        noise = math.exp(points[-1][0] - points[-1][1] / slope + beyond)
-        noise = min(max(noise, start / 4**10), start * 4**10)
+        step = min(max(-points[-1][1] / slope, -_LARGEST_STEP), _LARGEST_STEP)
+        noise = math.exp(points[-1][0] + step + beyond)
         if met is not None and missed is not None and not missed < noise < met:
             noise = math.sqrt(met * missed)
         elif met is None:
             noise = max(noise, math.exp(max(point[0] for point in points)) * (1 + 1e-4))
         elif missed is None:
             noise = min(noise, met * (1 - 1e-4))
+        noise = min(max(noise, _SMALLEST), _LARGEST)
+        value = proven(noise)
     raise UncertifiableError("the search for the noise multiplier did not settle; use a larger delta")
+
+
+def _approach(rough: Callable[[float], float], start: float, epsilon: float) -> tuple[float, float]:
+    """A noise multiplier that nearly meets the target, and the slope of log(epsilon) by log(noise) there.
+
+    epsilon may be 0 over most of the range and rise steeply: a bracket that is at least halved every other time.
+    """
+    low, high = -math.inf, math.inf  # log noise: the largest known to miss the target, the smallest known to meet it
+    above = below = 0.0  # log(epsilon / target) there
+    here, step = math.log(start), math.log(1.5)
+    for turn in range(200):
+        ratio = _log_ratio(rough(math.exp(here)), epsilon)
+        if ratio > 0:
+            low, above = here, ratio
+        else:
+            high, below = here, ratio
+        slope = min((below - above) / (high - low), -0.05) if math.isfinite(high - low) else -1.5
+        if abs(ratio) <= _NEAR or high - low <= _NEAR or high <= math.log(_SMALLEST):
+            break
+        if low >= math.log(_LARGEST):
+            raise UncertifiableError(_NO_NOISE)
+        if math.isinf(high):
+            here, step = min(low + step, math.log(_LARGEST)), 2 * step
+        elif math.isinf(low):
+            here, step = max(high - step, math.log(_SMALLEST)), 2 * step
+        else:
+            share = above / (above - below) if turn % 2 else 0.5
+            here = low + min(max(share, 0.05), 0.95) * (high - low)
+    return math.exp(here), slope
+
+
+def _log_ratio(value: float, epsilon: float) -> float:
+    return math.log(min(max(value / epsilon, 1e-6), 1e6))

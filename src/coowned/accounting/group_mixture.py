@@ -73,8 +73,16 @@ class LossAtoms:
 
     def up_to(self, cut: float) -> "LossAtoms":
         """The atoms with losses of at most `cut` alone: a part of the law, not a law."""
-        keep = self.loss <= cut
-        return dataclasses.replace(self, index=self.index[keep], log_mass=self.log_mass[keep])
+        keep, bins = self.loss <= cut, self.bin_loss <= cut
+        return dataclasses.replace(
+            self,
+            index=self.index[keep],
+            log_mass=self.log_mass[keep],
+            bin_loss=self.bin_loss[bins],
+            bin_log_mass=self.bin_log_mass[bins],
+            bin_spread=self.bin_spread[bins],
+            bin_is_wide=self.bin_is_wide[bins],
+        )
 
     def capped(self, cap: float) -> "LossAtoms":
         """The same atoms with every loss above `cap` made infinite.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coowned.accounting.group_mixture import MixturePair, discretize, gaussian_pair, mixture_pair
+from coowned.accounting.parted_composition import ERROR_SHARE, PartedTail, parts_grid, plan_parts
 from coowned.accounting.tilted_composition import (
     LARGEST_TRANSFORM,
     ComposedLoss,
@@ -27,6 +28,7 @@ ALLOWED_ERROR_SHARE = 0.01  # of delta: what infinity, wrap-around and round-off
 _COARSE_GROWTH = 0.05
 _LOG_TAIL_SHARE = math.log(1e-6)  # of delta: mass charged as an infinite loss, over all steps
 _CAP_ABOVE = 12.0  # above epsilon a single loss counts as infinite: costs exp(-12) of delta
+_MUCH_WIDER = 3.0  # a window this many times wider than two parts need is not worth its transform
 _LARGEST_JUMP_SHARES = (0.5, 0.7, 0.25, 0.1, 0.05, 0.0)  # by attempt: epsilon is guessed at first
 _SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
 _SMALLEST_EPSILON = 1e-4  # below it looseness is no longer judged relative to epsilon
@@ -149,11 +151,11 @@ class Composition:
             else:
                 answer = self._epsilon(direction, coarse[direction], guesses[direction], log_delta, looseness)
             if best is None or answer.epsilon > best.epsilon:
-                best = _checked(answer) if refuse else answer
+                best = answer
             if math.isinf(best.epsilon):
                 break
         assert best is not None
-        return dataclasses.replace(best, delta=delta)
+        return dataclasses.replace(_checked(best) if refuse else best, delta=delta)
 
     def _epsilon(
         self, direction: str, coarse: ComposedLoss, guess: tuple[float, float], log_delta: float, looseness: float
@@ -161,27 +163,25 @@ class Composition:
         tilt, epsilon = guess
         allowed_share = 1.0  # round-off is estimated roughly, and from above
         answer: Answer | None = None
+        parted: Answer | None = None
+        precise = True
         for attempt in range(len(_LARGEST_JUMP_SHARES)):
             allowed = looseness * max(epsilon, _SMALLEST_EPSILON) / 2 ** max(attempt - 2, 0)
+            if attempt > 0 and parted is None and self._is_parted(coarse, epsilon, log_delta, precise):
+                parted = self._parted_epsilon(direction, coarse, epsilon, log_delta, looseness)
+                if parted is not None and parted.error_share <= ALLOWED_ERROR_SHARE / 4:
+                    return parted
             loss, tail = self._tail(
                 direction, coarse, tilt, epsilon, log_delta, allowed, allowed_share, _LARGEST_JUMP_SHARES[attempt]
             )
             found = _solve(tail, log_delta, max(epsilon, 0.0))
             if math.isinf(found):  # too far from the guess for this window, or errors alone are above delta
                 answer = Answer(epsilon=math.inf, delta=math.exp(log_delta), error_share=1.0)
-                tilt, epsilon, allowed_share = loss.tilt_for_mean(tail.top), tail.top, 1e-4
+                tilt, epsilon, allowed_share, precise = loss.tilt_for_mean(tail.top), tail.top, 1e-4, False
                 continue
-            bound = tail.at(found)
             right_tilt = loss.tilt_for_mean(found)
             added = sum(loss.looseness(right_tilt))
-            answer = Answer(
-                epsilon=found,
-                delta=math.exp(log_delta),
-                spacing=loss.spacing,
-                transform_size=tail.size,
-                error_share=bound.error_share * math.exp(min(bound.log_delta - log_delta, 0.0)),
-                looseness=added,
-            )
+            answer = _found(tail, found, log_delta, added)
             precise = answer.error_share <= ALLOWED_ERROR_SHARE / 4
             settled = precise and abs(found - epsilon) <= 2 * tail.deviation
             limit = 1.5 * looseness * max(found, _SMALLEST_EPSILON)
@@ -190,7 +190,45 @@ class Composition:
             tilt, epsilon = right_tilt, found
             allowed_share = allowed_share if precise else 1e-4
         assert answer is not None
-        return answer
+        return answer if parted is None or answer.error_share <= parted.error_share else parted
+
+    def _is_parted(self, coarse: ComposedLoss, epsilon: float, log_delta: float, precise: bool) -> bool:
+        """Whether two tilts do better than one: where one is imprecise or needs a far wider window."""
+        coarse = coarse.capped(1.1 * epsilon + _CAP_ABOVE)
+        parts = plan_parts(coarse, epsilon, log_delta)
+        if parts is None or not precise:
+            return parts is not None
+        window = coarse.window(coarse.best_tilt(epsilon, log_delta, 1.0), epsilon, log_delta)
+        return window.top - window.low > _MUCH_WIDER * parts.width
+
+    def _parted_epsilon(
+        self, direction: str, coarse: ComposedLoss, epsilon: float, log_delta: float, looseness: float
+    ) -> Answer | None:
+        """`_epsilon` by `PartedTail`: a rough grid to find the place, then a fine one. None where that fails."""
+        answer: Answer | None = None
+        rough, error_share = 30.0, ERROR_SHARE
+        for _ in range(12):
+            allowed = rough * looseness * max(epsilon, _SMALLEST_EPSILON)
+            tail = self._parted_tail(direction, coarse, epsilon, log_delta, allowed, error_share)
+            found = math.inf if tail is None else _solve(tail, log_delta, epsilon)
+            if tail is None or math.isinf(found):
+                break
+            answer = _found(tail, found, log_delta, tail.looseness(found))
+            if found == 0.0:
+                return answer
+            # Just below the chance of ever being drawn delta hardly depends on epsilon, and errors weigh the more.
+            weight = max(-tail.at(found).slope * found, 2e-3)
+            precise = answer.error_share <= min(ALLOWED_ERROR_SHARE / 4, 1e-2 * weight)
+            settled = abs(found - epsilon) <= 2 * tail.deviation
+            if rough == 1.0 and settled and precise:
+                return answer
+            if settled and not precise:
+                error_share *= 1e-2
+            if settled or abs(found - epsilon) <= 0.05 * epsilon:
+                rough = 1.0
+            # Far below the place it was made for a tail is much too large: the answer lies lower still.
+            epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
+        return answer if rough == 1.0 else None
 
     def delta(self, epsilon: float, *, looseness: float = RELATIVE_LOOSENESS) -> Answer:
         """The smallest delta proven for epsilon, over all directions."""
@@ -200,7 +238,7 @@ class Composition:
         """The smallest delta proven for each epsilon; neighbours share a transform where that is accurate enough."""
         best: dict[float, Answer] = {}
         for direction in self.directions:
-            shared: tuple[float, float, TiltedTail | EmptyTail] | None = (
+            shared: tuple[float, float, TiltedTail | PartedTail | EmptyTail] | None = (
                 None  # epsilon and looseness the transform was made for
             )
             for epsilon in sorted(set(epsilons)):
@@ -216,7 +254,7 @@ class Composition:
 
     def _tail_for(
         self, direction: str, epsilon: float, looseness: float
-    ) -> tuple[float, float, TiltedTail | EmptyTail]:
+    ) -> tuple[float, float, TiltedTail | PartedTail | EmptyTail]:
         log_delta = -50.0
         for _ in range(8):  # the tails to cut depend on the answer
             coarse = self.coarse(log_delta)[direction]
@@ -235,7 +273,36 @@ class Composition:
             if bound.error_share <= ALLOWED_ERROR_SHARE / 4 or log_delta <= _SMALLEST_LOG_DELTA:
                 break
             log_delta = max(min(bound.log_delta, log_delta) - 1.0, _SMALLEST_LOG_DELTA)
+        if bound.error_share > ALLOWED_ERROR_SHARE / 4 and log_delta > _SMALLEST_LOG_DELTA:
+            parted = self._parted_tail(direction, coarse, epsilon, log_delta, allowed)
+            if parted is not None and parted.at(epsilon).error_share < bound.error_share:
+                return epsilon, parted.looseness(epsilon), parted
         return epsilon, sum(loss.looseness(tilt)), tail
+
+    def _parted_tail(
+        self,
+        direction: str,
+        coarse: ComposedLoss,
+        epsilon: float,
+        log_delta: float,
+        allowed: float,
+        error_share: float = ERROR_SHARE,
+    ) -> PartedTail | None:
+        cap = 1.1 * epsilon + _CAP_ABOVE
+        coarse = coarse.capped(cap)
+        parts = plan_parts(coarse, epsilon, log_delta, error_share)
+        if parts is None:
+            return None
+        spacing, growth = parts_grid(coarse, parts, epsilon, _COARSE_GROWTH, allowed)
+        for _ in range(40):
+            loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+            if loss.up_to(parts.cut) is None:
+                return None
+            try:
+                return PartedTail(loss, parts, epsilon, log_delta)
+            except GridTooFineError:
+                spacing *= 1.5
+        return None
 
     def _tail(
         self,
@@ -289,7 +356,7 @@ def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> t
         size *= 2
 
 
-def _solve(tail: TiltedTail, log_delta: float, start: float) -> float:
+def _solve(tail: TiltedTail | PartedTail, log_delta: float, start: float) -> float:
     """The smallest epsilon >= 0 at which the tail's bound is at most log_delta, from the private side."""
     if tail.at(0.0).log_delta <= log_delta:
         return 0.0
@@ -311,7 +378,19 @@ def _solve(tail: TiltedTail, log_delta: float, start: float) -> float:
     return high
 
 
-def _answer_at(tail: TiltedTail | EmptyTail, epsilon: float, looseness: float) -> Answer:
+def _found(tail: TiltedTail | PartedTail, epsilon: float, log_delta: float, looseness: float) -> Answer:
+    bound = tail.at(epsilon)
+    return Answer(
+        epsilon=epsilon,
+        delta=math.exp(log_delta),
+        spacing=tail.spacing,
+        transform_size=tail.size,
+        error_share=bound.error_share * math.exp(min(bound.log_delta - log_delta, 0.0)),
+        looseness=looseness,
+    )
+
+
+def _answer_at(tail: TiltedTail | PartedTail | EmptyTail, epsilon: float, looseness: float) -> Answer:
     bound = tail.at(epsilon)
     return Answer(
         epsilon=epsilon,
@@ -324,7 +403,7 @@ def _answer_at(tail: TiltedTail | EmptyTail, epsilon: float, looseness: float) -
 
 
 def _checked(answer: Answer) -> Answer:
-    if answer.error_share > ALLOWED_ERROR_SHARE or not math.isfinite(answer.epsilon):
+    if not answer.error_share <= ALLOWED_ERROR_SHARE or not math.isfinite(answer.epsilon):
         raise UncertifiableError(
             f"numerical errors take {answer.error_share:.1%} of delta = {answer.delta:.3g}, more than the 1% allowed;"
             " use a larger delta, fewer iterations or a larger noise multiplier"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,8 +22,18 @@ class Spectrum:
     error: np.ndarray  # (size / 2 + 1,) of log modulus and angle together, from their evaluation
     shift: int  # grid steps by which the law was moved down
     log_scale: float  # log of what the tilted masses were divided by
-    log_jump: np.ndarray | None  # (size / 2 + 1,) complex: log(1 + jumps / rest) where the jumps were kept apart
-    jump_error: np.ndarray | None  # (size / 2 + 1,) of log_jump
+    scale_size: float  # of the numbers log_scale was added up from: its error is a few units in their last place
+    jumps: "Jumps | None"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Jumps:
+    """Of the losses that were kept apart. All else in `Spectrum` is then about the rest alone."""
+
+    log_ratio: np.ndarray  # (size / 2 + 1,) complex: log(1 + jumps / rest)
+    error: np.ndarray  # (size / 2 + 1,) of log_ratio
+    log_largest: np.ndarray  # (size / 2 + 1,) log of a bound on |rest| and |rest + jumps|, errors included
+    is_unknown: np.ndarray  # (size / 2 + 1,) bool: the rest may vanish, log_ratio says nothing
 
 
 def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: float, cut: float | None) -> Spectrum:
@@ -30,7 +41,7 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
 
     With small sampling probabilities nearly all mass sits in one atom. Moved to 0 it transforms exactly to a constant,
     so that only the rest is subject to round-off: spectrum = 1 + y, and log(1 + y) is accurate to u * |y|. Losses above
-    `cut` ("jumps") are then transformed on their own.
+    `cut` ("jumps") are transformed on their own.
     """
     u = UNIT_ROUNDOFF
     tilted = atoms.log_mass + tilt * atoms.loss
@@ -41,11 +52,16 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
     rest = float(weight.sum() - weight[pivot])
 
     def transform(weights: np.ndarray, shift: int) -> tuple[np.ndarray, float]:
-        folded = np.bincount(np.mod(atoms.index - shift, size), weights=weights, minlength=size)  # (size,)
-        return np.fft.rfft(folded), transform_error * float(weights.sum()) * (1 + 1e-6)
+        place = np.mod(atoms.index - shift, size)
+        folded = np.bincount(place, weights=weights, minlength=size)  # (size,)
+        most = 1 if atoms.index[-1] - atoms.index[0] < size else int(np.bincount(place).max())  # terms of one sum
+        return np.fft.rfft(folded), (transform_error + most * u) * float(weights.sum()) * (1 + 1e-6)
 
-    if rest >= 0.5:
-        y, error = transform(weight / (rest + 1.0), 0)
+    jumps = np.zeros(len(weight)) if cut is None else np.where(atoms.loss > cut, weight, 0.0)
+    scale_size = abs(float(atoms.log_mass[pivot])) + abs(tilt * float(atoms.loss[pivot])) + math.log1p(rest) + 1.0
+    if rest >= 0.5 or jumps[pivot] > 0:
+        weight, jumps = weight / (rest + 1.0), jumps / (rest + 1.0)
+        y, error = transform(weight - jumps, 0)
         modulus = np.abs(y)
         with np.errstate(divide="ignore"):
             log_modulus = np.maximum(np.log(modulus), -700.0)  # log_growth covers a modulus that vanishes
@@ -56,21 +72,13 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
             error=u * (20 + 4 * np.abs(log_modulus)),
             shift=0,
             log_scale=float(tilted[pivot]) + math.log(rest + 1.0),
-            log_jump=None,
-            jump_error=None,
+            scale_size=scale_size,
+            jumps=None if cut is None else _jumps_beside(y, modulus, error, *transform(jumps, 0), 0.0),
         )
     shift, log_total = int(atoms.index[pivot]), math.log1p(rest)
     weight[pivot] = 0.0
-    jumps = np.where(atoms.loss > cut, weight, 0.0) if cut is not None else np.zeros(len(weight))
     y, error = transform(weight - jumps, shift)
     modulus = np.abs(1 + y)
-    log_jump, jump_error = None, None
-    if cut is not None:
-        jump, own_error = transform(jumps, shift)
-        jump = jump / (1 + y)
-        inherited = (own_error + np.abs(jump) * error) / (modulus - error)
-        log_jump = _log_one_plus(jump)
-        jump_error = inherited / np.maximum(np.abs(1 + jump) - inherited, 1e-3) + 64 * u * np.abs(jump)
     return Spectrum(
         log_modulus=np.real(_log_one_plus(y)) - log_total,
         log_growth=np.log1p(error / modulus),
@@ -78,9 +86,67 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
         error=u * (64 * np.abs(y) + 8 * log_total),
         shift=shift,
         log_scale=float(tilted[pivot]) + log_total,
-        log_jump=log_jump,
-        jump_error=jump_error,
+        scale_size=scale_size,
+        jumps=None if cut is None else _jumps_beside(1 + y, modulus, error, *transform(jumps, shift), log_total),
     )
+
+
+def _jumps_beside(
+    rest: np.ndarray, modulus: np.ndarray, error: float, jump: np.ndarray, jump_error: float, log_total: float
+) -> Jumps:
+    """The jumps in units of the rest, which has that modulus and is known up to `error`.
+
+    log(1 + z) with z = jump / rest moves by at most d / (|1 + z| - d) if z moves by d. At high frequencies the rest may
+    vanish, and z says nothing. `log_total` is of what both are yet to be divided by.
+    """
+    u = UNIT_ROUNDOFF
+    size = np.abs(jump)  # (size / 2 + 1,) like all arrays here
+    largest = (modulus + size) * (1 + 8 * u) + error + jump_error + UNDERFLOW
+    if jump_error == 0.0:  # this step has no jumps at all
+        z = moved = np.zeros(len(size))
+        is_unknown = np.zeros(len(size), dtype=bool)
+    else:
+        is_unknown = modulus <= 2 * error + 1e-6 * size
+        z = np.where(is_unknown, 0.0, jump / np.where(is_unknown, 1.0, rest))
+        moved = (jump_error + np.abs(z) * error) / np.where(is_unknown, 1.0, modulus - error)
+    sum_size = np.abs(1 + z)
+    is_unknown |= sum_size <= 2 * moved
+    gap = np.where(is_unknown, 1.0, sum_size - moved)
+    evaluation = 64 * u * np.abs(z) * (1 + np.abs(z)) / np.where(is_unknown, 1.0, sum_size) ** 2
+    return Jumps(
+        log_ratio=_log_one_plus(np.where(is_unknown, 0.0, z)),
+        error=moved / gap + evaluation,
+        log_largest=np.log(largest) - log_total,
+        is_unknown=is_unknown,
+    )
+
+
+def with_a_jump(
+    rest: np.ndarray, bound: np.ndarray, relative: np.ndarray, jumps: Sequence[tuple[Jumps, int]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sums with a jump alone: product of all (rest + jump)^n less the product of all rest^n, a bound on it, its error.
+
+    `rest` is the latter product, known up to `relative` parts of `bound`. With L the sum of n log(1 + jump / rest) the
+    difference is rest (exp(L) - 1): never one of rounded numbers. Where some rest vanishes, 0 stands for it, and the
+    error is all of it: the two products' bounds.
+    """
+    log_ratio = np.zeros(len(rest), dtype=complex)
+    ratio_error, log_largest = np.zeros((2, len(rest)))
+    is_unknown = np.zeros(len(rest), dtype=bool)
+    for jump, count in jumps:
+        log_ratio += count * jump.log_ratio
+        ratio_error += count * (jump.error + 16 * UNIT_ROUNDOFF * np.abs(jump.log_ratio))
+        log_largest += count * jump.log_largest
+        is_unknown |= jump.is_unknown
+    all_of_it = 2 * np.exp(log_largest) * (1 + 1e-6) + UNDERFLOW
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = np.expm1(log_ratio)
+        size = np.abs(factor)
+        moved = (bound + UNDERFLOW) * np.exp(np.real(log_ratio)) * np.expm1(ratio_error)
+        error = (bound * relative + UNDERFLOW) * size + moved
+        law, bound = rest * factor, bound * size + moved
+    is_unknown |= ~(error <= all_of_it)  # also where it is not a number
+    return np.where(is_unknown, 0.0, law), np.where(is_unknown, 0.0, bound), np.where(is_unknown, all_of_it, error)
 
 
 def _log_one_plus(z: np.ndarray) -> np.ndarray:

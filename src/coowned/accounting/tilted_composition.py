@@ -21,10 +21,10 @@ from scipy.special import erfcx
 
 from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
 from coowned.accounting.root_finding import find_root
-from coowned.accounting.spectrum import UNDERFLOW, one_minus_exp, step_spectrum
+from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 
 LARGEST_TRANSFORM = 2**23
-_LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chernoff bound
+LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chernoff bound
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,9 @@ class ComposedLoss:
     def chernoff(self, epsilon: float) -> float:
         """Log of an upper bound on delta(epsilon) that needs no transform."""
         tilt = self.tilt_for_mean(epsilon)
-        total, _, _ = self.cumulants(tilt)
-        rounding = 32 * UNIT_ROUNDOFF * (1 + abs(total) + abs(tilt * epsilon)) * (1 + sum(self.repetitions))
+        moments, roundings = self._log_moments(np.array([tilt]))
+        total, rounding = float(moments[0]), float(roundings[0])
+        rounding += 32 * UNIT_ROUNDOFF * (1 + abs(total) + abs(tilt * epsilon)) * (1 + sum(self.repetitions))
         return float(np.logaddexp.reduce([total - tilt * epsilon + rounding, self.log_infinity, self.log_capped]))
 
     def log_delta_at_zero(self) -> float:
@@ -141,14 +142,17 @@ class ComposedLoss:
         top = (K(t) - K(tilt) - log w) / (t - tilt) for any t > tilt, the best of a row of t's; low likewise.
         """
         total, _, variance = self.cumulants(tilt)
-        log_outside = min(log_delta - (total - tilt * epsilon), 0.0) + _LOG_NEGLIGIBLE
+        log_outside = min(log_delta - (total - tilt * epsilon), 0.0) + LOG_NEGLIGIBLE
         unit = 1 / math.sqrt(max(variance, 1e-200))
         steps = np.geomspace(0.02 * min(unit, 1 + tilt), 500 * unit, 48)
         slack = 64 * UNIT_ROUNDOFF * (1 + sum(self.repetitions))  # K is a sum of logarithms, each rounded
-        above = self._log_moments(tilt + steps) - total
-        top = float(np.min((above + slack * (1 + np.abs(above) + abs(total)) - log_outside) / steps))
-        below = self._log_moments(tilt - steps) - total
-        low = float(np.max((log_outside - below - slack * (1 + np.abs(below) + abs(total))) / steps))
+        own_rounding = self._log_moments(np.array([tilt]))[1]
+        above, rounding = self._log_moments(tilt + steps)
+        above, rounding = above - total, rounding + own_rounding
+        top = float(np.min((above + rounding + slack * (1 + np.abs(above) + abs(total)) - log_outside) / steps))
+        below, rounding = self._log_moments(tilt - steps)
+        below, rounding = below - total, rounding + own_rounding
+        low = float(np.max((log_outside - below - rounding - slack * (1 + np.abs(below) + abs(total))) / steps))
         rounding = slack * (1 + abs(total) + abs(tilt * top))
         return Window(
             low=max(low, self.smallest),
@@ -157,14 +161,22 @@ class ComposedLoss:
             log_above=-math.inf if top >= self.largest else total - tilt * top + log_outside + rounding,
         )
 
-    def _log_moments(self, tilts: np.ndarray) -> np.ndarray:
-        """Log moment generating function of the whole sum at each of `tilts`, (num_tilts,)."""
-        total = np.zeros(len(tilts))
+    def _log_moments(self, tilts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log moment generating function of the whole sum at each of `tilts`, (num_tilts,), and a bound on its error.
+
+        The error of an exponent is relative to its two terms, which may cancel; that of the sum is the mean of its
+        terms' errors, each weighted by its share.
+        """
+        total, rounding = np.zeros((2, len(tilts)))
         for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
             exponent = atoms.log_mass[None, :] + tilts[:, None] * loss[None, :]  # (num_tilts, num_atoms)
             top = exponent.max(axis=1)
-            total += count * (top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
-        return total
+            weight = np.exp(exponent - top[:, None])
+            weights = weight.sum(axis=1)
+            total += count * (top + np.log(weights))
+            sizes = (weight @ np.abs(atoms.log_mass) + np.abs(tilts) * (weight @ np.abs(loss))) / weights + np.abs(top)
+            rounding += count * 4 * UNIT_ROUNDOFF * (16 + sizes)
+        return total, rounding
 
     def split(self, tilt: float, epsilon: float, log_delta: float, largest_share: float) -> JumpSplit | None:
         """Where a user is rarely drawn, the losses of her draws, such that all others together never reach epsilon.
@@ -181,21 +193,52 @@ class ComposedLoss:
         tilts = np.geomspace(3.0, 3e5, 60) / epsilon
         for share in (share for share in (0.95, 0.7, 0.5, 0.35, 0.25, 0.17, 0.1, 0.05) if share <= largest_share):
             cut = share * epsilon
-            kept = [atoms.up_to(cut) for atoms in self.atoms]
-            if any(len(atoms.index) == 0 for atoms in kept):
+            rest = self.up_to(cut)
+            if rest is None:
                 return None
-            rest = ComposedLoss(kept, self.repetitions)
-            moments = rest._log_moments(tilts)
-            moments = moments + 64 * UNIT_ROUNDOFF * (1 + sum(self.repetitions)) * (1 + np.abs(moments))
-            bounds = moments - tilts * epsilon
-            best = int(np.argmin(bounds))
-            if bounds[best] <= log_delta + _LOG_NEGLIGIBLE or rest.largest < epsilon - self.loss_error:
-                largest = rest.largest + 1e-9 * abs(rest.largest)
-                return JumpSplit(cut=cut, tilt=float(tilts[best]), log_moment=float(moments[best]), largest=largest)
+            split = rest.jump_split(cut, tilts, epsilon)
+            if (
+                split.log_moment - split.tilt * epsilon <= log_delta + LOG_NEGLIGIBLE
+                or rest.largest < epsilon - self.loss_error
+            ):
+                return split
         return None
+
+    def up_to(self, cut: float) -> "ComposedLoss | None":
+        """Sums of losses of at most `cut` alone: a part of the law, not a law. None where a step has no such loss."""
+        kept = [
+            dataclasses.replace(atoms.up_to(cut), log_infinity=-math.inf, log_capped=-math.inf) for atoms in self.atoms
+        ]
+        return None if any(len(atoms.index) == 0 for atoms in kept) else ComposedLoss(kept, self.repetitions)
+
+    def jump_split(self, cut: float, tilts: np.ndarray, epsilon: float) -> JumpSplit:
+        """This law as what is left without the losses above `cut`, with its best Chernoff bound at epsilon."""
+        moments, rounding = self._log_moments(tilts)
+        moments = moments + rounding + 64 * UNIT_ROUNDOFF * (1 + np.abs(moments) + np.abs(tilts * epsilon))
+        best = int(np.argmin(moments - tilts * epsilon))
+        largest = self.largest + 1e-9 * abs(self.largest)
+        return JumpSplit(cut=cut, tilt=float(tilts[best]), log_moment=float(moments[best]), largest=largest)
 
     def looseness(self, tilt: float) -> tuple[float, float]:
         """About how much the discretization adds to epsilon: from bins of one grid step, and from wider ones."""
+        fine, wide = self.bin_spread(tilt)
+        return (tilt + 1) / 2 * fine, (tilt + 1) / 2 * wide
+
+    def grid_spread(self, tilt: float, spacing: float) -> float:
+        """Variance that a grid of that spacing would add to the tilted law, about.
+
+        h^2 / 6 for losses spread over many cells, |l| (h - |l|) for those next to 0.
+        """
+        total = 0.0
+        for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
+            exponent = atoms.log_mass + tilt * loss
+            weight, size = np.exp(exponent - exponent.max()), np.abs(loss)
+            added = np.where(size < spacing, size * (spacing - size), spacing**2 / 6)
+            total += count * float(weight @ added) / float(weight.sum())
+        return total
+
+    def bin_spread(self, tilt: float) -> tuple[float, float]:
+        """Variance that the discretization added to the tilted law: by bins of one grid step, and by wider ones."""
         fine, wide = 0.0, 0.0
         for atoms, count in zip(self.atoms, self.repetitions, strict=True):
             exponent = atoms.bin_log_mass + tilt * atoms.bin_loss
@@ -203,7 +246,7 @@ class ComposedLoss:
             spread = weight * atoms.bin_spread / weight.sum()
             wide += count * float(spread[atoms.bin_is_wide].sum())
             fine += count * float(spread[~atoms.bin_is_wide].sum())
-        return (tilt + 1) / 2 * fine, (tilt + 1) / 2 * wide
+        return fine, wide
 
     def best_tilt(self, epsilon: float, log_delta: float, allowed_share: float) -> float:
         """The tilt with the narrowest window among those whose round-off is about `allowed_share` of delta or less.
@@ -244,7 +287,16 @@ class TiltedTail:
     costs four numbers of R, and round-off counts only where the weights have spectrum: at low frequencies.
     """
 
-    def __init__(self, loss: ComposedLoss, tilt: float, epsilon: float, log_delta: float, largest_share: float):
+    def __init__(
+        self,
+        loss: ComposedLoss,
+        tilt: float,
+        epsilon: float,
+        log_delta: float,
+        largest_share: float,
+        *,
+        split: JumpSplit | None = None,
+    ):
         window = loss.window(tilt, epsilon, log_delta)
         low, top = window.low, window.top
         h = loss.spacing
@@ -263,32 +315,27 @@ class TiltedTail:
         # Each of these is (size / 2 + 1,): of the product of all steps' spectra, each to the power of its count.
         log_modulus, log_growth, angle, power_error = np.zeros((4, size // 2 + 1))
         self._log_scale, self._scale_rounding, shift = 0.0, 0.0, 0
-        self._split = loss.split(tilt, epsilon, log_delta, largest_share)
+        self._split = loss.split(tilt, epsilon, log_delta, largest_share) if split is None else split
         cut = None if self._split is None else self._split.cut
-        log_jump, jump_error = np.zeros(size // 2 + 1, dtype=complex), np.zeros(size // 2 + 1)
+        jumps: list[tuple[Jumps, int]] = []
         for atoms, count in zip(loss.atoms, loss.repetitions, strict=True):
             step = step_spectrum(atoms, tilt, size, transform_error, cut)
-            if step.log_jump is not None and step.jump_error is not None:
-                log_jump += count * step.log_jump
-                jump_error += count * step.jump_error
             log_modulus += count * step.log_modulus
             log_growth += count * step.log_growth
             angle += count * step.angle
             power_error += count * step.error
             shift += count * step.shift
             self._log_scale += count * step.log_scale
-            self._scale_rounding += count * abs(step.log_scale)
+            self._scale_rounding += count * step.scale_size
+            if step.jumps is not None:
+                jumps.append((step.jumps, count))
         series = one_minus_exp(tilt * h, size) * one_minus_exp((tilt + 1) * h, size)  # (size / 2 + 1,)
         law = np.exp(log_modulus) * np.exp(1j * angle)
-        relative = np.expm1(np.minimum(log_growth, 700.0)) + np.expm1(power_error) * np.exp(log_growth) + 16 * u
-        if self._split is None:
-            bound = np.exp(log_modulus + log_growth)
-            error = bound * (-np.expm1(-log_growth) + np.expm1(power_error) + 16 * u)
-        else:  # only sums with a jump: law * (exp(log_jump) - 1); sums without one are in the bound of `split`
-            without = np.abs(law) * np.exp(np.real(log_jump) + log_growth)
-            law = law * np.expm1(log_jump)
-            bound = np.abs(law) * np.exp(log_growth) + without * np.expm1(jump_error)
-            error = np.abs(law) * relative + without * (np.expm1(jump_error) + 16 * u * np.abs(log_jump))
+        relative = -np.expm1(-log_growth) + np.expm1(power_error) + 16 * u
+        bound = np.exp(log_modulus + log_growth)
+        error = bound * relative
+        if jumps:
+            law, bound, error = with_a_jump(law, bound, relative, jumps)
         error = (error + transform_error * bound) / np.abs(series)
         self._error = 2 * float(error.sum()) / size + UNDERFLOW  # of every R
         sums = np.fft.irfft(law / series, size)
@@ -298,7 +345,8 @@ class TiltedTail:
         """An upper bound on delta(epsilon) of the composition, `loss_error` included."""
         here = self._log_bound(epsilon)
         further = self._log_bound(epsilon + self.spacing)[0]
-        return TailBound(log_delta=here[0], error_share=here[1], slope=(further - here[0]) / self.spacing)
+        slope = -math.inf if math.isinf(further) else (further - here[0]) / self.spacing
+        return TailBound(log_delta=here[0], error_share=here[1], slope=slope)
 
     def _log_bound(self, epsilon: float) -> tuple[float, float]:
         tilt, h = self._tilt, self.spacing
@@ -325,6 +373,10 @@ class TiltedTail:
         with np.errstate(divide="ignore"):
             log_errors = float(np.logaddexp.reduce([scale + rounding + np.log(error), *outside]))
             log_delta = float(np.logaddexp.reduce([scale + np.log(value), self._loss.log_capped, log_errors]))
+        if log_delta == -math.inf:
+            return log_delta, 0.0  # beyond the largest sum of a part that has nothing at infinity
+        if not log_delta < math.inf:
+            return math.inf, 1.0  # also where it is not a number
         return log_delta, math.exp(min(log_errors - log_delta, 0.0)) + rounding
 
     def _part(self, start: int, offset: float) -> tuple[float, float]:
