@@ -80,6 +80,17 @@ def test_a_checkpoint_from_elsewhere_is_the_callers_word(tmp_path):
     assert refuse_private_checkpoint(tmp_path) is None  # no guarantee.json: nothing can be told
 
 
+def test_cased_vocabulary(corpus, tmp_path):
+    words = pl.read_parquet(corpus / "texts.parquet")
+    words.with_columns(pl.lit("Cat cat").alias("text")).write_parquet(tmp_path / "texts.parquet")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (tmp_path / "vocab.txt").write_text("\n".join([*special, "cat", "Cat"]) + "\n", encoding="utf-8")
+    for lowercase, first in ((True, 5), (False, 6)):
+        config, _ = config_of(tmp_path, model=f'vocabulary = "vocab.txt"\nlowercase = {str(lowercase).lower()}')
+        table = make_task(config, config.source().read()).data
+        assert table.texts.ids[:4].tolist() == [2, first, 5, 3]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_text_has_its_own_split(corpus):
     config, _ = config_of(corpus)
     assert config.splits == [0.9, 0.05, 0.05]

@@ -88,6 +88,7 @@ class BertSection:
       vocabulary: a vocab.txt; default: the checkpoint's.
       checkpoint: a folder in Hugging Face's layout, or a finished run on public data, to start from.
       architecture: a config.json of another size than BERT-Tiny's, to start from scratch.
+      lowercase: false for a vocabulary with capitals and accents ("cased").
       sequence_length: tokens of a text that are read.
       microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
     """
@@ -97,6 +98,7 @@ class BertSection:
     vocabulary: str | None = None
     checkpoint: str | None = None
     architecture: str | None = None
+    lowercase: bool = True
     sequence_length: int = 512
     microbatch: int | None = None
 

@@ -99,7 +99,11 @@ def _bert(config: TrainConfig, section: BertSection, examples: AttributedExample
     settings: dict[str, Any] = {} if section.microbatch is None else {"microbatch": section.microbatch}
     model = BertMaskedLM(config=architecture, sequence_length=section.sequence_length, **settings)
     table = TokenTable.from_examples(
-        examples, text=section.text, vocabulary=vocabulary, sequence_length=section.sequence_length
+        examples,
+        text=section.text,
+        vocabulary=vocabulary,
+        sequence_length=section.sequence_length,
+        lowercase=section.lowercase,
     )
     files = {"config.json": describe_config(architecture).encode(), "vocab.txt": vocabulary_file.read_bytes()}
     initial = None if arrays is None else model.from_arrays(arrays)
