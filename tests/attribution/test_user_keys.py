@@ -18,6 +18,17 @@ RULES = [field.name for field in dataclasses.fields(UserKeyRules)]
 
 # Letters, marks and signs that the rules look at, their look-alikes among the compatibility forms, and odd cases of case.
 ALPHABET = "aBbéÉe\u0301ßẞSsςσΣİıiKÅﬁ½김 \t\u00a0\n,，.．+＋@＠<>＜-'|ᾳΑ\u0345¨;"
+ENCODED = [
+    "xn--mnchen-3ya.de",
+    "MÜnchen.de>",
+    "XN--Mnchen-3YA.de",
+    "xn--.xn--a",
+    "a.xn--ß",
+    "xn--gmail-.com",
+    "xn--oh7c.c",
+    "xn--5g7c.de",
+    "xn--n--b--9s33a.c",
+]
 spellings = st.one_of(
     st.text(st.sampled_from(ALPHABET), max_size=10),
     st.text(max_size=8),
@@ -26,7 +37,7 @@ spellings = st.one_of(
         st.sampled_from(["", "Bob <", "a, b <"]),
         st.sampled_from(["bob", "B.ob", ".", "b..ob+x", ".+x", "+x", "bob+", "bob+é", "bob+＠"]),
         st.sampled_from(["", "+lists", ".", "+a.b"]),
-        st.sampled_from(["gmail.com", "googlemail.com>", "GMAIL.com", "x.org>", "x.org", "x.org> "]),
+        st.sampled_from(["gmail.com", "googlemail.com>", "GMAIL.com", "x.org>", "x.org", "x.org> ", *ENCODED]),
     ),
 )
 rule_sets = st.sets(st.sampled_from(RULES))
@@ -39,6 +50,7 @@ def rules_of(names):
 @given(st.lists(spellings, min_size=1, max_size=5), rule_sets)
 @settings(max_examples=150)
 @example([",,"], {"author_names"})
+@example(["a@xn--xn--b-.c", "a@xn--ssxn---ib5gcwqr8u.c"], {"international_domains", "unicode"})
 @example(["Σ̃ΑΣ"], {"case", "unicode"})
 def test_canonical_is_idempotent(words, names):
     rules = rules_of(names)
@@ -54,6 +66,7 @@ def test_canonical_is_idempotent(words, names):
 @example(["x,y,\nz", "x y z"], {"author_names"}, {"whitespace"})
 @example([".+x@gmail.com", "+x@gmail.com"], {"dots"}, {"plus_tags"})
 @example(["a+＠@x.y", "a@x.y"], {"plus_tags"}, {"unicode"})
+@example(["a@xn--Mnchen-3ya.de", "a@München.de"], {"international_domains"}, {"case"})
 def test_rules_only_merge(words, few, more):
     fewer = rules_of(few).canonical(words).to_list()
     many = rules_of(few | more).canonical(words).to_list()
@@ -67,6 +80,8 @@ def test_rules_only_merge(words, few, more):
     ("rules", "one", "other"),
     [
         (UserKeyRules(), "Ann@X.org", "ann@x.org"),
+        (UserKeyRules(), "Ann <ann+x@XN--MNCHEN-3YA.de>", "ann@München.de"),
+        (UserKeyRules(), "ann@mail.xn--strae-oqa.de", "ann@mail.strasse.de"),
         (UserKeyRules(), "  Carol   Jones", "carol jones"),
         (UserKeyRules(), "Bob Stone <bob@x.org>", "bob@x.org"),
         (UserKeyRules(), "bob+news@x.org", "bob@x.org"),

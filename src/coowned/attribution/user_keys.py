@@ -5,6 +5,7 @@ Splitting one person over two keys is not safe: each key is bounded on its own, 
 as the guarantee says. The default rules therefore merge whatever is plausibly one person.
 """
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -21,6 +22,7 @@ from coowned.errors import InputError
 _ADDRESS = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
 _BRACKETED = r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$"
 # A local part of nothing but dots, or with nothing but dots before its tag, is left as it is: who it names is unknown.
+_ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
 _DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
 _TAGGED = r"^([^+@]*[^+@.][^+@]*)\+[^@]*@"
 
@@ -35,6 +37,7 @@ class UserKeyRules:
       unicode: compatibility forms are one (NFKC).
       bracketed_addresses: "Bob <bob@x.org>" is bob@x.org.
       plus_tags: bob+lists@x.org is bob@x.org.
+      international_domains: bob@xn--mnchen-3ya.de is bob@münchen.de.
       dots: b.o.b@gmail.com is bob@gmail.com, for the providers that ignore dots.
       author_names: "Müller, Jean-Luc" is "jean luc muller": order, accents and punctuation are one; a key with an @
         in it is no name and stays.
@@ -53,6 +56,7 @@ class UserKeyRules:
     whitespace: bool = True
     unicode: bool = True
     bracketed_addresses: bool = True
+    international_domains: bool = True
     plus_tags: bool = True
     dots: bool = True
     author_names: bool = False
@@ -85,6 +89,8 @@ class UserKeyRules:
             keys = keys.str.replace_all(r"\s+", " ").str.strip_chars()
         if self.bracketed_addresses:
             keys = _where(keys, keys.str.contains(">", literal=True), _unwrap_address)
+        if self.international_domains:
+            keys = _where(keys, keys.str.contains(_ENCODED_DOMAIN), self._decode_domain)
         if self.plus_tags or self.dots:
             keys = _where(keys, _is_address(keys), self._canonical_address)
         if self.author_names:
@@ -95,6 +101,16 @@ class UserKeyRules:
         if not self.case:
             return part.str.normalize("NFKC")
         return pl.Series("key", [_fold_case(key, self.unicode) for key in part], dtype=pl.String)
+
+    def _decode_domain(self, addresses: pl.Series) -> pl.Series:
+        decoded = []
+        for key in addresses:
+            while (found := _decode_domain(key)) != key:  # each time shorter
+                key = _fold_case(found, self.unicode) if self.case else found
+                key = unicodedata.normalize("NFKC", key) if self.unicode else key
+            decoded.append(key)
+        made = pl.Series("key", decoded, dtype=pl.String)
+        return pl.select(pl.when(_is_address(made)).then(made).otherwise(addresses)).to_series()
 
     def _canonical_address(self, address: pl.Series) -> pl.Series:
         if self.plus_tags:
@@ -265,6 +281,17 @@ def _fold_case(key: str, unicode: bool) -> str:
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFD", key).casefold()).casefold()
     folded = unicodedata.normalize("NFKC", folded)
     return folded if folded == key else _fold_case(folded, unicode)
+
+
+def _decode_domain(address: str) -> str:
+    """The domain's labels as people write them (RFC 3492); one that cannot be decoded stays."""
+    local, _, domain = address.rpartition("@")
+    labels = domain.split(".")
+    for place, label in enumerate(labels):
+        if label.startswith("xn--"):
+            with contextlib.suppress(UnicodeError):
+                labels[place] = label[4:].encode("ascii").decode("punycode")
+    return f"{local}@{'.'.join(labels)}"
 
 
 def _is_address(keys: pl.Series) -> pl.Series:
