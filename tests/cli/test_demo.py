@@ -28,6 +28,7 @@ def test_demo_leaves_files_that_hold(tmp_path: Path, capsys):
     assert "holds" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_demo_as_json(tmp_path: Path, capsys):
     (tmp_path / "mine.txt").write_text("not the demo's", encoding="utf-8")
     assert run(["demo", "-o", str(tmp_path), "--trials", "8", "--json"]) == 0
