@@ -31,7 +31,7 @@ from coowned.mechanism.keys import Purpose, RunKey
 if TYPE_CHECKING:
     import optax
 
-ROUNDING_FACTOR = 1 + 1e-5  # for all rounding in clipping, summing and adding: the noise is this much larger
+ROUNDING_FACTOR = 1 + 1e-5  # for the rounding of clipping and of a sum's blocks: the noise is this much larger
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
 
 

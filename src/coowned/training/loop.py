@@ -113,7 +113,7 @@ def train(
     model.check_data(data.shapes())
     plan.check(data.graph)
     start_parameters = _check_initial(model, initial)
-    refuse_second_use([plan], model, data, start_parameters)
+    refuse_second_use([plan], model, data, start_parameters, devices)
     trainer = Trainer([plan], model, devices=devices)
     state, rows, start = trainer.initial_state(start_parameters), [], 0
     if folder is not None:
@@ -285,19 +285,25 @@ def compiled_step(model: Model, optimizer: str, clips: bool, noisy: bool, many: 
     import jax
     import optax
 
+    from coowned.mechanism.compensated import CompensatedSum, with_noise
+
     def update(learning_rate, gradients, optimizer_state, parameters):
         return make_optimizer(optimizer, learning_rate).update(gradients, optimizer_state, parameters)
 
-    def add(total, noise, settings):
-        mean = total / settings["batch_size"]
+    def add(summed, noise, settings):
+        """The sum plus noise, over the batch size: rounded once, when the noise is in."""
+        if not isinstance(summed, CompensatedSum):
+            summed = CompensatedSum(summed, jax.numpy.zeros_like(summed))
         if not noisy:
-            return mean
-        scale = settings["noise_scale"]
-        return mean + scale.reshape(scale.shape + (1,) * (mean.ndim - scale.ndim)) * noise
+            return summed.rounded / settings["batch_size"]
+        scale = settings["noise_scale"] * settings["batch_size"]
+        noise = scale.reshape(scale.shape + (1,) * (noise.ndim - scale.ndim)) * noise
+        return with_noise(summed, noise) / settings["batch_size"]
 
     def step(state, batch, mask, noise, settings):
         parameters, optimizer_state = state
-        summed, clipped = model.gradient_sum(parameters, batch, mask, settings["clip_norm"] if clips else None)
+        clip_norm = settings["clip_norm"] if clips else None
+        summed, clipped = model.gradient_sum(parameters, batch, mask, clip_norm, compensated=clips)
         if many:  # nobody looks at the counts of a sweep: they are a pass over all factors
             clipped = jax.tree.leaves(summed)[0].ravel()[0]
         gradients = {name: add(total, noise.get(name), settings) for name, total in summed.items()}
@@ -331,7 +337,11 @@ _SERVED: dict[str, str] = {}
 
 
 def refuse_second_use(
-    plans: Sequence[TrainingPlan], model: Model, data: TrainingData, initial: Mapping[str, npt.NDArray[np.float32]]
+    plans: Sequence[TrainingPlan],
+    model: Model,
+    data: TrainingData,
+    initial: Mapping[str, npt.NDArray[np.float32]],
+    devices: int,
 ) -> None:
     """Refuses, with InputError, a key that served another run in this process: its noise would serve two gradients.
 
@@ -341,7 +351,7 @@ def refuse_second_use(
     if key.is_test_run:
         return
     what = [plan.digest for plan in plans]
-    run = f"{what} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)}"
+    run = f"{what} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)} {devices}"
     if _SERVED.setdefault(key.fingerprint, run) != run:
         raise InputError(
             "this run key has served another run: the same noise under two different gradients gives both away, and "

@@ -33,9 +33,12 @@ class Model(Protocol):
         ...
 
     def gradient_sum(
-        self, parameters: Parameters, batch: dict[str, Any], mask: Any, clip_norm: Any
+        self, parameters: Parameters, batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
     ) -> tuple[Parameters, Any]:
-        """The sum over the batch of clipped gradients and the number clipped (private); clip_norm None: not clipped."""
+        """The sum over the batch of clipped gradients and the number clipped (private); clip_norm None: not clipped.
+
+        With `compensated` each clipped sum is a `coowned.mechanism.compensated.CompensatedSum`.
+        """
         ...
 
     def losses(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:

@@ -164,7 +164,7 @@ def sweep(
     model.check_data(data.shapes())
     plans[0].check(data.graph)
     initial = model.initial()
-    refuse_second_use(plans, model, data, initial)
+    refuse_second_use(plans, model, data, initial, devices)
     trainer = Trainer(plans, model, devices=devices)
     iterations = plans[0].iterations
     state, rows, start = trainer.initial_state(initial), [], 0

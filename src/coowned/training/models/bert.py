@@ -149,12 +149,14 @@ class BertMaskedLM:
                 )
 
     def gradient_sum(
-        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any
+        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
     ) -> tuple[dict[str, Any], Any]:
         from coowned.training.models import bert_gradients
 
         self._check_parameters(parameters)
-        return bert_gradients.gradient_sum(self.config, parameters, batch, mask, clip_norm, self.microbatch)
+        return bert_gradients.gradient_sum(
+            self.config, parameters, batch, mask, clip_norm, self.microbatch, compensated
+        )
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of the example's own places are predicted rightly)."""

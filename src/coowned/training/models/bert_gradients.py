@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from coowned.mechanism.clipping import replace_rows
+from coowned.mechanism.compensated import CompensatedSum, two_sum
 from coowned.training.models import bert_network as network
 from coowned.training.models.bert_network import Arrays, Tape, product
 
@@ -37,7 +38,7 @@ class _Square:
 
 
 def gradient_sum(
-    config: Any, parameters: Arrays, batch: Arrays, mask: Any, clip_norm: Any, microbatch: int
+    config: Any, parameters: Arrays, batch: Arrays, mask: Any, clip_norm: Any, microbatch: int, compensated: bool
 ) -> tuple[Arrays, Any]:
     """The sum over the batch of clipped gradients, microbatch by microbatch, and the number clipped (private).
 
@@ -69,7 +70,8 @@ def gradient_sum(
     nothing = jnp.zeros((), jnp.int32)
     start = nothing, jnp.zeros(size, bool), nothing, zeros, zeros, nothing
     *_, total, rest, clipped = lax.while_loop(more, one, start)
-    return {name: total[name] + rest[name] for name in total}, clipped
+    summed = {name: CompensatedSum(total[name], rest[name]) for name in total}
+    return (summed if compensated else {name: part.rounded for name, part in summed.items()}), clipped
 
 
 def _in_parts(batch: Arrays, microbatch: int) -> tuple[Arrays, int, int]:
@@ -94,14 +96,11 @@ def _along(flags: Any, array: Any) -> Any:
 
 
 def _add(total: Arrays, rest: Arrays, summed: Arrays, use: Any) -> tuple[Arrays, Arrays]:
-    """total + summed, what rounding took from it added to rest (Knuth's two-sum)."""
+    """total + summed, what rounding took from it added to rest."""
     new_total, new_rest = {}, {}
     for name, old in total.items():
-        term = jnp.where(use, summed[name], 0.0)
-        new = old + term
-        seen = new - old
-        new_total[name] = new
-        new_rest[name] = rest[name] + ((old - (new - seen)) + (term - seen))
+        new_total[name], lost = two_sum(old, jnp.where(use, summed[name], 0.0))
+        new_rest[name] = rest[name] + lost
     return new_total, new_rest
 
 

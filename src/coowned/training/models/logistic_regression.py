@@ -52,9 +52,10 @@ class LogisticRegression:
             )
 
     def gradient_sum(
-        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any
+        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
     ) -> tuple[dict[str, Any], Any]:
         """Coefficients (num_features + 1,), or (models, num_features + 1) with clip norms (models,)."""
+        import jax
         import jax.numpy as jnp
 
         from coowned.mechanism import clipping
@@ -71,9 +72,20 @@ class LogisticRegression:
                 else clipping.clipped_logistic_gradient_sums
             )
             (slope, total), clipped = summed(
-                weights, intercept, batch["features"], batch["labels"], mask, clip_norm, batch.get("squared_norms")
+                weights,
+                intercept,
+                batch["features"],
+                batch["labels"],
+                mask,
+                clip_norm,
+                batch.get("squared_norms"),
+                compensated=compensated,
             )
-        return {"coefficients": jnp.concatenate([slope, total[..., None]], axis=-1)}, clipped
+
+        def join(slope, total):
+            return jnp.concatenate([slope, total[..., None]], axis=-1)
+
+        return {"coefficients": jax.tree.map(join, slope, total)}, clipped
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp
