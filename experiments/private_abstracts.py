@@ -203,8 +203,9 @@ def made_up_corpus(place: Path) -> None:
 def draw(rows: list[dict]) -> str:
     """A Markdown table: test loss by epsilon, with the standard error over repetitions."""
     lines = [
-        "| abstracts | | runs | copies in S | noise multiplier | test loss | standard error | seconds a run |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| abstracts | | runs | train examples | copies in S | noise multiplier | test examples | test loss "
+        "| standard error | seconds a run |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     names = {"checkpoint": "the public checkpoint", None: "without privacy"}
     for data, epsilon in dict.fromkeys((row["data"], row["epsilon"]) for row in rows):
@@ -213,7 +214,8 @@ def draw(rows: list[dict]) -> str:
         error = f"{statistics.stdev(losses) / len(losses) ** 0.5:.4f}" if len(losses) > 1 else ""
         noise = "" if own[0]["noise_multiplier"] is None else f"{own[0]['noise_multiplier']:.3f}"
         lines.append(
-            f"| {data} | {names.get(epsilon, f'epsilon {epsilon}')} | {len(own)} | {own[0]['size']} | {noise} | "
-            f"{statistics.mean(losses):.4f} | {error} | {max(row['seconds'] for row in own)} |"
+            f"| {data} | {names.get(epsilon, f'epsilon {epsilon}')} | {len(own)} | {own[0]['train_examples']} | "
+            f"{own[0]['size']} | {noise} | {own[0]['test_examples']} | {statistics.mean(losses):.4f} | {error} | "
+            f"{max(row['seconds'] for row in own)} |"
         )
     return "\n".join(lines)

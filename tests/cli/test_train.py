@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from coowned import AttributionGraph, PrivacyGuarantee
 from coowned.cli import main
 from coowned.errors import CertificateMismatchError
+from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import configured_run, loop
 from coowned.training.checkpoint import RunFolder
@@ -120,6 +121,67 @@ def test_interrupted_and_taken_up(folder: Path, monkeypatch, capsys, kind: str):
     whole, again = (load_file(folder / name / "model.safetensors") for name in ("WHOLE", "RUN"))
     assert np.array_equal(whole["weights"], again["weights"])
     assert pl.read_parquet(folder / "WHOLE/test.parquet").equals(pl.read_parquet(folder / "RUN/test.parquet"))
+
+
+def test_ended_before_the_record(folder: Path, monkeypatch, capsys):
+    """A process that ends between the plan's files and run.json leaves a key that was never used."""
+    (folder / "RUN").mkdir()  # so that nothing is cleared away, as after a kill
+
+    def leave(self, record):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "begin", leave)
+        assert go(folder) == 130
+    left = {file.name: file.read_bytes() for file in (folder / "RUN").iterdir()}
+    assert {"run-key.json", "S.parquet", "guarantee.json"} <= left.keys()
+    assert "run.json" not in left
+    assert go(folder) == 0
+    made = PrivacyGuarantee.from_json((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
+    assert made.run_id != json.loads(left["guarantee.json"])["run_id"]
+    key = RunKey.from_json(left["run-key.json"].decode())
+    record = json.loads((folder / "RUN" / "run.json").read_text(encoding="utf-8"))
+    assert record["key"] != key.fingerprint
+
+
+def test_corrected_configuration_in_a_folder_that_was_there(folder: Path, capsys):
+    (folder / "RUN").mkdir()
+    write(folder, ("# devices = 1", "devices = 300"))
+    assert go(folder) == 2
+    assert "ask for fewer" in capsys.readouterr().err
+    assert not list((folder / "RUN").iterdir())  # refused before anything was made
+    write(folder, ("clip_norm = 1.0", "clip_norm = 1e30"))
+    assert go(folder) == 2
+    write(folder)
+    assert go(folder) == 0
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_damaged_files_are_named_when_taken_up(folder: Path, monkeypatch, capsys, private: bool):
+    changes = [] if private else [("epsilon = 8.0", 'epsilon = "none"'), ("delta = 1e-6", "")]
+    write(folder, SEEDED, *changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Trainer, "run", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert go(folder) == 130
+    for name in ("guarantee.json", "certificate.json", "S.parquet"):
+        file = folder / "RUN" / name
+        whole = file.read_bytes()
+        lowered = whole.replace(b'"contribution_bound": 2', b'"contribution_bound": 1')
+        for damage in (None, b"", b"\xff\xfe", b"{}", whole[: len(whole) // 2], lowered):
+            if damage == whole:
+                continue
+            if damage is None:
+                file.unlink()
+            else:
+                file.write_bytes(damage)
+            capsys.readouterr()
+            assert go(folder) in (1, 2), (name, damage)
+            said = capsys.readouterr().err
+            assert name in said
+            assert len(said.splitlines()) == 1
+            assert name == "S.parquet" or "begin in another place" in said
+        file.write_bytes(whole)
+    assert go(folder) == 0
 
 
 def test_changes_are_refused_when_taken_up(folder: Path, monkeypatch, capsys):

@@ -152,6 +152,70 @@ def test_lost_key_is_refused(small, tmp_path, monkeypatch):
         folder.run_key(3)
 
 
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"{}", b"[1]", b"{", b'{"format": "coowned-run-key-1"}'])
+def test_damaged_key_is_named(small, tmp_path, monkeypatch, damage):
+    begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
+    (tmp_path / "run" / "run-key.json").write_bytes(damage)
+    with (
+        RunFolder.open(tmp_path / "run") as folder,
+        pytest.raises(InputError, match=r"run-key\.json: not the key .* begin in another place"),
+    ):
+        folder.run_key(3)
+
+
+def test_key_that_was_never_used_is_replaced(tmp_path):
+    """A process that ended before `begin` leaves a key and the plan's files, whole or in parts."""
+    place = tmp_path / "run"
+    with RunFolder.open(place) as folder:
+        first = folder.run_key()
+        assert folder.run_key() is first
+        folder.write("guarantee.json", b"{}")
+        folder.write("private-log.json", b"{}")
+    (place / ".run.json.part").write_bytes(b"{")
+    (place / ".DS_Store").write_bytes(b"x")  # not ours: left alone, and no sign of a run
+    with RunFolder.open(place) as folder:
+        second = folder.run_key()
+    assert first.fingerprint != second.fingerprint
+    assert sorted(file.name for file in place.iterdir()) == [".DS_Store", "run-key.json"]
+    assert second.secret.hex() in (place / "run-key.json").read_text()
+    with RunFolder.open(place) as folder:  # nothing was begun with the other kind of key either
+        assert folder.run_key(4).seed == 4
+        with pytest.raises(CertificateMismatchError, match="another seed"):
+            folder.run_key(5)
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint.safetensors", "metrics.parquet", "model.safetensors", "model-3.safetensors", "test.parquet",
+             ".checkpoint.safetensors.part"],
+)  # fmt: skip
+def test_used_key_without_record_is_refused(tmp_path, name):
+    place = tmp_path / "run"
+    with RunFolder.open(place) as folder:
+        folder.run_key()
+    before = (place / "run-key.json").read_bytes()
+    (place / name).write_bytes(b"x")
+    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match=r"run\.json is gone"):
+        folder.run_key()
+    assert (place / "run-key.json").read_bytes() == before
+
+
+def test_record_is_on_the_disk_before_the_first_step(small, tmp_path, monkeypatch):
+    """`begin` writes run.json with fsync; the loop calls it before anything is drawn."""
+    order, fsync, run = [], os.fsync, loop.Trainer.run
+
+    def noted(handle):
+        order.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(loop.Trainer, "run", lambda *a, **k: (order.append("first step"), run(*a, **k))[1])
+    with RunFolder.open(tmp_path / "run") as folder:
+        train(small.plan(run_key=folder.run_key(3)), MODEL, small.data, folder=folder)
+    synced = order[: order.index("first step")]
+    assert str(tmp_path / "run" / ".run.json.part") in synced
+    assert synced[-1] == str(tmp_path / "run")  # and its name, in the folder
+
+
 def test_two_processes_are_refused(tmp_path):
     with (
         RunFolder.open(tmp_path / "run"),

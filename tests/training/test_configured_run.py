@@ -1,6 +1,9 @@
 """The plan of a configuration, without a run; whole runs are in tests/cli/test_train.py and test_tasks.py."""
 
+import pytest
+
 from coowned import AttributionGraph
+from coowned.errors import InputError
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan
@@ -32,3 +35,10 @@ def test_schedule_without_a_given_separation():
     assert plan.guarantee.epsilon <= 8
     assert plan.mechanism.num_bands == plan.certificate.min_separation
     plan.check(graph)
+
+
+def test_no_bands_are_refused():
+    graph = AttributionGraph.from_users_per_example([[user % 100] for user in range(1000)])
+    text = SCHEDULED.replace("clip_norm = 1.0", "clip_norm = 1.0\nnum_bands = 0\nmin_separation = 4")
+    with pytest.raises(InputError, match=r"num_bands must be .* at least 1"):
+        make_plan(TrainConfig.from_toml(text), graph, RunKey.from_operating_system())

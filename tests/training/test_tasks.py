@@ -1,12 +1,18 @@
 """From a configuration to a model and its content, for text."""
 
 import json
+import shutil
+import stat
 
 import polars as pl
 import pytest
 from experiments.private_abstracts import configuration, made_up_corpus
+from safetensors.numpy import load_file, save_file
 
 from coowned.errors import ConfigError, InputError
+from coowned.report.export import export_model
+from coowned.report.page import write_report
+from coowned.training import tasks
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
@@ -76,6 +82,67 @@ def test_checkpoint_of_private_data_is_refused(corpus, tmp_path):
         refuse_private_checkpoint(without_privacy)
 
 
+def copied(run_folder, place):
+    """What a model needs to be opened, without the claim beside it."""
+    place.mkdir()
+    for name in ("config.json", "vocab.txt", "model.safetensors"):
+        shutil.copy(run_folder / name, place / name)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("privacy", "match"), [("epsilon = 8\ndelta = 1e-5", "composed"), ('epsilon = "none"', "not declared public")]
+)
+def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatch, privacy, match):
+    run(*config_of(corpus, privacy=privacy), tmp_path / "run")
+    copy = copied(tmp_path / "run", tmp_path / "copy")
+    for later in ("epsilon = 8\ndelta = 1e-5", "public = true"):  # else a public run would wash the claim off
+        config, _ = config_of(corpus, privacy=later, model=f'checkpoint = "{copy}"')
+        with pytest.raises(InputError, match=match):
+            make_task(config, config.source().read())
+    config, _ = config_of(corpus, model=f'checkpoint = "{copy}"')  # a run that claims nothing may start anywhere
+    assert make_task(config, config.source().read()).initial
+    (copy / "guarantee.json").write_text('{"format": "coowned-no-guarantee-1", "public": true}', encoding="utf-8")
+    with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
+        refuse_private_checkpoint(copy)
+    (copy / "guarantee.json").unlink()
+    monkeypatch.setattr(tasks, "_stated_inside", lambda weights: None)
+    assert refuse_private_checkpoint(copy) is None  # the statement inside is what tells
+
+
+def test_copied_weights_of_public_data_and_from_elsewhere(public_run, tmp_path):
+    copy = copied(public_run, tmp_path / "copy")
+    assert refuse_private_checkpoint(copy) is None
+    weights = load_file(copy / "model.safetensors")
+    for metadata in (None, {"format": "pt"}):
+        save_file(weights, copy / "model.safetensors", metadata=metadata)
+        assert refuse_private_checkpoint(copy) is None
+    (copy / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(InputError, match="cannot be read"):
+        refuse_private_checkpoint(copy)
+
+
+def test_private_log(corpus, tmp_path):
+    """How many texts were cut or empty is content: in a file of its owner's, and in nothing that leaves."""
+    for name in ("vocab.txt", "config.json"):
+        shutil.copy(corpus / name, tmp_path / name)
+    texts = pl.read_parquet(corpus / "texts.parquet").with_row_index()
+    long = pl.when(pl.col("index") < 20).then(pl.col("text") + " " + pl.col("text")).otherwise("text")
+    kept = pl.when(pl.col("index") >= 3).then(long)
+    texts.with_columns(text=kept).drop("index").write_parquet(tmp_path / "texts.parquet")
+    place = tmp_path / "run"
+    run(*config_of(tmp_path, privacy="public = true", clip_norm=None), place)
+    file = place / "private-log.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    assert stored["covered_by_guarantee"] is False
+    assert (stored["truncated_texts"], stored["empty_texts"]) == (17, 3)
+    assert "private-log.json" not in export_model(place, tmp_path / "exported")
+    for release in (True, False):
+        page = write_report(place, tmp_path / "page.html", release=release)
+        assert "truncated_texts" not in page.read_text(encoding="utf-8")
+
+
 def test_a_checkpoint_from_elsewhere_is_the_callers_word(tmp_path):
     assert refuse_private_checkpoint(tmp_path) is None  # no guarantee.json: nothing can be told
 
@@ -126,7 +193,6 @@ def test_vocabulary_larger_than_the_model(corpus, tmp_path):
 def test_interrupted_text_run_is_taken_up(corpus, tmp_path):
     """Masks, coins and noise follow from the key: the run that stopped ends in the bits of the one that did not."""
     import numpy as np
-    from safetensors.numpy import load_file
 
     config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")
     seeded = text + "[run]\nseed = 7\ncheckpoint_every = 2\n"

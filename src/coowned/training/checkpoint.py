@@ -7,6 +7,7 @@ model.safetensors       the result
 model-N.safetensors     of a sweep: member N, readable by its owner alone, since only one of them is covered
 members.parquet         of a sweep: number, configuration and settings of every member
 metrics.parquet         training curves: not covered by any guarantee
+private-log.json        what reading the content showed: not covered, readable by its owner alone
 """
 
 import contextlib
@@ -35,6 +36,12 @@ OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
     "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
     "report.html", "report-release.html", "statistics.json", "config.json", "vocab.txt", "members.parquet",
+    "private-log.json",
+)  # fmt: skip
+# What there is before run.json: where nothing else is, no step was taken with the key.
+_BEFORE_THE_RECORD = (
+    "run.json", "run-key.json", "S.parquet", "statistics.json", "config.toml", "certificate.json", "guarantee.json",
+    "private-log.json",
 )  # fmt: skip
 _MEMBER = re.compile(r"model-\d+\.safetensors")
 # What a run must agree in when it is taken up again, and what to say where it does not.
@@ -67,6 +74,9 @@ class RunFolder:
     Guarantees:
       - The key is readable by its owner alone, and gone when the run has ended.      (test_key_is_secret_then_gone)
       - Every file appears whole or not at all, whenever the process is killed.       (test_killed_run_is_bit_identical)
+      - A key serves no step before run.json is on the disk; one without that record is thrown away, or refused where
+        something was made with it.   (test_key_that_was_never_used_is_replaced,
+        test_used_key_without_record_is_refused)
       - Other data, plan, model, code, devices or key than at first are refused.      (test_changed_run_is_refused)
       - A run that has ended is refused.                                              (test_finished_run_is_refused)
       - Two processes cannot train in one folder.                                     (test_two_processes_are_refused)
@@ -77,6 +87,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._record: dict[str, Any] = {}
+        self._key: RunKey | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -123,23 +134,40 @@ class RunFolder:
             )
 
     def run_key(self, seed: int | None = None) -> RunKey:
-        """The key of the run here, made and stored at the first call: the system's, or a seed's for a test run."""
+        """The key of the run here, made and stored at the first call: the system's, or a seed's for a test run.
+
+        A key that an earlier process left without beginning was never used: it is replaced, not taken up.
+        """
         self.refuse_if_finished()
+        if self._key is None:
+            self._key = self._stored_key() if self.is_begun else self._new_key(seed)
+        if self._key.seed != seed:
+            raise CertificateMismatchError(f"{self.path}: the run was begun with another seed; name another place")
+        return self._key
+
+    def _stored_key(self) -> RunKey:
         file = self.path / "run-key.json"
-        left_over = any((self.path / name).exists() for name in ("checkpoint.safetensors", "guarantee.json"))
-        if file.exists() and not self.is_begun and left_over:
-            raise CertificateMismatchError(
-                f"{self.path}: a key without the record of what it was used for (run.json is gone); name another place"
-            )
-        if file.exists():
-            key = RunKey.from_json(file.read_text(encoding="utf-8"))
-            if key.seed != seed:
-                raise CertificateMismatchError(f"{self.path}: the run was begun with another seed; name another place")
-            return key
-        if self.is_begun:
+        try:
+            return RunKey.from_json(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
             raise CertificateMismatchError(
                 f"{self.path}: the run's key is gone, so it cannot be taken up; name another place"
+            ) from None
+        except ValueError:  # without what was read: it may hold the secret
+            raise InputError(
+                f"{file}: not the key of a run, so it cannot be taken up; begin in another place"
+            ) from None
+
+    def _new_key(self, seed: int | None) -> RunKey:
+        made = {name for name in map(_written_as, os.listdir(self.path)) if _is_of_a_run(name)}
+        used = sorted(made - set(_BEFORE_THE_RECORD))
+        if used:
+            raise CertificateMismatchError(
+                f"{self.path}: {used[0]} without the record of how it was made (run.json is gone); name another place"
             )
+        self._destroy_secrets()
+        for name in _BEFORE_THE_RECORD:
+            (self.path / name).unlink(missing_ok=True)
         key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
         self.write("run-key.json", key.to_json().encode())
         return key
@@ -257,8 +285,17 @@ class RunFolder:
             os.close(handle)
 
 
+def _written_as(name: str) -> str:
+    """The file that a half-written one would have been."""
+    return name[1:].removesuffix(".part") if name.startswith(".") and name.endswith(".part") else name
+
+
 def _is_own(name: str) -> bool:
-    return name in OWN_FILES or name.startswith(".") or _MEMBER.fullmatch(name) is not None
+    return name.startswith(".") or _is_of_a_run(name)
+
+
+def _is_of_a_run(name: str) -> bool:
+    return name in OWN_FILES or _MEMBER.fullmatch(name) is not None
 
 
 @functools.cache

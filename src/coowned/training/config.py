@@ -18,6 +18,8 @@ from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
 
 KINDS = ("dp-sgd", "dp-mf", "cyclic-dp-mf")
 ADJACENCIES = ("zero-out", "replace")
+LEARNING_RATES = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # what float32, which training counts in, holds in full
+MOST_ITERATIONS = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,11 +199,19 @@ class TrainConfig:
     def _check(self) -> None:
         privacy, mechanism = self.privacy, self.mechanism
         validate.one_of(KINDS, kind=mechanism.kind)
-        validate.positive(batch_size=mechanism.batch_size, iterations=mechanism.iterations, devices=self.run.devices)
-        validate.positive_number(learning_rate=self.optimizer.learning_rate)
+        validate.positive(batch_size=mechanism.batch_size, devices=self.run.devices)
+        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=mechanism.iterations)
+        validate.in_range(*LEARNING_RATES, learning_rate=self.optimizer.learning_rate)
+        if self.run.checkpoint_every is not None:
+            validate.positive(checkpoint_every=self.run.checkpoint_every)
+        if not self.data.path:
+            raise ConfigError("[data] path is empty; name a file or folder")
+        _check_names("data", "users", self.data.users)
         validate.one_of(ADJACENCIES, adjacency=privacy.adjacency)
         if isinstance(self.model, BertSection):
             self._check_bert(self.model)
+        else:
+            _check_names("model", "features", self.model.features)
         if self.run.seed is not None:
             validate.seed(self.run.seed)
         if privacy.is_private:
@@ -230,6 +240,7 @@ class TrainConfig:
 
     def _check_bert(self, model: BertSection) -> None:
         validate.integer(at_least=3, sequence_length=model.sequence_length)
+        _check_names("model", "text", model.text)
         if model.microbatch is not None:
             validate.positive(microbatch=model.microbatch)
         if model.vocabulary is None and model.checkpoint is None:
@@ -274,7 +285,7 @@ def _read_section(section: str, kind: Any, given: dict[str, Any], name: str) -> 
     if kind is SelectionSection:
         return _read_selection(given, name)
     if isinstance(kind, dict):  # the keys depend on the kind
-        word = given.get("kind", next(iter(kind)))
+        word = _typed(section, "kind", given.get("kind", next(iter(kind))), str, name)
         if word not in kind:
             raise ConfigError(f"{name}: [{section}] kind must be one of {', '.join(kind)}, not {word!r}")
         kind = kind[word]
@@ -293,9 +304,9 @@ def _read_selection(given: dict[str, Any], name: str) -> SelectionSection:
     """The keys beside selector and seed are the selector's own settings."""
     from coowned.selection.registry import CLASSES, selector_class
 
-    word = given.get("selector", "greedy")
+    word = _typed("selection", "selector", given.get("selector", "greedy"), str, name)
     if word not in CLASSES:
-        raise ConfigError(f"{name}: there is no selector {word!r}{_nearest(str(word), CLASSES)}")
+        raise ConfigError(f"{name}: there is no selector {word!r}{_nearest(word, CLASSES)}")
     own = {field.name: field for field in dataclasses.fields(selector_class(word))}
     # A schedule's shape is the mechanism's: it is said once, there.
     known = ["selector", "seed", *(key for key in own if key not in ("batch_size", "iterations", "min_separation"))]
@@ -303,7 +314,11 @@ def _read_selection(given: dict[str, Any], name: str) -> SelectionSection:
         if key not in known:
             raise ConfigError(f"{name}: [selection] has no key {key!r} for the selector {word}{_nearest(key, known)}")
     seed = _typed("selection", "seed", given.get("seed", 0), int, name)
-    settings = {key: value for key, value in given.items() if key not in ("selector", "seed")}
+    settings = {
+        key: _typed("selection", key, value, own[key].type, name)
+        for key, value in given.items()
+        if key not in ("selector", "seed")
+    }
     for key, field in own.items():
         if key in known and field.default is dataclasses.MISSING and key not in settings:
             raise ConfigError(f"{name}: [selection] needs the key {key!r} for the selector {word}")
@@ -313,12 +328,23 @@ def _read_selection(given: dict[str, Any], name: str) -> SelectionSection:
 def _typed(section: str, key: str, value: Any, kind: Any, name: str) -> Any:
     choices = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if float in choices and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name}: [{section}] {key} is a whole number that no number can hold") from None
     if not any(type(value) is choice for choice in choices):
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
         wanted = " or ".join(words[choice] for choice in choices if choice in words)
         raise ConfigError(f"{name}: [{section}] {key} must be {wanted}, not {value!r}")
     return value
+
+
+def _check_names(section: str, key: str, names: str | list | None) -> None:
+    if names is None:
+        return
+    listed = [names] if isinstance(names, str) else names
+    if not listed or not all(isinstance(name, str) and name for name in listed):
+        raise ConfigError(f"[{section}] {key} must name one column or more, not {names!r}")
 
 
 def _nearest(word: str, known: Any) -> str:

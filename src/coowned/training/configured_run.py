@@ -7,12 +7,12 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, certify
-from coowned.errors import ConfigError
+from coowned.errors import ConfigError, CoownedError, InputError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.selection_files import read_selection, write_selection
@@ -31,6 +31,9 @@ from coowned.training.tasks import NO_GUARANTEE_FORMAT, make_task
 if TYPE_CHECKING:
     import polars as pl
 
+PRIVATE_LOG = "Not covered by the guarantee: counts of what all examples, of every split, hold. Never for a release."
+_Read = TypeVar("_Read")
+
 
 def run_configuration(
     config: TrainConfig,
@@ -48,6 +51,7 @@ def run_configuration(
     Guarantees:
       - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
       - A run that is interrupted and taken up is the run that was not.   (test_interrupted_and_taken_up)
+      - One that ended before its record was written begins anew, with a new key.   (test_ended_before_the_record)
 
     Args:
       config, text: the configuration, and the file as it was written, for `config.toml`.
@@ -56,6 +60,7 @@ def run_configuration(
       announce: told what is being done.
     """
     folder.refuse_if_finished()
+    _check_devices(config.run.devices)
     run_key = folder.run_key(config.run.seed)
     announce("reading")
     task = make_task(config, config.source().read())
@@ -68,6 +73,9 @@ def run_configuration(
         announce("selecting")
         plan = make_plan(config, data.graph, run_key)
         _store_plan(plan, folder, data.graph, text)
+        if task.private_log:
+            content = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **task.private_log}
+            folder.write("private-log.json", (json.dumps(content, indent=2) + "\n").encode())
 
     def at_end(trained: TrainedModel) -> None:
         for name in ("validation", "test"):
@@ -160,7 +168,8 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
     asked = config.mechanism
     if asked.kind == "dp-mf":
-        return MinSeparation.from_certificate(certificate, num_bands=asked.num_bands or asked.min_separation)
+        num_bands = asked.min_separation if asked.num_bands is None else asked.num_bands
+        return MinSeparation.from_certificate(certificate, num_bands=num_bands)
     if asked.kind == "cyclic-dp-mf":
         return CyclicPoisson.from_certificate(
             certificate, batch_size=asked.batch_size, iterations=asked.iterations, num_bands=asked.num_bands
@@ -189,30 +198,55 @@ def _store_plan(plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, 
     folder.write(STATISTICS, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
     folder.write("config.toml", text.encode(), mode=0o644)
     folder.write("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
+    folder.write("guarantee.json", _guarantee_text(plan).encode(), mode=0o644)
+
+
+def _guarantee_text(plan: TrainingPlan) -> str:
     if plan.guarantee is not None:
-        content = plan.guarantee.to_json()
-    else:
-        content = json.dumps(
-            {
-                "format": NO_GUARANTEE_FORMAT,
-                "public": plan.public,
-                "statement": plan.statement(),
-                "mechanism": plan.mechanism.to_dict(),
-            },
-            indent=2,
-        )
-    folder.write("guarantee.json", (content + "\n").encode(), mode=0o644)
+        return plan.guarantee.to_json() + "\n"
+    content = {
+        "format": NO_GUARANTEE_FORMAT,
+        "public": plan.public,
+        "statement": plan.statement(),
+        "mechanism": plan.mechanism.to_dict(),
+    }
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _stored_plan(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
     """The plan of an earlier process; `train` recounts and compares everything that matters."""
     selected = read_selection(folder.path / "S.parquet", graph)
-    certificate = ContributionCertificate.from_json((folder.path / "certificate.json").read_text(encoding="utf-8"))
-    stored = (folder.path / "guarantee.json").read_text(encoding="utf-8")
-    if not config.privacy.is_private:
-        return _plan(config, certificate, selected, _mechanism(config, certificate), None, run_key)
-    made = PrivacyGuarantee.from_json(stored)
-    return _plan(config, certificate, selected, made.mechanism, made, run_key)
+    certificate = _stored(folder.path / "certificate.json", ContributionCertificate.from_json)
+    file = folder.path / "guarantee.json"
+    if config.privacy.is_private:
+        made = _stored(file, PrivacyGuarantee.from_json)
+        return _plan(config, certificate, selected, made.mechanism, made, run_key)
+    plan = _plan(config, certificate, selected, _mechanism(config, certificate), None, run_key)
+    if _stored(file, str) != _guarantee_text(plan):
+        raise InputError(f"{file}: not what this run wrote; restore it, or begin in another place")
+    return plan
+
+
+def _stored(file: Path, read: Callable[[str], _Read]) -> _Read:
+    """What an earlier process of the run wrote there."""
+    try:
+        return read(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{file}: missing, so the run cannot be taken up; begin in another place") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file}: not UTF-8 text, so the run cannot be taken up; begin in another place") from None
+    except CoownedError as error:
+        reason = str(error).split(";")[0]  # what follows is the remedy for a file that is no part of a run
+        raise type(error)(f"{file}: {reason}; restore the file, or begin in another place") from None
+
+
+def _check_devices(devices: int) -> None:
+    """Before anything is read: selecting may take long."""
+    if devices > 1:
+        import jax
+
+        if devices > len(jax.devices()):
+            raise InputError(f"[run] devices: there are {len(jax.devices())} devices, not {devices}; ask for fewer")
 
 
 def _parquet(table: "pl.DataFrame") -> bytes:

@@ -138,6 +138,12 @@ class FeatureTable:
             raise InputError(
                 f"column {label!r} must hold 0 and 1 (or false and true), but row {wrong[0]} has {labels[wrong[0]]:g}"
             )
+        if len(labels) and not _any_finite(matrix, labels):
+            listed = ", ".join(repr(name) for name in [*names, label])
+            raise InputError(
+                f"columns {listed}: every example has a value that is missing or not finite, so that there is nothing "
+                "to learn; name columns that hold numbers"
+            )
         return cls(graph=examples.graph, features=matrix, labels=labels)
 
     def subset(self, examples: npt.NDArray[np.int64]) -> "FeatureTable":
@@ -330,6 +336,12 @@ def _numbers(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:
         raise InputError(f"column {name!r} must hold numbers, not {kind}; name one list column or columns of numbers")
     with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
         return np.asarray(column.cast(pa.float64()).fill_null(float("nan"))).astype(np.float32)
+
+
+def _any_finite(features: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> bool:
+    """Whether some row is finite in all; looked for in pieces, since the first one mostly has it."""
+    pieces = (slice(begin, begin + 1024) for begin in range(0, len(labels), 1024))
+    return any(bool((np.isfinite(labels[p]) & np.isfinite(features[p]).all(axis=1)).any()) for p in pieces)
 
 
 def _list_column(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:

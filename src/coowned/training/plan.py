@@ -20,12 +20,20 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import noise_scale
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.selector import Schedule, Selection
+from coowned.training.config import LEARNING_RATES
 
 if TYPE_CHECKING:
     import optax
 
 NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
+_NO_OPTIMIZERS = (
+    "lbfgs",  # its line search asks for the loss again and again
+    "noisy_sgd",  # noise of its own, from a fixed key
+    "optimistic_adam",  # deprecated for optimistic_adam_v2
+    "scale_by_learning_rate", "scale_by_rprop",  # parts of optimizers
+    "sm3",  # no parameter without an axis, such as an intercept
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +86,7 @@ class TrainingPlan:
     strategy: BandedStrategy | None = None
 
     def __post_init__(self) -> None:
-        validate.in_range(0, math.inf, open_low=True, open_high=True, learning_rate=self.learning_rate)
+        validate.in_range(*LEARNING_RATES, learning_rate=self.learning_rate)
         if not isinstance(self.run_key, RunKey):
             raise InputError("run_key must be a RunKey; use RunKey.from_operating_system()")
         if self.mechanism.batch_size is None:
@@ -248,7 +256,12 @@ class TrainingPlan:
 
 @functools.cache
 def optimizer_names() -> tuple[str, ...]:
-    """Every optimizer of optax that needs no more than a learning rate."""
+    """Every optimizer of optax that needs no more than a learning rate and a gradient.
+
+    Guarantees:
+      - Each of them takes compiled steps on a number and on a vector, and its state can be stored.
+        (test_every_optimizer_takes_steps)
+    """
     import inspect
 
     import optax
@@ -256,7 +269,7 @@ def optimizer_names() -> tuple[str, ...]:
     names = []
     for name in dir(optax):
         made = getattr(optax, name)
-        if not inspect.isfunction(made) or name.startswith("_"):
+        if not inspect.isfunction(made) or name.startswith("_") or name in _NO_OPTIMIZERS:
             continue
         parameters = inspect.signature(made).parameters
         needed = [

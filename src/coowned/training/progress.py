@@ -4,6 +4,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.errors import CoownedError
 from coowned.training.plan import TrainingPlan
 
 Progress = Callable[[int, str], None]
@@ -38,29 +40,32 @@ class Report:
 
 
 def privacy_so_far(plan: TrainingPlan, step: int) -> str:
-    """What had been spent after so many steps, had the run been meant to end there; "" before the first.
+    """What had been spent after so many steps, had the run been meant to end there; "" where there is no such figure.
 
     A claim only for a step that was fixed beforehand: a run that is stopped early keeps the epsilon of all its steps.
+    Before the first step, and where so few cannot be accounted for, there is none: training goes on without it.
     """
-    from coowned.accounting import calculators
-    from coowned.mechanism.sampling import MinSeparation
-
     made = plan.guarantee
     if made is None or made.test_run:
         return "no guarantee"
     if step == 0:
         return ""
-    if step >= plan.iterations:
-        spent = made.epsilon
-    else:
-        part = dataclasses.replace(plan.mechanism, iterations=step)
-        if isinstance(part, MinSeparation):
-            most = min(part.contribution_bound, -(-step // part.min_separation))
-            part = dataclasses.replace(part.for_copies(most), iterations=step)
-        spent = calculators.epsilon(
-            part, noise_multiplier=made.noise_multiplier, delta=made.delta, adjacency=made.adjacency
-        )
+    try:
+        spent = made.epsilon if step >= plan.iterations else _epsilon_after(plan, made, step)
+    except CoownedError:
+        return ""
     return f"epsilon {spent:.3g} after {step:,} steps ({made.epsilon:.3g} in all)"
+
+
+def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> float:
+    from coowned.accounting import calculators
+    from coowned.mechanism.sampling import MinSeparation
+
+    part = dataclasses.replace(plan.mechanism, iterations=step)
+    if isinstance(part, MinSeparation):
+        most = min(part.contribution_bound, -(-step // part.min_separation))
+        part = dataclasses.replace(part.for_copies(most), iterations=step)
+    return calculators.epsilon(part, noise_multiplier=made.noise_multiplier, delta=made.delta, adjacency=made.adjacency)
 
 
 def _duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from coowned.errors import ConfigError, InputError
 from coowned.training.config import BertSection, LogisticSection, TrainConfig
 from coowned.training.data import FeatureTable, TrainingData
 from coowned.training.model import Model
+from coowned.training.plan import NO_GUARANTEE, PUBLIC
 
 NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
 
@@ -34,12 +35,14 @@ class Task:
       data: content for all examples, those of every split.
       initial: where training starts; None for the model's own start.
       files: name and content of what belongs beside model.safetensors, so that others can open it.
+      private_log: counts of what the examples hold, for those who may see the data alone.
     """
 
     model: Model
     data: Divisible
     initial: Mapping[str, npt.NDArray[np.float32]] | None = None
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    private_log: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def graph(self) -> AttributionGraph:
@@ -50,8 +53,9 @@ def make_task(config: TrainConfig, examples: AttributedExamples) -> Task:
     """The task a configuration describes.
 
     Guarantees:
-      - A private run starts from no weights that a run of this package made from data it did not declare public.
-        (test_checkpoint_of_private_data_is_refused)
+      - A run with a guarantee, or on public data, starts from no weights that a run of this package made from data it
+        did not declare public, wherever they were copied.   (test_checkpoint_of_private_data_is_refused,
+        test_copied_weights_of_private_data_are_refused)
     """
     if isinstance(config.model, LogisticSection):
         return _logistic(config.model, examples)
@@ -79,7 +83,7 @@ def _bert(config: TrainConfig, section: BertSection, examples: AttributedExample
     assert vocabulary_file is not None
     vocabulary = Vocabulary.read(vocabulary_file)
     if checkpoint is not None:
-        if config.privacy.is_private:
+        if config.privacy.is_private or config.privacy.public:  # else the next run would take it for public
             refuse_private_checkpoint(checkpoint)
         architecture, arrays = read_bert_folder(checkpoint)
     elif section.architecture is not None:
@@ -107,29 +111,51 @@ def _bert(config: TrainConfig, section: BertSection, examples: AttributedExample
     )
     files = {"config.json": describe_config(architecture).encode(), "vocab.txt": vocabulary_file.read_bytes()}
     initial = None if arrays is None else model.from_arrays(arrays)
-    return Task(model=model, data=table, initial=initial, files=files)
+    counts = {"truncated_texts": table.texts.num_truncated, "empty_texts": table.texts.num_empty}
+    return Task(model=model, data=table, initial=initial, files=files, private_log=counts)
 
 
 def refuse_private_checkpoint(checkpoint: Path) -> None:
     """Refuses, with InputError, weights that a run of this package made from data not declared public.
 
-    Where weights come from elsewhere nothing can be told: that they were made without these people's data is then the
-    caller's word.
+    The run's guarantee.json and the statement inside its weights are read: either is enough to refuse. Where weights
+    come from elsewhere nothing can be told: that they were made without these people's data is then the caller's word.
     """
+    for statement in (_stated_beside(checkpoint), _stated_inside(checkpoint / "model.safetensors")):
+        if statement == NO_GUARANTEE:
+            raise InputError(
+                f"{checkpoint}: trained without privacy on data not declared public: a model that starts there has no "
+                "guarantee; start from a run with [privacy] public = true"
+            )
+        if statement not in (None, PUBLIC):
+            raise InputError(
+                f"{checkpoint}: has a guarantee of its own, which this run's would have to be composed with; train in "
+                "Python with train(initial=...) and say what compose([...]) gives"
+            )
+
+
+def _stated_beside(checkpoint: Path) -> str | None:
+    """What guarantee.json says of the weights beside it; None where there is none."""
+    file = checkpoint / "guarantee.json"
     try:
-        stored = json.loads((checkpoint / "guarantee.json").read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return None
     except ValueError:
-        raise InputError(f"{checkpoint / 'guarantee.json'}: not JSON; the checkpoint is not a run's folder") from None
+        raise InputError(f"{file}: not JSON; the checkpoint is not a run's folder") from None
     if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
-        if stored.get("public") is True:
-            return
-        raise InputError(
-            f"{checkpoint}: trained without privacy on data not declared public: a model that starts there has no "
-            "guarantee; start from a run with [privacy] public = true"
-        )
-    raise InputError(
-        f"{checkpoint}: has a guarantee of its own, which this run's would have to be composed with; train in Python "
-        "with train(initial=...) and say what compose([...]) gives"
-    )
+        return PUBLIC if stored.get("public") is True else NO_GUARANTEE
+    return "a guarantee"
+
+
+def _stated_inside(weights: Path) -> str | None:
+    """The statement that a run of this package put into its weights; None for weights from elsewhere."""
+    from safetensors import safe_open
+
+    if not weights.is_file():
+        return None
+    try:
+        with safe_open(weights, framework="numpy") as opened:
+            return (opened.metadata() or {}).get("statement")
+    except Exception as error:  # safetensors has no one kind of error
+        raise InputError(f"{weights}: cannot be read ({error}); name a folder with a whole model") from error
