@@ -17,6 +17,7 @@ from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.mechanism_audit import audit_mechanism
 from coowned.audit.noise_law import audit_noise_tail
 from coowned.audit.participation import audit_participation
+from coowned.audit.release import audit_release
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import PoissonBatches
 from coowned.mechanism.keys import Purpose, RunKey, random_words
@@ -144,15 +145,35 @@ class DividedByTheDrawn(AuditedParts):
 class LeakyModel(LogisticRegression):
     """Clips at 1.05 times the clip norm."""
 
-    def gradient_sum(self, parameters, batch, mask, clip_norm):
-        return super().gradient_sum(parameters, batch, mask, 1.05 * clip_norm)
+    def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
+        return super().gradient_sum(parameters, batch, mask, 1.05 * clip_norm, **more)
 
 
 class LeakyClip(AuditedParts):
     """A clip that lets 5% through."""
 
-    def model(self):
-        return LeakyModel(num_features=1)
+    def model(self, num_features=1):
+        return LeakyModel(num_features=num_features)
+
+
+class ShakenModel(LogisticRegression):
+    """Clips all copies a little more where one of them is not finite or too large to be squared: 3e-6, what one way to
+    bound the rounding of a norm differs from another."""
+
+    def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
+        import jax
+        import jax.numpy as jnp
+
+        summed, clipped = super().gradient_sum(parameters, batch, mask, clip_norm, **more)
+        usual = jnp.isfinite(jnp.square(batch["features"])).all()
+        return jax.tree.map(lambda total: jnp.where(usual, total, total * (1 - 3e-6)), summed), clipped
+
+
+class OthersAreChanged(AuditedParts):
+    """One example changes what all others of its batch add."""
+
+    def model(self, num_features=1):
+        return ShakenModel(num_features=num_features)
 
 
 class TwoGroups(AuditedParts):
@@ -232,6 +253,16 @@ def by_noise_tail():
     }
 
 
+def by_release():
+    return {
+        "caught_by": "release",
+        "audit": lambda parts, seed, alpha, trials: audit_release(
+            noise_multiplier=1.0, copies=2, batch_size=4, parts=parts, alpha=alpha
+        ),
+        "trials": 0,
+    }
+
+
 @functools.cache
 def small_world() -> tuple[AttributionGraph, Selection]:
     """300 copies of 100 users, three in a row of each."""
@@ -257,6 +288,7 @@ PLANTED = [
     Planted(name="float32 noise tail", parts=ShortTail, **by_noise_tail()),
     Planted(name="shuffling", parts=with_sampler(ShuffledBatches), **by_participation(1000)),
     Planted(name="one user in two groups", parts=TwoGroups, **by_curve(CYCLIC, 1.5, "zero-out", 20_000)),
+    Planted(name="one example changes what others add", parts=OthersAreChanged, **by_release()),
 ]
 
 # The honest mechanism, tried as the bugs are.
@@ -275,4 +307,5 @@ HONEST = [
     ),
     Planted(name="participation", parts=AuditedParts, **by_participation(1000)),
     Planted(name="noise tail", parts=AuditedParts, **by_noise_tail()),
+    Planted(name="release", parts=AuditedParts, **by_release()),
 ]

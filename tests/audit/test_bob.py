@@ -2,6 +2,7 @@ import pytest
 
 from coowned.audit.bob import BobTest
 from coowned.errors import InputError
+from coowned.training.loop import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +45,22 @@ def test_a_real_test_draws_from_the_operating_system():
 def test_unknown_attribution():
     with pytest.raises(InputError, match="sender, everyone"):
         BobTest().measure("recipient")
+
+
+def test_clips_as_training_does(monkeypatch):
+    read, run = [], Trainer.run
+
+    def watched(self, data, *rest, **more):
+        read.append("squared_norms" in data.shapes())
+        return run(self, data, *rest, **more)
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    small = BobTest(num_people=60, num_emails=200, num_secret_emails=20, batch_size=4, iterations=2, trials=8, seed=1)
+    small.measure("everyone")
+    assert read == [True] * len(read)
+    assert len(read) >= 8
+
+
+def test_seeds():
+    with pytest.raises(InputError, match=r"seed must be .* not -1"):
+        BobTest(seed=-1)

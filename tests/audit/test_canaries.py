@@ -6,12 +6,14 @@ import pytest
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.audit.canaries import (
     DataWithCanaries,
+    area_under_curve,
     audit_with_canaries,
     feature_canaries,
     graph_with_canaries,
     token_canaries,
 )
 from coowned.errors import InputError
+from coowned.mechanism.clipping import squared_norms_of
 from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training.data import WorldData
@@ -67,8 +69,14 @@ def audit(data, seed=0, **changes):
     return audit_with_canaries(model, data, make_plan, content, **settings)
 
 
-def test_an_honest_run_passes(data):
+def test_an_honest_run_passes(data, monkeypatch):
+    read = []
+    run = Trainer.run
+    monkeypatch.setattr(
+        Trainer, "run", lambda self, given, *rest, **more: read.append(given) or run(self, given, *rest, **more)
+    )
     found = audit(data)  # accused with probability at most alpha = 1e-3 over seeds
+    assert "squared_norms" in read[0].shapes()  # clipped by the code that clips in `train`
     assert found.claim_holds
     assert found.epsilon_lower_bound <= found.claimed_epsilon <= 1.0
     assert found.canaries == 120
@@ -124,6 +132,36 @@ def test_a_canary_who_is_out_is_silent(data):
     alone, _ = model.gradient_sum(parameters, one, np.ones(2, bool), 1.0)
     np.testing.assert_allclose(both["coefficients"], alone["coefficients"], atol=1e-6)
     assert np.abs(alone["coefficients"]).max() > 0.01
+
+
+def test_canaries_have_their_norms(data):
+    mixed = DataWithCanaries.around(data, content(4), per_user=2, included=np.array([True, False])).with_norms()
+    out = {name: np.zeros((5, *shape), np.float32) for name, shape in mixed.shapes().items()}
+    mixed.fill(np.array([151, 3, 153, 149, 150]), out)
+    np.testing.assert_array_equal(out["squared_norms"], squared_norms_of(out["features"]))
+    assert np.isfinite(out["squared_norms"]).tolist() == [True, True, False, True, True]
+
+
+def test_texts_have_no_norms(texts):
+    data = texts[1]
+    made = token_canaries(4, vocabulary_size=2000, sequence_length=12, seed=3)
+    mixed = DataWithCanaries.around(data, made, per_user=2, included=np.array([True, False]))
+    assert mixed.with_norms().shapes() == mixed.shapes()
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "pairs"),
+    [
+        ([1, 4], [2, 3, 5], 2 / 6),
+        ([1, 2, 2], [2, 0], 4 / 6),
+        ([1, 1], [1], 0.5),
+        ([0], [1, 2], 0.0),
+        ([3], [1, 2], 1.0),
+    ],
+)
+def test_area_counts_pairs(inside, outside, pairs):
+    assert area_under_curve(inside, outside) == pytest.approx(pairs)
+    assert area_under_curve(outside, inside) == pytest.approx(1 - pairs)
 
 
 def test_text_canaries_are_sentences():

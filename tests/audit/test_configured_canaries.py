@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from coowned import AttributionGraph
-from coowned.audit import canaries
+from coowned.audit import canaries, configured_canaries
 from coowned.audit.configured_canaries import audit_configured_run
 from coowned.cli import main
 from coowned.errors import InputError
@@ -39,7 +39,11 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_canaries_of_a_run(folder, capsys):
+def test_canaries_of_a_run(folder, capsys, monkeypatch):
+    plans, make = [], configured_canaries.make_plan
+    monkeypatch.setattr(
+        configured_canaries, "make_plan", lambda *given: plans.append((given, make(*given))) or plans[-1][1]
+    )
     words = ["audit", str(folder / "RUN"), "--trials", "1000", "--seed", "1"]  # a false alarm in one of 1000 seeds
     assert main.run([*words, "--canaries", str(folder / "run.toml"), "--canary-users", "100"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -50,6 +54,13 @@ def test_canaries_of_a_run(folder, capsys):
     assert stored["canaries"]["alpha"] == stored["alpha"] == 5e-4  # half of it for each audit
     assert 0 <= stored["canaries"]["epsilon_lower_bound"] <= stored["canaries"]["claimed_epsilon"] <= 1
     assert stored["holds"] is True
+    # Canary users are the last: each owns as much as the run's bound allows, and all of it is chosen.
+    [((_, graph, _), plan)] = plans
+    bound = json.loads((folder / "RUN" / "certificate.json").read_text(encoding="utf-8"))["contribution_bound"]
+    assert bound == 2
+    assert graph.examples_per_user[-100:].tolist() == [bound] * 100
+    starts, examples = graph.by_user
+    assert plan.selected.copies[examples[starts[-101] :]].tolist() == [1] * 100 * bound
 
 
 @pytest.mark.full
@@ -72,6 +83,19 @@ def test_another_configuration_is_refused(folder):
     other = TrainConfig.from_toml(text, folder=folder)
     with pytest.raises(InputError, match="another configuration"):
         audit_configured_run(folder / "RUN", other, canaries=50)
+
+
+@pytest.mark.parametrize("option", [["--alpha", "1.5"], ["--alpha", "0"], ["--seed", "-1"], ["--seed", str(2**62)]])
+def test_settings_are_named_as_given(folder, capsys, option):
+    words = ["audit", str(folder / "RUN"), "--canaries", str(folder / "run.toml"), *option]
+    assert main.run(words) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"{option[0][2:]} must be" in printed
+    assert f"not {option[1]}" in printed
+    if option[0] == "--seed":
+        config = TrainConfig.read(folder / "run.toml")
+        with pytest.raises(InputError, match=f"not {option[1]}"):
+            audit_configured_run(folder / "RUN", config, seed=int(option[1]))
 
 
 def test_too_few_canaries(folder, capsys):

@@ -270,3 +270,33 @@ def test_a_short_tail_is_caught():
 def test_wrong_releases_are_caught(bug):
     assert release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4).holds
     assert not release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=bug()).holds
+
+
+def test_a_copy_that_changes_others_is_caught():
+    found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=planted_bugs.OthersAreChanged())
+    # With all kinds of steps and norms, zeroed and replaced; and by nothing that looks at one copy alone.
+    assert len(found.failures) == 8
+    assert all("a crowd" in check.name for check in found.failures)
+    assert max(check.observed for check in found.checks) < 1.01
+
+
+def test_a_sum_that_is_not_a_number_is_caught():
+    class NotANumber(AuditedParts):
+        def release(self, batch, mask, **settings):
+            released = super().release(batch, mask, **settings)
+            return released if np.isfinite(batch["features"]).all() else released * np.nan
+
+    assert not release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=NotANumber()).holds
+
+
+def test_steps_are_driven_as_in_training():
+    """One model and many, and norms that come with the rows."""
+    seen = set()
+
+    class Watched(AuditedParts):
+        def release(self, batch, mask, **settings):
+            seen.add((settings.get("models"), "squared_norms" in batch, batch["features"].shape[1]))
+            return super().release(batch, mask, **settings)
+
+    assert release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=Watched()).holds
+    assert seen == {(None, True, 1), (None, True, 100), (None, False, 100), (2, True, 100), (2, False, 100)}

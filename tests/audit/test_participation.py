@@ -4,18 +4,21 @@ Honest samplers may alarm falsely with probability 1e-3 at most; seeds are fixed
 """
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
 from tests.audit import planted_bugs
 
 from coowned.attribution.graph import AttributionGraph
+from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.checks import binomial_check
-from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.audit.participation import audit_coin_words, audit_participation, audit_sampler
 from coowned.errors import InputError
 from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.sampling import CyclicPoisson, PoissonSampling
 from coowned.selection.selector import Selection
 
 COPIES = 120
@@ -107,3 +110,36 @@ def test_too_little_to_count_is_refused():
     twice = Selection.from_copies(selection().graph, np.full(COPIES, 2))
     with pytest.raises(InputError, match="once"):
         audit_participation(sampler(PoissonBatches), twice, probability=0.1)
+
+
+SMALL = {"contribution_bound": 1, "iterations": 40, "batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "expected"),
+    [
+        (PoissonSampling(sampling_probability=1e-7, **SMALL), 5),
+        (CyclicPoisson(num_groups=2, num_bands=2, group_probabilities=(1e-7, 1e-7), **SMALL), 1000),
+    ],
+)
+def test_small_probabilities_need_little_memory(mechanism, expected):
+    """As many copies as draw one a step would be 10 million: with 1000 steps 10 GB."""
+    tracemalloc.start()
+    words, found = audit_sampler(mechanism, run_key=RunKey.from_seed(0))
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert words.holds
+    assert found.holds
+    assert used < 200e6
+    drawn = next(check for check in found.checks if check.name == "participations")
+    assert drawn.expected == pytest.approx(expected)
+    assert next(check for check in words.checks if "probability" in check.name).expected == pytest.approx(1e-7)
+
+
+def test_a_sampler_that_draws_too_often_is_caught_at_small_probabilities():
+    class TenTimes(AuditedParts):
+        def batches(self, selected, mechanism, **settings):
+            return super().batches(selected, dataclasses.replace(mechanism, sampling_probability=1e-6), **settings)
+
+    mechanism = PoissonSampling(sampling_probability=1e-7, **SMALL)
+    assert not audit_sampler(mechanism, run_key=RunKey.from_seed(0), parts=TenTimes())[1].holds

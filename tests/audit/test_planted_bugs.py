@@ -19,6 +19,7 @@ NAMES = [
     "float32 noise tail",
     "shuffling",
     "one user in two groups",
+    "one example changes what others add",
 ]
 
 

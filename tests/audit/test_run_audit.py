@@ -13,7 +13,7 @@ from tests.audit import planted_bugs
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.canaries import CanaryAudit
-from coowned.audit.run_audit import FORMAT, audit_run, store_canaries
+from coowned.audit.run_audit import FORMAT, LARGEST_SEED, audit_run, store_canaries
 from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.errors import CertificateMismatchError, InputError
@@ -81,6 +81,21 @@ def test_audits_are_counted_and_other_entries_kept(tmp_path):
     assert stored["canaries"] == {"epsilon": 1.0}
     assert (stored["audits_run"], stored["holds"]) == (3, True)
     assert "audit 3 of this run" in stored["verdict"]
+
+
+@pytest.mark.parametrize("count", ["x", None, -3, 1.5, True])
+def test_what_is_no_count_is_none(tmp_path, count):
+    earlier = {"format": FORMAT, "audits_run": count}
+    (write(tmp_path, claim()) / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
+    assert audit_run(tmp_path, trials=1000, seed=1).audits_run == 1
+
+
+def test_seeds(tmp_path):
+    write(tmp_path, claim())
+    assert audit_run(tmp_path, trials=1000, seed=LARGEST_SEED).repeatable
+    for wrong in (-1, LARGEST_SEED + 1, 1.5):
+        with pytest.raises(InputError, match=f"seed must be .* not {wrong}"):
+            audit_run(tmp_path, trials=1000, seed=wrong)  # type: ignore[arg-type]
 
 
 def test_broken_claim(tmp_path, capsys, monkeypatch):

@@ -74,9 +74,9 @@ class AuditedParts:
             run_key=run_key,
         )
 
-    def model(self) -> Model:
-        """What clips: the gradient sum of a model with one feature."""
-        return LogisticRegression(num_features=1)
+    def model(self, num_features: int = 1) -> Model:
+        """What clips: the gradient sum of a model."""
+        return LogisticRegression(num_features=num_features)
 
     def divisor(self, *, batch_size: int, num_copies: int) -> int:
         """What the sum is divided by: the public batch size, never what was drawn."""
@@ -115,6 +115,8 @@ class AuditedParts:
     ) -> float:
         """What one compiled training step releases along e1, for so many copies of the user and zero ones of others.
 
+        As in training, the squared norms of the rows come with them.
+
         Args:
           user_copies, other_copies: drawn in the batch.
           content: +1, -1 or 0, the direction of each of her gradients before clipping.
@@ -122,23 +124,49 @@ class AuditedParts:
           settings: clip_norm, noise_scale and the divisor.
           noise: the unit noise along e1.
         """
-        import jax.numpy as jnp
+        from coowned.mechanism.clipping import squared_norms_of
 
         features, labels = np.zeros((size, 1), np.float32), np.full(size, _CONTENT[0][1], np.float32)
         features[:user_copies], labels[:user_copies] = _CONTENT[content]
         mask = np.arange(size) < user_copies + other_copies
-        model = self.model()
-        step = compiled_step(model, "sgd", True, True, False)
+        batch = {"features": features, "labels": labels, "squared_norms": squared_norms_of(features)}
+        return float(self.release(batch, mask, settings=settings, noise=noise)[0])
+
+    def release(
+        self,
+        batch: dict[str, npt.NDArray[np.float32]],
+        mask: npt.NDArray[np.bool_],
+        *,
+        settings: dict[str, float],
+        noise: float = 0.0,
+        models: int | None = None,
+    ) -> npt.NDArray[np.float64]:
+        """([models,] num_features + 1) what one compiled training step releases for this batch.
+
+        Args:
+          batch: features (size, num_features), labels (size,); squared_norms (size,) where they come with the rows.
+          mask: (size,) True where the row is real.
+          settings: clip_norm, noise_scale and the divisor.
+          noise: the unit noise along e1.
+          models: None is the step of one model; a number, that of a sweep, every member with these settings.
+        """
+        import jax
+        import jax.numpy as jnp
+
+        from coowned.training.plan import make_optimizer
+
+        model = self.model(batch["features"].shape[1])
+        step = compiled_step(model, "sgd", True, True, models is not None)
+
+        def each(values: Any) -> Any:
+            return jnp.asarray(values) if models is None else jnp.repeat(jnp.asarray(values)[None], models, axis=0)
+
         # From zero, with learning rate 1, the parameters become minus the noisy mean gradient.
         zero: dict[str, Any] = {name: jnp.zeros(shape, jnp.float32) for name, shape in model.shapes().items()}
-        optimizer_state: Any = _sgd().init(zero)
-        given = {name: jnp.zeros(shape, jnp.float32).at[0].set(noise) for name, shape in model.shapes().items()}
-        numbers = {name: jnp.asarray(value, jnp.float32) for name, value in settings.items()}
-        (after, _), _ = step((zero, optimizer_state), {"features": features, "labels": labels}, mask, given, numbers)
-        return -float(np.asarray(after["coefficients"])[0])
-
-
-def _sgd() -> Any:
-    from coowned.training.plan import make_optimizer
-
-    return make_optimizer("sgd", 1.0)
+        optimizer_state: Any = make_optimizer("sgd", 1.0).init(zero)
+        given = {name: each(array.at[0].set(noise)) for name, array in zero.items()}
+        state = jax.tree.map(each, (zero, optimizer_state))
+        numbers = {name: np.float32(value) for name, value in settings.items()}
+        numbers = {name: jnp.asarray(value) if name == "batch_size" else each(value) for name, value in numbers.items()}
+        (after, _), _ = step(state, batch, mask, given, numbers)
+        return -np.asarray(after["coefficients"], np.float64)

@@ -22,7 +22,7 @@ from coowned.mechanism.sampling import PoissonSampling
 from coowned.selection.greedy import Greedy
 from coowned.synthetic.hashed_words import hashed_words
 from coowned.synthetic.toy_emails import DOMAIN, EmailWorld
-from coowned.training.data import FeatureTable
+from coowned.training.data import FeatureTable, with_norms
 from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
@@ -99,6 +99,8 @@ class BobTest:
 
     def __post_init__(self) -> None:
         validate.integer(at_least=8, trials=self.trials)
+        if self.seed is not None:
+            validate.integer(at_least=0, at_most=2**62, seed=self.seed)  # every model has a seed of its own above it
 
     def world(self) -> EmailWorld:
         return EmailWorld(
@@ -116,13 +118,12 @@ class BobTest:
         # Zero-out with Bob as the unit: all e-mails he is in add nothing, and the graph is what it was.
         silent = table.features.copy()
         silent[bobs] = np.nan
-        without = dataclasses.replace(table, features=silent)
+        contents = {True: with_norms(table), False: with_norms(dataclasses.replace(table, features=silent))}
         start = model.initial()
 
         def score(included: bool, number: int) -> float:
             trainer = Trainer([dataclasses.replace(plan, run_key=self._key(number))], model)
-            data = table if included else without
-            done = trainer.run(data, trainer.initial_state(start), [], start=0, after=lambda *_: None)
+            done = trainer.run(contents[included], trainer.initial_state(start), [], start=0, after=lambda *_: None)
             coefficients = np.asarray(done[0]["coefficients"], np.float64)
             return float(question @ coefficients[:-1] + coefficients[-1])
 

@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from coowned import validate
 from coowned.audit.canaries import CanaryAudit, CanaryContent, audit_with_canaries, feature_canaries, token_canaries
-from coowned.audit.run_audit import read_claim, store_canaries
+from coowned.audit.run_audit import LARGEST_SEED, read_claim, store_canaries
 from coowned.errors import InputError
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
@@ -44,6 +45,8 @@ def audit_configured_run(
       seed: makes it repeatable, for tests; without it keys are the operating system's.
       announce: told what is being done.
     """
+    if seed is not None:
+        validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
     made = read_claim(Path(path))
     _refuse_another(Path(path), config)
     announce("reading")

@@ -11,13 +11,21 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.checks import Check, CheckedLaw, binomial_check, certain_check, checked_law
+from coowned.audit.claims import MechanismClaim
 from coowned.errors import InputError
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.coins import PoissonCoins
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.sampling import CyclicPoisson, PoissonSampling
 from coowned.selection.selector import Selection
 
 _BATCH_QUANTILES = (0.02, 0.25, 0.75, 0.98)
+_COPIES = 1000  # that `audit_sampler` draws from, or as many more as draw one a step,
+_MOST_COPIES = 50_000  # but not more: with all steps, and what is computed from them, below 200 MB
+_STEPS = 1000  # of the group that is looked at
 
 
 def audit_participation(
@@ -110,6 +118,50 @@ def audit_coin_words(coins: PoissonCoins, *, alpha: float = 1e-3) -> CheckedLaw:
         ),
     ]
     return checked_law("coin words", checks, alpha)
+
+
+def audit_sampler(
+    mechanism: PoissonSampling | CyclicPoisson,
+    *,
+    run_key: RunKey,
+    alpha: float = 1e-3,
+    parts: AuditedParts | None = None,
+) -> list[CheckedLaw]:
+    """The words of a mechanism's coins, and what its sampler draws from a world of a size that shows it.
+
+    Below a probability of 1 / 50,000 that world has 50,000 copies, and most batches are empty: counts then still tell
+    how often copies are drawn, but hardly whether they are drawn together. A cyclic sampler, which makes its
+    probability of batch size and copies, is counted at 1 / 50,000. The coins' words are those of the claim's
+    probability, whatever it is.
+
+    Guarantees:
+      - Memory stays below 200 MB, however small the probability.   (test_small_probabilities_need_little_memory)
+
+    >>> mechanism = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)
+    >>> [law.holds for law in audit_sampler(mechanism, run_key=RunKey.from_seed(1))]
+    [True, True]
+    """
+    parts = parts or AuditedParts()
+    cyclic = isinstance(mechanism, CyclicPoisson)
+    groups = mechanism.num_groups if cyclic else 1
+    group = MechanismClaim(mechanism=mechanism, noise_multiplier=1.0, adjacency="zero-out").group
+    probability = mechanism.probability_of(group) if cyclic else mechanism.sampling_probability
+    words = audit_coin_words(PoissonCoins(probability), alpha=alpha)
+    if probability == 1:
+        return [words]
+    batch_size = max(1, round(probability * _COPIES))
+    copies = min(_MOST_COPIES, max(8, math.floor(batch_size / probability)))
+    graph = AttributionGraph.from_csr(np.arange(copies + 1), np.arange(copies, dtype=np.int32), num_users=copies)
+    selection = Selection.from_copies(graph, np.ones(copies, np.int64))
+    if cyclic:
+        selection = parts.group(graph, selection, group=group)
+        probability = min(1.0, batch_size / copies)  # which is how its sampler makes it
+    steps = _STEPS * groups if groups <= 32 else 32_000 // groups * groups
+    batches = parts.batches(selection, mechanism, batch_size=batch_size, iterations=steps, run_key=run_key)
+    found = audit_participation(
+        batches, selection, probability=probability, alpha=alpha, num_groups=groups, group=group
+    )
+    return [words, found]
 
 
 def _draw(

@@ -1,9 +1,21 @@
-"""What a training step releases for batches of many kinds: does a copy never add more than one clip norm?"""
+"""What a training step releases for batches of many kinds: does a copy never add more than one clip norm?
+
+Nor by what it does to others: in a crowd of full gradients, one copy that changes how all of them are computed would
+move the sum by far more than it adds itself.
+"""
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
 
 from coowned import validate
 from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.checks import CheckedLaw, certain_check, checked_law
 from coowned.mechanism.noise import ROUNDING_FACTOR
+
+_CROWD, _FEATURES = 512, 100
+_ROUNDING = 1e-4  # of a clip norm: what one rounding of so large a sum may be
 
 
 def audit_release(
@@ -14,7 +26,9 @@ def audit_release(
     Guarantees:
       - A clip that lets more through, a division by what was drawn, and too little noise are caught, without chance.
         (test_wrong_releases_are_caught)
-    What it is not: a proof for other models than the one whose step is run.
+      - So is one example that changes what others add, whatever it holds, in the step of one model and of many, with
+        norms that come with the rows and without.   (test_a_copy_that_changes_others_is_caught)
+    What it is not: a proof for other models than logistic regression, whose step is run.
 
     >>> audit_release(noise_multiplier=1.0, copies=2, batch_size=4).holds
     True
@@ -46,4 +60,52 @@ def audit_release(
         certain_check("clip norms that a copy adds", largest <= ROUNDING_FACTOR, observed=largest, expected=1.0),
         certain_check("noise multiplier", noise >= noise_multiplier, observed=noise, expected=noise_multiplier),
     ]
+    for models, with_norms in itertools.product((None, 2), (True, False)):
+        kind = f"{'one model' if models is None else 'many models'}, norms {'given' if with_norms else 'computed'}"
+        for what, moved in _moves(_crowd_releases(parts, models, with_norms)).items():
+            checks.append(certain_check(f"{what} ({kind})", moved <= 1 + _ROUNDING, observed=moved, expected=1.0))
     return checked_law("release", checks, alpha)
+
+
+def _crowd_releases(parts: AuditedParts, models: int | None, with_norms: bool) -> dict[str, npt.NDArray[np.float64]]:
+    """For each thing that one copy may hold, the sum with a crowd of equal gradients longer than the clip norm."""
+    from coowned.mechanism.clipping import squared_norms_of
+
+    row = np.random.default_rng(0).normal(scale=100.0, size=_FEATURES).astype(np.float32)  # the intercept hardly counts
+    contents = {  # features and label; at parameters zero a label of 0.5 has no gradient
+        "nothing": (0 * row, 0.5),
+        "NaN": (np.where(np.arange(_FEATURES) == 7, np.nan, row), 0.0),
+        "infinite": (np.where(np.arange(_FEATURES) == 7, np.inf, row), 0.0),
+        "equal": (row, 0.0),
+        "opposite": (row, 1.0),
+        "huge": (np.float32(1e30) * row, 1.0),
+    }
+    divisor = parts.divisor(batch_size=_CROWD, num_copies=_CROWD)
+    settings = {"learning_rate": 1.0, "clip_norm": 1.0, "noise_scale": 0.0, "batch_size": float(divisor)}
+    released = {}
+    for name, (features, label) in contents.items():
+        batch = {"features": np.tile(row, (_CROWD, 1)), "labels": np.zeros(_CROWD, np.float32)}
+        batch["features"][_CROWD // 3], batch["labels"][_CROWD // 3] = features, label
+        if with_norms:
+            batch["squared_norms"] = squared_norms_of(batch["features"])
+        released[name] = _CROWD * parts.release(batch, np.ones(_CROWD, bool), settings=settings, models=models)
+    return released
+
+
+def _moves(released: dict[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+    """How far a copy moves the sum, in clip norms: against one that adds nothing; and half of what a replaced one does.
+
+    What is not finite adds nothing.
+    """
+
+    def longest(pairs) -> float:
+        # numpy's maximum, which does not pass over what is not a number
+        return float(np.max([np.linalg.norm(released[a] - released[b], axis=-1) for a, b in pairs]))
+
+    silent, loud = ("nothing", "NaN", "infinite"), ("equal", "opposite", "huge")
+    return {
+        "clip norms that a copy moves a crowd by": longest(
+            [*itertools.product(loud, silent), *itertools.combinations(silent, 2)]
+        ),
+        "half of those that a replaced copy moves a crowd by": longest(itertools.combinations(loud, 2)) / 2,
+    }

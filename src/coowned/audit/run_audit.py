@@ -2,31 +2,25 @@
 
 import dataclasses
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import coowned
 from coowned import validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
-from coowned.attribution.graph import AttributionGraph
 from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.canaries import CanaryAudit
 from coowned.audit.checks import CheckedLaw
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.mechanism_audit import ALPHA, TRIALS, MechanismAudit, audit_mechanism
 from coowned.audit.noise_law import audit_noise, audit_noise_tail
-from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.audit.participation import audit_sampler
 from coowned.audit.release import audit_release
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
-from coowned.selection.selector import Selection
+from coowned.mechanism.sampling import MinSeparation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.configured_run import NO_GUARANTEE_FORMAT
 
@@ -35,8 +29,7 @@ NOT_SEEN = (
     "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
     "at on extreme bit patterns instead. Not audited here: the run's own model, data and attribution."
 )
-_COPIES = 1000  # in the participation audit
-_STEPS = 1000
+LARGEST_SEED = 2**57 - 1  # every test of an audit has a seed of its own, made from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "noise_multiplier")
 
 
@@ -127,19 +120,25 @@ def audit_run(
       alpha: probability of a false alarm, all tests together.
       trials: of each curve (default: up to 200,000, as many as fit `seconds`).
       seconds: for both curves together; with `trials` given, time does not count.
-      seed: makes the audit repeatable, together with `trials`; by default keys come from the operating system.
+      seed: makes the audit repeatable, together with `trials`; from 0 to 2^57 - 1. By default keys come from the
+        operating system.
       parts: with one exchanged, to try the audit itself.
     """
     folder = Path(path)
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     validate.positive_number(seconds=seconds)
+    if seed is not None:
+        validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
     made = read_claim(folder)
     keys = _Keys(seed)
     parts = parts or AuditedParts()
-    sampled = not isinstance(made.mechanism, MinSeparation)
-    share = alpha / (4 if sampled else 3)  # two curves, noise, participation; the other tests are certain
-    laws = [*_sampler_laws(made, parts, share, keys)] if sampled else []
-    claim = MechanismClaim(mechanism=made.mechanism, noise_multiplier=made.noise_multiplier, adjacency=made.adjacency)
+    mechanism = made.mechanism
+    # Two curves, noise and participation share it; the other tests are certain.
+    share = alpha / (3 if isinstance(mechanism, MinSeparation) else 4)
+    laws = []
+    if not isinstance(mechanism, MinSeparation):
+        laws += audit_sampler(mechanism, run_key=keys.next(), alpha=share, parts=parts)
+    claim = MechanismClaim(mechanism=mechanism, noise_multiplier=made.noise_multiplier, adjacency=made.adjacency)
     laws.append(
         audit_noise(
             keys.next(),
@@ -155,14 +154,14 @@ def audit_run(
         audit_release(
             noise_multiplier=made.noise_multiplier,
             copies=min(made.contribution_bound, 100),
-            batch_size=made.mechanism.batch_size or 1,
+            batch_size=mechanism.batch_size or 1,
             parts=parts,
             alpha=share,
         )
     )
     curves = tuple(
         audit_mechanism(
-            made.mechanism,
+            mechanism,
             noise_multiplier=made.noise_multiplier,
             adjacency=adjacency,
             run_key=keys.next(),
@@ -177,7 +176,7 @@ def audit_run(
     audit = RunAudit(
         claim=made,
         alpha=alpha,
-        audits_run=1 + int(earlier.get("audits_run", 0)),
+        audits_run=1 + _audits_run(earlier),
         curves=curves,
         laws=tuple(laws),
         repeatable=seed is not None and trials is not None,
@@ -237,29 +236,10 @@ class _Keys:
         return RunKey.from_seed(self._seed * 64 + self._number)
 
 
-def _sampler_laws(made: PrivacyGuarantee, parts: AuditedParts, alpha: float, keys: _Keys) -> list[CheckedLaw]:
-    mechanism = made.mechanism
-    assert isinstance(mechanism, PoissonSampling | CyclicPoisson)
-    cyclic = isinstance(mechanism, CyclicPoisson)
-    groups = mechanism.num_groups if cyclic else 1
-    group = MechanismClaim(mechanism=mechanism, noise_multiplier=1.0, adjacency="zero-out").group
-    probability = mechanism.probability_of(group) if cyclic else mechanism.sampling_probability
-    words = audit_coin_words(PoissonCoins(probability), alpha=alpha)
-    if probability == 1:
-        return [words]
-    batch_size = max(1, round(probability * _COPIES))
-    copies = max(8, math.floor(batch_size / probability))
-    graph = AttributionGraph.from_users_per_example([[user] for user in range(copies)])
-    selection = Selection.from_copies(graph, np.ones(copies, np.int64))
-    if isinstance(mechanism, CyclicPoisson):
-        selection = parts.group(graph, selection, group=group)
-        probability = min(1.0, batch_size / copies)  # which is how its sampler makes it
-    steps = _STEPS * groups if groups <= 32 else 32_000 // groups * groups
-    batches = parts.batches(selection, mechanism, batch_size=batch_size, iterations=steps, run_key=keys.next())
-    found = audit_participation(
-        batches, selection, probability=probability, alpha=alpha, num_groups=groups, group=group
-    )
-    return [words, found]
+def _audits_run(earlier: dict[str, Any]) -> int:
+    """How many audits a file counts; what is not a number of audits counts as none."""
+    count = earlier.get("audits_run")
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else 0
 
 
 def _earlier(folder: Path) -> dict[str, Any]:

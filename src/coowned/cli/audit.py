@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coowned import validate
 from coowned.cli import show
 from coowned.errors import CertificateMismatchError, InputError
 
@@ -51,6 +52,7 @@ def run(
 
     if canary_users < 10:
         raise InputError(f"--canary-users must be at least 10, not {canary_users}")
+    validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)  # before it is halved
     config = None
     if canaries is not None:
         from coowned.training.config import TrainConfig
