@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     for attribution in ATTRIBUTIONS:
         found = test.measure(attribution)
         measured.append(found)
-        verdict = "holds" if found.claim_holds else "IS NOT TRUE FOR BOB"
+        verdict = f"is not refuted by {asked.trials} models" if found.claim_holds else "IS NOT TRUE FOR BOB"
         print(
             f"attributed to {attribution}: {found.copies_with_bob} of the {found.size} chosen e-mails are Bob's; "
             f"claimed epsilon {found.epsilon:.3g} (unit: user, fixed graph; bound {found.contribution_bound}; delta "

@@ -9,6 +9,7 @@ import pytest
 from coowned.accounting import calculators
 from coowned.accounting import guarantee as module
 from coowned.accounting.guarantee import ComposedGuarantee, PrivacyGuarantee, compose, guarantee
+from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
 from coowned.errors import CertificateMismatchError, CoownedError, InputError, UncertifiableError
@@ -159,6 +160,26 @@ def test_tampered_guarantee_is_refused(made):
     for text in ("", "[]", '{"format": "other"}'):
         with pytest.raises(InputError):
             PrivacyGuarantee.from_json(text)
+
+
+def test_read_epsilon_is_never_below_proven(made):
+    fields = {**made._fields(), "epsilon": made.epsilon * (1 - 5e-4)}  # as an older accountant might have found it
+    text = json.dumps({"format": module.FORMAT, **fields, "checksum": module._checksum(fields)})
+    read = PrivacyGuarantee.from_json(text)
+    assert read.epsilon == made.epsilon
+    assert f"({rounded_up(made.epsilon)}, " in read.statement()
+    larger = {**made._fields(), "epsilon": made.epsilon * 1.01}
+    text = json.dumps({"format": module.FORMAT, **larger, "checksum": module._checksum(larger)})
+    assert PrivacyGuarantee.from_json(text).epsilon == larger["epsilon"]
+
+
+def test_a_guarantee_speaks_for_its_own_run(made):
+    made.check_run("one", seeded=False)
+    for other in ("two", None):
+        with pytest.raises(CertificateMismatchError, match="is for run one"):
+            made.check_run(other, seeded=False)
+    with pytest.raises(CertificateMismatchError, match="gives a seed"):
+        made.check_run("one", seeded=True)
 
 
 def test_by_copies_ends_at_the_bound(made):

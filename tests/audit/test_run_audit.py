@@ -173,3 +173,16 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
     assert audit_run(folder, trials=1000, seed=1).audits_run == 2
     assert json.loads((folder / "audit.json").read_text(encoding="utf-8"))["canaries"] == stored["canaries"]
     assert (folder / "audit.json").stat().st_mode & 0o077 == 0  # learned from the data
+
+
+def test_claim_of_another_run_is_refused(tmp_path):
+    made = claim()
+    write(tmp_path, made)
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": made.run_id}), encoding="utf-8")
+    assert audit_run(tmp_path, trials=1000, seed=1).holds
+    write(tmp_path, claim())  # the same mechanism and certificate, made for another run
+    with pytest.raises(CertificateMismatchError, match="the guarantee is for run"):
+        audit_run(tmp_path, trials=1000, seed=1)
+    (tmp_path / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match="run.json"):
+        audit_run(tmp_path, trials=1000, seed=1)

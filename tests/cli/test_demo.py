@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.statement import rounded_up
+from coowned.cli import demo
 from coowned.cli.main import run
 
 
@@ -17,6 +19,10 @@ def test_demo_leaves_files_that_hold(tmp_path: Path, capsys):
     claim = PrivacyGuarantee.from_json((folder / "guarantee.json").read_text(encoding="utf-8"))
     assert claim.statement() in printed
     assert claim.epsilon <= 8.0
+    trained = PrivacyGuarantee.from_json((folder / "run-epsilon-8" / "guarantee.json").read_text(encoding="utf-8"))
+    counted = trained.certificate
+    assert f"{counted.num_distinct:,} of the {counted.num_examples:,} e-mails of the train split" in printed
+    assert f"epsilon {rounded_up(trained.epsilon)} (unit: {trained.unit}; contribution bound" in printed
     assert "without privacy" in printed
     # Fresh keys: each half of Bob's story is told wrongly with probability at most 1e-3 (see its tests).
     assert "is NOT true for Bob" in printed
@@ -26,6 +32,25 @@ def test_demo_leaves_files_that_hold(tmp_path: Path, capsys):
     assert "A secret about Bob" in page.read_text(encoding="utf-8")
     assert run(["certify", str(folder / "mailbox.mbox"), str(folder / "S.parquet")]) == 0
     assert "holds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["report.html", "run-epsilon-2", "epsilon-8.toml"])
+def test_others_files_are_kept(tmp_path: Path, capsys, name: str):
+    theirs = tmp_path / name if "." in name else tmp_path / name / "thesis.txt"
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_text("years of work", encoding="utf-8")
+    assert run(["demo", "-o", str(tmp_path)]) == 2
+    assert "no demo wrote it" in capsys.readouterr().err
+    assert theirs.read_text(encoding="utf-8") == "years of work"
+
+
+def test_interrupted_demo_can_be_given_again(tmp_path: Path):
+    folder = tmp_path / "demo"
+    demo._make_room(folder)
+    (folder / "mailbox.mbox").write_text("half of", encoding="utf-8")
+    (folder / "run-epsilon-2").mkdir()
+    demo._make_room(folder)
+    assert [file.name for file in folder.iterdir()] == [".coowned-demo"]
 
 
 @pytest.mark.full

@@ -34,6 +34,12 @@ def test_rows_and_table(data: Path, capsys):
         "best",
     }
     assert all(names <= set(row) for row in rows)
+    terms = {"epsilon": 4.0, "delta": 1e-6, "adjacency": "zero-out", "other_adjacency": "replace"}
+    terms |= {"unit": "user, fixed graph", "batch_size": 10, "iterations": 20}
+    assert all(terms.items() <= row.items() for row in rows)
+    for word in {row["selector"] for row in rows}:  # nothing is cut in a pipe
+        assert f"{word} " in printed
+    assert "…" not in printed
     assert sum(row["best"] for row in rows) == 1
     best = next(row for row in rows if row["best"])
     line = next(line for line in printed.splitlines() if "best" in line)
@@ -41,6 +47,21 @@ def test_rows_and_table(data: Path, capsys):
     assert f"{best['noise_multiplier']:.4f}" in line
     assert run([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == rows
+
+
+def test_what_cannot_be_used_is_said_in_full(data: Path, capsys):
+    target = [*TARGET[:4], "--batch-size", "200", "--iterations", "20"]
+    assert run(["plan", str(data), "--example-id", "id", "--separator", ";", *target, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    page = data.with_name("plan.html")
+    assert run(["plan", str(data), "--example-id", "id", "--separator", ";", *target, "--html", str(page)]) == 0
+    printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
+    (schedule,) = [row for row in rows if row["mechanism"] == "min-separation"]
+    assert schedule["note"] in printed
+    line = next(line for line in printed.splitlines() if line.startswith("greedy-min-separation"))
+    assert line.split()[1] == "-"  # there is no bound
+    assert '"contribution_bound":0' not in text
+    assert '"contribution_bound":1' in text
 
 
 @pytest.mark.parametrize(

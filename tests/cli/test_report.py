@@ -52,6 +52,24 @@ def test_compare(finished: Path, tmp_path: Path, capsys):
     assert "a release leaves out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "run.json", "metrics.parquet"])
+def test_files_of_the_run_are_kept(finished: Path, tmp_path: Path, capsys, name: str):
+    before = (finished / name).read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(finished)
+    for place in (finished / name, link / name):
+        assert run(["report", str(finished), "-o", str(place)]) == 2
+        assert "would overwrite a file of the run" in capsys.readouterr().err
+    assert (finished / name).read_bytes() == before
+
+
+def test_its_own_page_may_be_written_again(finished: Path, capsys):
+    for name in ("report.html", "report.html", "new.html"):
+        assert run(["report", str(finished), "-o", str(finished / name)]) == 0
+    assert run(["report", str(finished), "-o", str(finished / "new.html")]) == 2
+    capsys.readouterr()
+
+
 def test_bad_input(tmp_path: Path, finished: Path, capsys):
     for arguments in (
         ["report", str(tmp_path / "nowhere")],

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -59,8 +61,60 @@ def test_json_and_bad_data(data, capsys):
         assert "must be unique, but several rows have 'm0'" in capsys.readouterr().err.replace("\n", " ")
         data.write_text("id,users\n1,ann\n2\n")
         assert select(data, "--example-id", "id", "--engine", "spark", output="again.parquet") == 2
-        assert "Spark cannot read it" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"{data}: a row has more or fewer cells than the header" in said
+        assert said.count("\n") == 1
     assert not (data.parent / "again.parquet").exists()
+
+
+@pytest.mark.full
+def test_bad_data_is_one_sentence_of_a_process(data):
+    """What Java writes goes past capsys: only a process of its own shows it."""
+    data.write_text("id,users\n1,ann\n2\n")
+    words = ["select", str(data), "--example-id", "id", "--contribution-bound", "1", "--engine", "spark"]
+    words += ["--master", "local[1]", "-o", str(data.parent / "S.parquet")]
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from coowned.cli.main import run; sys.exit(run(sys.argv[1:]))", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if "incubator modules" not in line]  # the JVM's own, once a start
+    assert len(said) == 1
+    assert "a row has more or fewer cells than the header" in said[0]
+
+
+@pytest.mark.full
+def test_addresses_go_to_spark(data, capsys):
+    """file:// stands for hdfs:// and its like: whatever has an address is read and written by Spark alone."""
+    words = ["--example-id", "id", "--seed", "5", "--separator", ";", "--contribution-bound", "3"]
+    assert run(["select", str(data), *words, "-o", str(data.parent / "local.parquet")]) == 0
+    target = f"file://{data.parent}/S.parquet"
+    assert run(["select", f"file://{data}", *words, "--engine", "spark", "--master", "local[1]", "-o", target]) == 0
+    assert f"written: {target} and file://{data.parent}/S.certificate.json" in capsys.readouterr().out.replace("\n", "")
+    folder = data.parent
+    assert (folder / "S.certificate.json").read_text() == (folder / "local.certificate.json").read_text()
+    assert run(["certify", str(data), str(folder / "S.parquet"), "--separator", ";", "--example-id", "id"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "words", "message"),
+    [
+        ("hdfs://head/y.parquet", "S.parquet", [], "hdfs://head/y.parquet: the local engine knows this machine's"),
+        ("hdfs://head/y.parquet", "hdfs://head/y.parquet", ["--engine", "spark"], "would overwrite what it is made"),
+        ("hdfs://head/y", "hdfs://head/y/S.parquet", ["--engine", "spark"], "lies inside the data folder"),
+        ("hdfs://head/y", "S.parquet", ["--engine", "spark", "--example-id", "id"], "hdfs://head/y: cannot tell what"),
+        ("hdfs://head/y.csv", "hdfs://head/", ["--engine", "spark"], "not the address of a selection"),
+    ],
+)
+def test_addresses_are_kept_as_they_are(tmp_path, monkeypatch, capsys, given, output, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(["select", given, "--contribution-bound", "1", "-o", output, *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

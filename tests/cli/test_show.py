@@ -4,6 +4,7 @@ import io
 import sys
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from coowned.cli import show
@@ -39,6 +40,18 @@ def test_what_was_written(tmp_path, capsys):
     (tmp_path / "S" / "part").write_bytes(b"x" * 10)
     show.written(tmp_path / "a.json", tmp_path / "S", seconds=75)
     assert capsys.readouterr().out == f"written: {tmp_path}/a.json (1.5 kB) and {tmp_path}/S (10 bytes) in 1 min 15 s\n"
+
+
+@pytest.mark.parametrize("terminal", [None, 60, 80, 200])
+def test_nothing_of_a_row_is_cut(monkeypatch, terminal):
+    rows = [("greedy-with-duplicates", *[f"{number}1,234.5678" for number in range(5)], "<- best")]
+    headings = ("selector", *["a rather long heading"] * 5, "")
+    stream = io.StringIO() if terminal is None else Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(terminal or 80))
+    show.table("", headings, rows, left=(0, 6))
+    assert any(all(cell in line for cell in rows[0]) for line in stream.getvalue().splitlines())
+    assert "…" not in stream.getvalue()
 
 
 def test_progress_is_for_terminals_alone(monkeypatch):

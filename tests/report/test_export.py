@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from coowned import CertificateMismatchError, InputError, PrivacyGuarantee
+from coowned import CertificateMismatchError, InputError, PrivacyGuarantee, guarantee
 from coowned.report import export
 from coowned.report.export import export_model
 
@@ -49,6 +49,24 @@ def test_foreign_model_is_refused(copy, runs, tmp_path):
         export_model(folder, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match="cannot be read"):
+        export_model(folder, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_statement_of_the_model_is_the_guarantees(copy, tmp_path):
+    """A model whose own metadata claim another epsilon, though guarantee.json and run.json agree."""
+    folder = copy("scheduled")
+    own = PrivacyGuarantee.from_json((folder / "guarantee.json").read_text(encoding="utf-8"))
+    other = guarantee(
+        own.certificate,
+        own.mechanism,
+        epsilon=own.epsilon / 2,
+        delta=own.delta,
+        adjacency=own.adjacency,
+        run_id=own.run_id,
+    )
+    (folder / "guarantee.json").write_text(other.to_json(), encoding="utf-8")
+    with pytest.raises(CertificateMismatchError, match="not that of guarantee"):
         export_model(folder, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 

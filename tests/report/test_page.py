@@ -1,5 +1,6 @@
 """The page of a run, and of a plan: what is in it and what is not."""
 
+import dataclasses
 import html
 import json
 import re
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from coowned import AttributionGraph, InputError, PrivacyGuarantee, plan
-from coowned.accounting.statement import rounded_up
+from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.report import charts
-from coowned.report.contents import Mark
+from coowned.report.contents import Mark, read_run
 from coowned.report.page import write_plan, write_report
+from coowned.report.sections import _not_promised
 
 SECRETS = (
     "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",
@@ -94,6 +96,26 @@ def test_statement_and_digests(real: Path, runs):
         assert row["epsilon"] is None or rounded_up(row["epsilon"]) in text
 
 
+def test_what_is_not_promised(copy):
+    """The box beside the statement, of a run with an unprotected user."""
+    folder = copy("scheduled")
+    run = read_run(folder, release=True, with_statistics=False)
+    certificate = dataclasses.replace(run.certificate, num_unprotected_users=3)
+    sentences = [line.split(". ", 1)[1] for line in run.statement.split("\n")]
+    shown = _not_promised(dataclasses.replace(run, certificate=certificate), sentences)
+    for start in ("Not covered", "Not promised", "Not released: training curves", "3 users were taken out"):
+        assert sum(line.startswith(start) for line in shown) == 1, start
+    assert not [line for line in shown if line.startswith("Released")]
+
+
+def test_noise_is_rounded_one_way(real: Path, runs):
+    made = PrivacyGuarantee.from_json((runs["simulated"] / "guarantee.json").read_text(encoding="utf-8"))
+    text = read(real)
+    (chosen,) = [row for row in rows_of(specs(text)["trade-off-noise"]) if row["chosen"]]
+    assert chosen["noise_text"] == rounded_down(made.noise_multiplier)
+    assert f">{chosen['noise_text']}</dd>" in text
+
+
 def test_other_runs_are_labelled(real: Path):
     rows = rows_of(specs(read(real))["utility-by-epsilon"])
     labels = {row["run"]: row["epsilon"] for row in rows}
@@ -112,9 +134,24 @@ def test_release_leaks_nothing(audited: Path):
         assert secret not in public, secret
     names = check_figures(public)
     assert not [name for name in names if name.startswith(("training", "utility", "audit-canaries"))]
-    assert {"levels", "audit"} <= set(names)
+    assert "audit" in names
     assert Mark.PRIVATE.value not in public
     assert "Left out." in public
+
+
+def test_release_has_no_graph_statistics(audited: Path):
+    chip = f">{Mark.GRAPH.value}</span>"
+    public = read(write_report(audited, release=True))
+    asked = read(write_report(audited, release=True, graph_statistics=True))
+    graph = {"levels", "users-per-example", "examples-per-user", "trade-off-size", "trade-off-noise", "trade-off-bias"}
+    assert graph <= set(check_figures(asked))  # the test can fail
+    assert set(check_figures(public)) == set(check_figures(asked)) - graph == {"audit", "membership", "delta-curve"}
+    for part in (chip, "people in the data", "What was kept", "users per copy"):
+        assert part in asked
+        assert part not in public
+    assert "Without graph statistics" in public
+    for secret in SECRETS:
+        assert secret not in asked
 
 
 def test_audit_stands_beside_the_claim(audited: Path):
@@ -199,3 +236,7 @@ def test_plan_page(tmp_path: Path):
     assert [row["chosen"] for row in rows] == [one.best for one in made.choices]
     assert Mark.PRIVATE.value not in text
     assert "A plan promises nothing" in text
+    for one in made.choices:
+        if one.noise_multiplier is not None:
+            assert f">{rounded_down(one.noise_multiplier)}<" in text
+            assert f">{rounded_up(one.other_epsilon)}<" in text

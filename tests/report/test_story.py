@@ -30,7 +30,14 @@ def test_one_mark_a_model():
 
 def test_both_claims_stand_beside_what_was_measured():
     body = bob_section([measured("sender", 2.1), measured("everyone", 0.0)]).body
-    assert "2.10" in body
+    assert ">2.1<" in body
     assert "not true for Bob" in body
-    assert "unit: user, fixed graph; bound 1; delta 1e-05; zero-out" in body
-    assert "holds" in body
+    assert "1 (unit: user, fixed graph; contribution bound 1; delta 1e-05; adjacency: zero-out)" in body
+
+
+def test_a_failed_attack_proves_nothing():
+    """Few models refute nothing, whatever is true."""
+    section = bob_section([measured("sender", 0.0), measured("everyone", 0.0)])
+    assert section.body.count("not refuted by 8 models") == 2
+    assert "holds" not in section.body
+    assert all("not refuted" in figure.title for figure in section.figures)

@@ -45,6 +45,7 @@ class PrivacyGuarantee:
     Guarantees:
       - Only `guarantee` makes one, from a certificate that the mechanism agrees with.   (test_only_guarantee_makes_one)
       - A file that was changed is refused.   (test_tampered_guarantee_is_refused)
+      - What is read back has no epsilon below what this version proves.   (test_read_epsilon_is_never_below_proven)
     """
 
     epsilon: float
@@ -146,16 +147,41 @@ class PrivacyGuarantee:
             raise CertificateMismatchError(
                 f"the guarantee has missing or unknown entries ({error}); make it again"
             ) from None
-        made.check()
-        return made
+        proven = made.check()
+        # Within the tolerance of `check` the larger counts; a difference of rounding alone is none.
+        raised = {name: value for name, value in proven.items() if value > getattr(made, name) * (1 + 1e-9)}
+        if not raised:
+            return made
+        return cls(certificate=certificate, mechanism=mechanism, maker=_MADE_BY_GUARANTEE, **{**fields, **raised})
 
-    def check(self) -> None:
+    def check_run(self, run_id: object, *, seeded: bool) -> None:
+        """Refuses, with CertificateMismatchError, to speak for a run that it was not made for.
+
+        Args:
+          run_id: what the run itself keeps in run.json.
+          seeded: whether the run's configuration gives a seed, which makes noise and coins known.
+        """
+        if run_id != self.run_id:
+            raise CertificateMismatchError(
+                f"the guarantee is for run {self.run_id}, not for this one ({run_id or 'which was promised nothing'}); "
+                "put the run's own back or train again"
+            )
+        if seeded and not self.test_run:
+            raise CertificateMismatchError(
+                "the configuration gives a seed, so noise and coins are known, but the guarantee does not say that "
+                "this is a test run; one of the two was changed: train again"
+            )
+
+    def check(self) -> dict[str, float]:
         """Computes the claim anew and refuses, with CertificateMismatchError, one that is smaller than what is proven.
 
         Another version of the accountant may differ in the fourth digit; more than that is no rounding.
+
+        Returns:
+          What this version proves for the same noise, by the name of the entry.
         """
-        claim = {"noise_multiplier": self.noise_multiplier, "delta": self.delta}
         validate.one_of(ADJACENCIES, adjacency=self.adjacency)
+        claim = {"noise_multiplier": self.noise_multiplier, "delta": self.delta}
         other = OTHER_ADJACENCY[self.adjacency]
         proven = {
             "epsilon": calculators.epsilon(self.mechanism, adjacency=self.adjacency, **claim),
@@ -168,6 +194,7 @@ class PrivacyGuarantee:
                     f"the guarantee says {name} = {getattr(self, name):.6g}, but {value:.6g} is what can be proven; "
                     "make it again"
                 )
+        return proven
 
     def _fields(self) -> dict[str, Any]:
         plain = {

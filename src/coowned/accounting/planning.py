@@ -9,7 +9,7 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import OTHER_ADJACENCY
+from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import GraphStatistics
 from coowned.certificate import ContributionCertificate, certify
@@ -30,7 +30,18 @@ _HEAVY_SHARE = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One row of a plan. Nothing in it is a claim: a guarantee is made from the chosen certificate."""
+    """One row of a plan. Nothing in it is a claim: a guarantee is made from the chosen certificate.
+
+    Every row names the target it was made for, so that no epsilon in it stands alone.
+    """
+
+    epsilon: float  # the target, with the four that follow
+    delta: float
+    adjacency: str
+    other_adjacency: str
+    unit: str
+    batch_size: int
+    iterations: int
 
     mechanism: str
     selector: str
@@ -110,7 +121,15 @@ def plan(
             raise InputError(
                 f"{word!r} is no selector with a contribution bound alone; choose from {', '.join(_BOUNDING)}"
             )
+    validate.one_of(tuple(OTHER_ADJACENCY), adjacency=adjacency)
     target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    asked = {
+        **target,
+        "other_adjacency": OTHER_ADJACENCY[adjacency],
+        "unit": UNIT,
+        "batch_size": batch_size,
+        "iterations": iterations,
+    }
     report = progress or (lambda done, message: None)
     choices: list[Choice] = []
     steps = (
@@ -118,21 +137,22 @@ def plan(
     )
     for number, (word, bound) in enumerate(steps):
         report(number / (len(steps) + 1), f"{word}, bound {bound}")
-        choices.append(_poisson_choice(graph, word, bound, batch_size, iterations, seed, target))
+        choices.append(_poisson_choice(graph, word, bound, seed, target, asked))
     if mechanism != "poisson":
         report(len(steps) / (len(steps) + 1), "greedy-min-separation")
-        choices.append(_min_separation_choice(graph, batch_size, iterations, seed, target))
+        choices.append(_min_separation_choice(graph, seed, target, asked))
     report(1.0, "done")
     return Plan(choices=tuple(_mark_best(choices)), advice=tuple(_advice(graph, max(contribution_bounds, default=1))))
 
 
 def _poisson_choice(
-    graph: AttributionGraph, word: str, bound: int, batch_size: int, iterations: int, seed: int, target: dict[str, Any]
+    graph: AttributionGraph, word: str, bound: int, seed: int, target: dict[str, Any], asked: dict[str, Any]
 ) -> Choice:
+    batch_size, iterations = asked["batch_size"], asked["iterations"]
     kind: Any = selector_class(word)
     selected = select_once(graph, kind(contribution_bound=bound), seed=seed)
     certificate = certify(graph, selected)
-    facts: dict[str, Any] = {**_facts(graph, selected, certificate), "contribution_bound": bound}
+    facts: dict[str, Any] = {**asked, **_facts(graph, selected, certificate), "contribution_bound": bound}
     if certificate.size < batch_size:
         note = f"S is smaller than one batch ({certificate.size:,} copies)"
         return Choice(
@@ -158,9 +178,8 @@ def _poisson_choice(
     )
 
 
-def _min_separation_choice(
-    graph: AttributionGraph, batch_size: int, iterations: int, seed: int, target: dict[str, Any]
-) -> Choice:
+def _min_separation_choice(graph: AttributionGraph, seed: int, target: dict[str, Any], asked: dict[str, Any]) -> Choice:
+    batch_size, iterations = asked["batch_size"], asked["iterations"]
     word = GreedyMinSeparation.name
     try:
         separation = max_min_separation(graph, batch_size=batch_size, iterations=iterations, seed=seed)
@@ -172,7 +191,7 @@ def _min_separation_choice(
             mechanism="min-separation", selector=word, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0,
             upper_bound=None, mean_users_per_example=None, population_mean_users_per_example=_mean(graph),
             min_separation=None, sampling_probability=None, noise_multiplier=None, other_epsilon=None,
-            effective_noise=None, note=str(error),
+            effective_noise=None, note=str(error), **asked,
         )  # fmt: skip
     certificate = certify(graph, schedule)
     mechanism = MinSeparation.from_certificate(certificate)
@@ -185,6 +204,7 @@ def _min_separation_choice(
         noise_multiplier=noise,
         other_epsilon=_other_epsilon(mechanism, noise, target),
         effective_noise=noise * strategy.error_factor(),
+        **asked,
         **_facts(graph, schedule, certificate),
     )
 

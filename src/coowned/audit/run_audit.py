@@ -220,7 +220,26 @@ def read_claim(folder: Path) -> PrivacyGuarantee:
         raise CertificateMismatchError(
             f"{folder}: certificate.json is not what the guarantee was made from; one of them was changed"
         )
+    record = _record(folder)
+    if record is not None:
+        try:
+            made.check_run(record.get("run_id"), seeded=False)  # an audit is worth as much for a test run
+        except CertificateMismatchError as error:
+            raise CertificateMismatchError(f"{folder}: {error}") from None
     return made
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """run.json; None where a claim is audited without its run."""
+    try:
+        stored = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / 'run.json'}: cannot be read ({error}); name the folder of a run") from error
+    if not isinstance(stored, dict):
+        raise InputError(f"{folder / 'run.json'}: not the record of a run; name the folder of a run")
+    return stored
 
 
 class _Keys:

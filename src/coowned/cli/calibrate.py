@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
+from coowned.cli.overwriting import refuse_to_overwrite
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import whole_files
 
@@ -57,6 +58,7 @@ def run(
     """
     from coowned.accounting.guarantee import guarantee
 
+    refuse_to_overwrite([certificate], [output])
     proof = read_certificate(certificate)
     chosen = make_mechanism(proof, mechanism, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
     # The place is taken first: one that cannot be written to is told before the work.

@@ -9,7 +9,7 @@ from coowned.cli import show
 from coowned.cli.calibrate import read_certificate
 from coowned.cli.data_options import reads_data
 from coowned.cli.select import certificate_path_of
-from coowned.errors import CertificateMismatchError, UncertifiableError
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -37,6 +37,8 @@ def run(
     from coowned.certificate import certify
     from coowned.selection.selection_files import read_selection
 
+    if not selection.exists():
+        raise InputError(f"{selection}: no such file or folder; name the S that `coowned select` wrote")
     path = certificate or certificate_path_of(selection)
     claim = read_certificate(path)
     with show.progress("reading") as progress:

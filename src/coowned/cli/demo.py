@@ -1,5 +1,6 @@
 """`coowned demo`: the whole road on a made-up e-mail world, from a mailbox to a page."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ _TARGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-8, "adjacency": "zero-out
 _BATCHES: dict[str, Any] = {"batch_size": 64, "iterations": 200}
 _EPSILONS = (0.5, 2.0, 8.0)
 _NUM_FEATURES = 64
+_MARKER = ".coowned-demo"  # in a folder whose files a further demo may replace
 _OURS = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "guarantee.json", "report.html")
 
 
@@ -38,17 +40,21 @@ def run(
 
         coowned demo
     """
-    from coowned.accounting.guarantee import guarantee
+    from coowned.accounting.guarantee import UNIT, guarantee
     from coowned.accounting.planning import plan
+    from coowned.accounting.statement import rounded_down, rounded_up
     from coowned.attribution.mail import read_mail
+    from coowned.audit.bob import ATTRIBUTIONS, BobTest
     from coowned.certificate import certify
     from coowned.cli.select import certificate_path_of, make_selector
     from coowned.files import whole_files
     from coowned.mechanism.sampling import PoissonSampling
+    from coowned.report.contents import read_run
     from coowned.selection.selection_files import write_selection
     from coowned.synthetic.toy_emails import EmailWorld, write_mbox
 
     say = (lambda text="": None) if json else show.line
+    bob = BobTest(trials=trials)
     _make_room(output)
     world = EmailWorld(num_people=1000, num_emails=5000)
     emails = world.generate(seed=0)
@@ -65,7 +71,9 @@ def run(
     say("   What is written to Bob is about Bob: only the second protects him.")
 
     made = plan(graph, contribution_bounds=(1, 3, 10), mechanism="poisson", **_TARGET, **_BATCHES)
-    say(f"3. Sets of e-mails in which nobody is in more than k, and the noise for epsilon {_TARGET['epsilon']:g}:")
+    terms = f"delta {_TARGET['delta']:g}; adjacency: {_TARGET['adjacency']}"
+    say(f"3. Sets of e-mails in which nobody is in more than k, and the noise for epsilon {_TARGET['epsilon']:g}")
+    say(f"   (unit: {UNIT}; contribution bound k; {terms}):")
     if not json:
         _print_plan(made.choices)
 
@@ -79,8 +87,8 @@ def run(
         certified_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
         claimed_file.write_text(claim.to_json() + "\n", encoding="utf-8")
     say(
-        f"4. Chosen, recounted and accounted ({chosen}, {certificate_path_of(chosen).name}, {claimed.name}). "
-        "It promises:"
+        f"4. Chosen from all {graph.num_examples:,} e-mails, recounted and accounted ({chosen}, "
+        f"{certificate_path_of(chosen).name}, {claimed.name}). Whoever trains on these promises:"
     )
     say()
     say(claim.statement())
@@ -88,47 +96,65 @@ def run(
 
     runs = _train(output, emails, best.selector, best.contribution_bound, say)
     accuracies = {epsilon: _accuracy(folder) for epsilon, folder in runs.items()}
+    main = runs[_EPSILONS[-1]]
+    trained = read_run(main, release=True, with_statistics=False).claim
+    split = trained.certificate.num_examples
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
-    say(f"   (unit: user, fixed graph; bound {certificate.contribution_bound}; delta {_TARGET['delta']:g}; zero-out):")
+    say(f"   (unit: {UNIT}; contribution bound {trained.contribution_bound}; {terms}). Each run chose")
+    say(f"   anew, from the {split:,} e-mails of its train split, and has a certificate of its own:")
     for epsilon, accuracy in accuracies.items():
         say(f"   {'without privacy' if epsilon is None else f'epsilon {epsilon:g}':<16} {accuracy:6.1%}")
 
-    audit = _audit(runs[_EPSILONS[-1]])
-    say(f"6. Trying to break the claim of {runs[_EPSILONS[-1]]}: {audit['verdict']}")
+    audit = _audit(main)
+    say(f"6. Trying to break the claim of {main}: {audit['verdict']}")
 
-    measured = _bob(trials)
+    measured = [bob.measure(attribution) for attribution in ATTRIBUTIONS]
     say("7. A secret about Bob is in e-mails he received. The same claim twice, and what an attacker measured for Bob:")
     for one in measured:
-        verdict = "holds" if one.claim_holds else "is NOT true for Bob"
+        # That an attack failed proves nothing: a claim is broken or it is not, and never confirmed.
+        verdict = f"not refuted by {one.leak.trials:,} models" if one.claim_holds else "is NOT true for Bob"
         say(
-            f"   attributed to {one.attribution:<9} claimed epsilon {one.epsilon:.2g} (bound {one.contribution_bound}, "
-            f"delta {one.delta:g}), measured at least {one.leak.epsilon_lower_bound:.2f}: {verdict}"
+            f"   attributed to {one.attribution:<9} claimed epsilon {rounded_up(one.epsilon)} (unit: {UNIT}; "
+            f"contribution bound {one.contribution_bound}; delta {one.delta:g}; adjacency: zero-out), measured at "
+            f"least {rounded_down(one.leak.epsilon_lower_bound)}: {verdict}"
         )
 
     page = _report(output, runs, measured)
     say()
     say(f"The page with all of this: {page}")
     say(
-        f"{selection.num_distinct:,} of {graph.num_examples:,} e-mails were chosen from who wrote to whom, not from "
-        f"what they say, and a recount found nobody in more than {certificate.contribution_bound}."
+        f"For the model on it {trained.certificate.num_distinct:,} of the {split:,} e-mails of the train split were "
+        "chosen from who wrote to whom, not from what they say, and a recount found nobody in more than "
+        f"{trained.contribution_bound} copies."
     )
-    say("Noise in training then hides whether any one person's e-mails, sent or received, said what they said.")
+    say("Noise in training then hides whether any one person's e-mails, sent or received, said what they said:")
+    held = f"unit: {UNIT}; contribution bound {trained.contribution_bound}; {terms}"
+    say(f"epsilon {rounded_up(trained.epsilon)} ({held}).")
     say("Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob.")
     if json:
         show.as_json(
             {
                 "folder": str(output),
                 "plan": made.to_rows(),
-                "epsilon": claim.epsilon,
-                "noise_multiplier": claim.noise_multiplier,
+                "epsilon": trained.epsilon,
+                "delta": trained.delta,
+                "adjacency": trained.adjacency,
+                "unit": UNIT,
+                "contribution_bound": trained.contribution_bound,
+                "noise_multiplier": trained.noise_multiplier,
                 "accuracy_by_epsilon": {"none" if e is None else f"{e:g}": value for e, value in accuracies.items()},
                 "audit": audit,
                 "bob": [
                     {
                         "attribution": one.attribution,
                         "claimed_epsilon": one.epsilon,
+                        "delta": one.delta,
+                        "adjacency": "zero-out",
+                        "unit": UNIT,
+                        "contribution_bound": one.contribution_bound,
                         "measured_epsilon": one.leak.epsilon_lower_bound,
-                        "claim_holds": one.claim_holds,
+                        "models": one.leak.trials,
+                        "refuted": not one.claim_holds,
                     }
                     for one in measured
                 ],
@@ -138,17 +164,29 @@ def run(
 
 
 def _make_room(output: Path) -> None:
-    """The folder, without what an earlier demo left in it; anybody else's files are not touched."""
+    """The folder, without what an earlier demo left in it; anybody else's files are not touched.
+
+    Guarantees:
+      - Files of the demo's names that no demo wrote are kept, and the folder refused.   (test_others_files_are_kept)
+    """
     try:
         output.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from None
-    for name in _OURS:
-        (output / name).unlink(missing_ok=True)
+    places = [output / name for name in _OURS]
     for epsilon in (*_EPSILONS, None):
-        run_folder, config = _places(output, epsilon)
-        shutil.rmtree(run_folder, ignore_errors=True)
-        config.unlink(missing_ok=True)
+        places += _places(output, epsilon)
+    marker = output / _MARKER
+    if not marker.exists():
+        for place in places:
+            if os.path.lexists(place):
+                raise InputError(f"{place}: is there already, and no demo wrote it; name another folder with -o")
+        marker.write_text("Made by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
+    for place in places:
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
 
 
 def _places(output: Path, epsilon: float | None) -> tuple[Path, Path]:
@@ -246,13 +284,6 @@ def _audit(folder: Path) -> dict[str, Any]:
 
     found = audit_run(folder, seconds=6.0)
     return {"holds": found.holds, "verdict": found.verdict(), "epsilon_lower_bound": found.epsilon_lower_bound}
-
-
-def _bob(trials: int) -> list["Measured"]:
-    from coowned.audit.bob import ATTRIBUTIONS, BobTest
-
-    test = BobTest(trials=trials)
-    return [test.measure(attribution) for attribution in ATTRIBUTIONS]
 
 
 def _report(output: Path, runs: dict[float | None, Path], measured: list["Measured"]) -> Path:

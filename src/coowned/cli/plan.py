@@ -7,6 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
+from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 
@@ -55,6 +56,7 @@ def run(
     words = [part.strip() for part in selectors.split(",") if part.strip()]
     if not bounds or not words:
         raise InputError("there is nothing to plan; name at least one bound and one selector")
+    refuse_to_overwrite(files_of(source), [output, html])
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
     with show.progress("planning") as progress:
@@ -107,14 +109,14 @@ def run(
         [
             (
                 choice.selector,
-                choice.contribution_bound,
+                choice.contribution_bound or "-",
                 choice.size,
                 choice.num_distinct,
                 "-" if choice.mean_users_per_example is None else f"{choice.mean_users_per_example:.2f}",
                 "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.4f}",
                 "-" if choice.effective_noise is None else f"{choice.effective_noise:.4f}",
                 "-" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
-                "<- best" if choice.best else choice.note[:40],
+                "<- best" if choice.best else "",
             )
             for choice in made.choices
         ],
@@ -122,5 +124,9 @@ def run(
     )
     if made.choices:
         show.line(f"users per example in all the data: {made.choices[0].population_mean_users_per_example:.2f}")
+    for choice in made.choices:
+        if choice.note:
+            bound = f", bound {choice.contribution_bound:,}" if choice.contribution_bound else ""
+            show.line(f"{choice.selector}{bound}: {choice.note}")
     for sentence in made.advice:
         show.line(sentence)

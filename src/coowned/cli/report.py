@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
+from coowned.cli.overwriting import refuse_to_replace
 
 
 def run(
@@ -14,7 +15,13 @@ def run(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes (default: in RUN).")
     ] = None,
     release: Annotated[
-        bool, typer.Option("--release", help="Leave out everything that was computed from private content.")
+        bool, typer.Option("--release", help="Leave out what was computed from private content, and graph statistics.")
+    ] = False,
+    graph_statistics: Annotated[
+        bool,
+        typer.Option(
+            "--graph-statistics", help="Keep graph statistics in a release: only where the graph may be known."
+        ),
     ] = False,
     compare: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Another run to compare accuracies with; repeatable.")
@@ -35,9 +42,10 @@ def run(
         coowned report RUN --release -o public.html
     """
     from coowned.report.contents import read_run
-    from coowned.report.page import write_report
+    from coowned.report.page import RELEASE, REPORT, write_report
 
-    place = write_report(folder, output, release=release, also=compare or ())
+    refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))
+    place = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
     if json:
         made = read_run(folder, release=True, with_statistics=False)
         show.as_json(

@@ -1,6 +1,10 @@
 """`coowned select`: chooses the training set from the graph alone, and certifies it."""
 
 import dataclasses
+import functools
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +27,8 @@ _PANEL = "Selector"
 def run(
     source: "DataSource",
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="S.parquet", help="Where S goes; its certificate goes beside it.")
+        str,  # not a Path: that would take a stroke out of hdfs://head/S.parquet
+        typer.Option("--output", "-o", metavar="S.parquet", help="Where S goes; its certificate goes beside it."),
     ],
     selector: Annotated[
         str,
@@ -103,12 +108,15 @@ def run(
     if master is not None and engine != "spark":
         raise InputError("--master means nothing to the local engine; add --engine spark, or leave it out")
     chooser = make_selector(selector, {name: value for name, value in settings.items() if value is not None})
-    certificate_path = certificate_path_of(output)
+    for place in (str(source.path), output):
+        if "://" in place and engine != "spark":
+            raise InputError(f"{place}: the local engine knows this machine's files only; add --engine spark")
+    certificate_path = _beside(output)
     _refuse_to_overwrite(source, (output, certificate_path))
     if engine == "spark":
         certificate = _run_on_spark(source, chooser, seed, master, output)
     else:
-        certificate = _run_here(source, chooser, seed, output)
+        certificate = _run_here(source, chooser, seed, Path(output))
     if json:
         show.line(certificate.to_json())
         return
@@ -127,7 +135,10 @@ def run(
             f"{certificate.num_unprotected_users:,} users are not protected; "
             f"{certificate.num_copies_without_users:,} copies have no protected user"
         )
-    show.written(output, certificate_path)
+    if "://" in output:
+        show.line(f"written: {output} and {certificate_path}")
+    else:
+        show.written(Path(output), Path(certificate_path))
 
 
 def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path) -> "ContributionCertificate":
@@ -146,40 +157,74 @@ def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path
 
 
 def _run_on_spark(
-    source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: Path
+    source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str
 ) -> "ContributionCertificate":
-    from coowned.spark.selection import check_selector, select
-    from coowned.spark.session import check_machine, session, spark_errors
-    from coowned.spark.sources import attribute_source, check_source
+    from coowned.spark.selection import check_selector
+    from coowned.spark.session import check_machine
+    from coowned.spark.sources import check_source
 
     check_selector(chooser)
     check_source(source)
     check_machine()
-    with whole_files(output, certificate_path_of(output)) as (selection_folder, certificate_file):
-        from coowned.spark.certificate import certify
+    if "://" in output:
+        from coowned.spark.selection_files import write_selection
+
+        return _select_on_spark(source, chooser, seed, master, functools.partial(write_selection, path=output))
+    with whole_files(output, _beside(output)) as (selection_folder, certificate_file):
         from coowned.spark.selection_files import write_parts
 
-        title = f"selecting with {chooser.name}"
-        with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
-            graph = attribute_source(spark, source)
-            selected = select(graph, chooser, seed=seed, progress=progress)
-            certificate = certify(graph, selected, selector=chooser, seed=seed)
-            write_parts(selected, certificate, selection_folder)
-            graph.release()
+        write = functools.partial(write_parts, folder=selection_folder)
+        certificate = _select_on_spark(source, chooser, seed, master, write)
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
     return certificate
 
 
-def _refuse_to_overwrite(source: "DataSource", outputs: tuple[Path, ...]) -> None:
+def _select_on_spark(
+    source: "DataSource", chooser: "Selector", seed: int, master: str | None, write: Callable[..., Any]
+) -> "ContributionCertificate":
+    from coowned.spark.certificate import certify
+    from coowned.spark.selection import select
+    from coowned.spark.session import session, spark_errors
+    from coowned.spark.sources import attribute_source
+
+    title = f"selecting with {chooser.name}"
+    with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
+        graph = attribute_source(spark, source)
+        selected = select(graph, chooser, seed=seed, progress=progress)
+        certificate = certify(graph, selected, selector=chooser, seed=seed)
+        write(selected, certificate)
+        graph.release()
+    return certificate
+
+
+def _refuse_to_overwrite(source: "DataSource", outputs: tuple[str, ...]) -> None:
     """What is read must survive, and a data folder must not gain a file that the next reading takes for data."""
-    inputs = [Path(given).resolve() for given in (source.path, source.aliases, source.unprotected) if given is not None]
+    inputs = [_whole_path(given) for given in (source.path, source.aliases, source.unprotected) if given is not None]
     for place in outputs:
-        if place.resolve() in inputs:
+        target = _whole_path(place)
+        if target in inputs:
             raise InputError(f"{place}: would overwrite what it is made from; name another place for S")
-        if inputs[0].is_dir() and inputs[0] in place.resolve().parents:
+        if ("://" in inputs[0] or Path(inputs[0]).is_dir()) and target.startswith(f"{inputs[0]}/"):
             raise InputError(
                 f"{place}: lies inside the data folder and would be read as data; name another place for S"
             )
+
+
+def _whole_path(given: str | os.PathLike[str]) -> str:
+    """One spelling of each place, so that two can be compared."""
+    place = str(given)
+    if place.startswith("file://"):
+        place = place.removeprefix("file://")
+    return place.rstrip("/") if "://" in place else str(Path(place).resolve())
+
+
+def _beside(selection: str) -> str:
+    """Where the certificate of S goes, which may be an address."""
+    if "://" not in selection:
+        return str(certificate_path_of(Path(selection)))
+    if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
+        raise InputError(f"{selection}: not the address of a selection; name one such as hdfs://head/S.parquet")
+    return f"{selection.rstrip('/').removesuffix('.parquet')}.certificate.json"
 
 
 def certificate_path_of(selection: Path) -> Path:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+_PIPE_WIDTH = 200
+_LONGEST_CELL = 30  # what is longer may be broken into lines
+
 
 def as_json(value: Any) -> None:
     """Prints one JSON document."""
@@ -18,20 +21,27 @@ def line(text: str = "") -> None:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, left: Container[int] = (0,)) -> None:
-    """Prints a table; columns are aligned to the right, those numbered in `left` to the left."""
+    """Prints a table; columns are aligned to the right, those numbered in `left` to the left.
+
+    No number or word of a row is cut: headings are broken into lines first, and a terminal that is narrower still
+    breaks the rows itself. A pipe has room for every row in one line.
+    """
     from rich.console import Console
     from rich.table import Table
 
     shown = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        shown.add_column(column, justify="left" if number in left else "right")
-    for row in rows:
-        shown.add_row(*(cell if isinstance(cell, str) else count(cell) for cell in row))
+    headings = list(columns)
+    cells = [[cell if isinstance(cell, str) else count(cell) for cell in row] for row in rows]
+    for number, column in enumerate(headings):
+        widest = min(_LONGEST_CELL, max((len(row[number]) for row in cells), default=0))
+        shown.add_column(column, justify="left" if number in left else "right", min_width=widest, overflow="fold")
+    for row in cells:
+        shown.add_row(*row)
     # Cells are shown as they are: a user's key may hold brackets or colons that rich would read as markup.
-    width = None if sys.stdout.isatty() else 100
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:  # written by us: rich ends the process where a pipe is closed
-        console.print(shown)
+        console.print(shown, crop=False)
     sys.stdout.write(capture.get())
 
 

@@ -127,13 +127,15 @@ def read_run(folder: str | os.PathLike[str], *, release: bool, with_statistics: 
     Guarantees:
       - With release, metrics and evaluations are not even opened.   (test_release_opens_no_private_file)
       - A run that has not ended is refused.   (test_unfinished_run_is_refused)
-      - A guarantee for another certificate is refused.   (test_foreign_guarantee_is_refused)
+      - A guarantee for another certificate or another run is refused.
+        (test_foreign_guarantee_is_refused, test_guarantee_of_another_run_is_refused)
+      - A run with a seed whose guarantee does not say so is refused.   (test_hidden_seed_is_refused)
     """
     path = Path(folder)
     record = read_record(path)
     certificate = ContributionCertificate.from_json(_text(path / "certificate.json"))
-    guarantee, public, statement, mechanism = _read_guarantee(path, certificate)
     config_text = _text(path / "config.toml")
+    guarantee, public, statement, mechanism = _read_guarantee(path, certificate, record, config_text)
     statistics, left_out = _statistics(path, certificate, config_text) if with_statistics else (None, "not asked for")
     audit, canaries = _read_audit(path)
     return RunContents(
@@ -165,7 +167,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _read_guarantee(
-    path: Path, certificate: ContributionCertificate
+    path: Path, certificate: ContributionCertificate, record: dict[str, Any], config_text: str
 ) -> tuple[PrivacyGuarantee | None, bool, str, Mechanism]:
     text = _text(path / "guarantee.json")
     try:
@@ -173,11 +175,27 @@ def _read_guarantee(
     except ValueError as error:
         raise InputError(f"{path / 'guarantee.json'}: not JSON ({error}); train again") from None
     if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
+        if record.get("run_id") is not None:
+            raise CertificateMismatchError(
+                f"{path}: guarantee.json is not that of this run, which has one; train again"
+            )
         return None, stored.get("public") is True, str(stored["statement"]), mechanism_from_dict(stored["mechanism"])
     made = PrivacyGuarantee.from_json(text)
     if made.certificate != certificate:
         raise CertificateMismatchError(f"{path}: guarantee.json was made from another certificate; train again")
+    try:
+        made.check_run(record.get("run_id"), seeded=_is_seeded(path, config_text))
+    except CertificateMismatchError as error:
+        raise CertificateMismatchError(f"{path}: {error}") from None
     return made, False, made.statement(), made.mechanism
+
+
+def _is_seeded(path: Path, config_text: str) -> bool:
+    try:
+        asked = tomllib.loads(config_text).get("run")
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path / 'config.toml'}: not TOML ({error}); put the run's own back") from None
+    return isinstance(asked, dict) and "seed" in asked
 
 
 def _statistics(

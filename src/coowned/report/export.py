@@ -22,7 +22,8 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
         (test_only_what_is_covered)
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
-      - A model of another run is refused.   (test_foreign_model_is_refused)
+      - A model of another run is refused, and one whose own statement is not the guarantee's.
+        (test_foreign_model_is_refused, test_statement_of_the_model_is_the_guarantees)
       - The folder appears whole or not at all.   (test_export_is_whole_or_none)
 
     Returns:
@@ -48,7 +49,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
 
 
 def _check_model(run: RunContents) -> None:
-    """A model file carries its run's statement, which names the selection it was trained on."""
+    """A model file carries its run's statement; it must be the one that goes out beside it."""
     from safetensors import safe_open
 
     file = run.path / "model.safetensors"
@@ -59,8 +60,7 @@ def _check_model(run: RunContents) -> None:
             stated = (opened.metadata() or {}).get("statement", "")
     except Exception as error:  # safetensors has no one kind of error
         raise InputError(f"{file}: the model cannot be read ({error}); train again") from error
-    named = run.certificate.selection_digest if run.claims else run.statement
-    if named not in stated:
+    if stated != run.statement:
         raise CertificateMismatchError(f"{file}: the model's own statement is not that of guarantee.json; train again")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from coowned.accounting import calculators
 from coowned.accounting.planning import Choice
-from coowned.accounting.statement import rounded_up
+from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.errors import CoownedError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.sampling import PoissonSampling
@@ -187,15 +187,20 @@ def plan_rows(choices: Sequence[Choice]) -> list[dict[str, Any]]:
         _trade_off_row(
             {
                 "selector": choice.selector,
-                "contribution_bound": choice.contribution_bound,
-                "size": choice.size,
-                "num_distinct": choice.num_distinct,
+                # A schedule that there is not has neither a bound nor a size: no picture has a mark for it.
+                "contribution_bound": choice.contribution_bound or None,
+                "size": choice.size if choice.contribution_bound else None,
+                "num_distinct": choice.num_distinct if choice.contribution_bound else None,
             },
             choice.effective_noise,
             choice.mean_users_per_example,
             choice.best,
         )
-        | {"note": choice.note}
+        | {
+            "note": choice.note,
+            "multiplier_text": "–" if choice.noise_multiplier is None else rounded_down(choice.noise_multiplier),
+            "other_text": "–" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
+        }
         for choice in choices
     ]
 
@@ -258,7 +263,7 @@ def _trade_off_row(row: dict[str, Any], noise: float | None, mean: float | None,
         "size_text": shown(row["size"]),
         "distinct_text": shown(row["num_distinct"]),
         "noise": noise,
-        "noise_text": shown(noise),
+        "noise_text": "–" if noise is None else rounded_down(noise),
         "mean": mean,
         "mean_text": "–" if mean is None else f"{mean:.2f}",
         "chosen": chosen,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coowned import __version__
-from coowned.accounting.guarantee import UNIT
+from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
 from coowned.accounting.planning import Plan
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -32,6 +32,7 @@ def write_report(
     output: str | os.PathLike[str] | None = None,
     *,
     release: bool = False,
+    graph_statistics: bool = False,
     also: Sequence[str | os.PathLike[str]] = (),
     more: Sequence[Section] = (),
 ) -> Path:
@@ -41,6 +42,8 @@ def write_report(
       - The file needs nothing else: no request leaves the page.   (test_self_contained, test_in_a_browser)
       - Every figure carries one of three marks.   (test_every_figure_has_a_mark)
       - With release, nothing that was computed from content is anywhere in the file.   (test_release_leaks_nothing)
+      - Nor, unless asked for, any figure of the graph: levels, counts of users, other choices.
+        (test_release_has_no_graph_statistics)
       - A run without a guarantee shows that in place of every epsilon.   (test_no_guarantee_shows_no_epsilon)
       - It appears whole or not at all; only its owner can read one that is not for release.   (test_whole_or_none)
 
@@ -49,24 +52,29 @@ def write_report(
     Args:
       run_folder: made by `coowned train`.
       output: by default report.html in that folder, or report-release.html.
-      release: leave out what was computed from private content.
+      release: leave out what was computed from private content, and statistics of the graph.
+      graph_statistics: keep the latter in a release; for a graph that may be known. Any other page has them.
       also: other finished runs to compare accuracies with; not in a release.
       more: sections of one's own, shown first; not in a release.
     """
     if release and (also or more):
         raise InputError("other runs and further sections show what a release leaves out; leave them or release out")
-    run = read_run(run_folder, release=release)
+    with_graph = graph_statistics or not release
+    run = read_run(run_folder, release=release, with_statistics=with_graph)
     others = [read_run(path, release=False, with_statistics=False) for path in also]
-    sections = [*more, *make_sections(run, others, release=release)]
+    sections = [*more, *make_sections(run, others, release=release, with_graph=with_graph)]
     text = _page(
         title=f"Privacy report: {run.headline}",
         kicker="Privacy report" + (" for release" if release else ""),
         heading="What this model can reveal about one person",
-        top=join(hero(run), tiles(run)),
+        top=join(hero(run), tiles(run, with_graph=with_graph)),
         sections=sections,
-        footer=f"{run.headline[0].upper()}{run.headline[1:]}. Written by coowned {__version__}.",
+        footer=f"{run.headline[0].upper()}{run.headline[1:]}. Written by coowned {__version__}."
+        + ("" if with_graph else " Without graph statistics beyond those of the statement."),
         marks=[
-            mark for mark in Mark if not (release and mark is Mark.PRIVATE) and (run.claims or mark is not Mark.COVERED)
+            mark
+            for mark, used in ((Mark.COVERED, run.claims), (Mark.GRAPH, with_graph), (Mark.PRIVATE, not release))
+            if used
         ],
     )
     place = Path(run_folder) / (RELEASE if release else REPORT) if output is None else Path(output)
@@ -94,13 +102,16 @@ def write_plan(
     terms = f"unit: {UNIT}; the bound on the axis; delta {delta:.12g}; adjacency: {adjacency}"
     figures = graph_figures.trade_off(rows, chosen="least noise", population_mean=mean)
     every = table(
-        ["selector", "bound", "copies", "distinct", "effective noise", "users per copy", ""],
+        ["selector", "bound", "copies", "distinct", "users per copy", "noise multiplier", "effective noise",
+         f"epsilon, {OTHER_ADJACENCY[adjacency]}", ""],
         [
             [row["selector"], shown(row["contribution_bound"]), row["size_text"], row["distinct_text"],
-             row["noise_text"], row["mean_text"], "least noise" if row["chosen"] else row["note"]]
+             row["mean_text"], row["multiplier_text"], row["noise_text"], row["other_text"],
+             "least noise" if row["chosen"] else row["note"]]
             for row in rows
         ],
-        caption="Every choice",
+        caption=f"Every choice for epsilon {epsilon:g}, {adjacency}, and its epsilon under the other adjacency (unit: "
+        f"{UNIT}; the row’s bound; delta {delta:.12g})",
     )  # fmt: skip
     body = join(
         element("div", [figure.html() for figure in figures], class_="figures three"),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.accounting.statement import rounded_down, rounded_up, unprotected_sentences
 from coowned.report import graph_figures, run_figures
 from coowned.report.contents import Mark, RunContents, releasable_config, terms
 from coowned.report.elements import Html, element, join, table
@@ -18,7 +18,12 @@ _PLAIN_WORLD = {
     "zero-out": "as if every text that person is part of had been blank",
     "replace": "as if every text that person is part of had said something completely different",
 }
-_NOT_PROMISED = ("Not covered", "Not promised", "Not released")
+_NOT_PROMISED = re.compile(r"(?:^|(?<=\. ))(?:Not covered|Not promised|Not released)\b.*")
+
+_NO_GRAPH = (
+    "statistics of the graph are not hidden by a fixed-graph guarantee, and are left out of what is released unless "
+    "they are asked for"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,10 +37,14 @@ class Section:
     figures: tuple[Figure, ...] = ()
 
 
-def make_sections(run: RunContents, also: Sequence[RunContents], *, release: bool) -> list[Section]:
+def make_sections(
+    run: RunContents, also: Sequence[RunContents], *, release: bool, with_graph: bool = True
+) -> list[Section]:
     """All sections; what cannot be shown is replaced by a sentence that says why."""
+    if not with_graph:
+        run = dataclasses.replace(run, statistics=None, left_out=_NO_GRAPH)
     return [
-        _promise(run),
+        _promise(run, with_graph=with_graph),
         _cost(run),
         _trade_off(run),
         _utility(run, also, release=release),
@@ -53,8 +62,7 @@ def hero(run: RunContents) -> Html:
             element("p", run.statement.split("\n")[0].removeprefix("1. "), class_="lead"),
             element(
                 "p",
-                "No number on this page is a promise to anybody. Graph statistics and measurements are shown for "
-                "whoever may see the data.",
+                "No number on this page is a promise to anybody. What is shown is for those who may see the data.",
             ),
             class_="hero hero-none",
         )
@@ -123,7 +131,7 @@ def _epsilon_under(run: RunContents, adjacency: str) -> str:
     return f"epsilon {rounded_up(value)} (adjacency: {adjacency}; same unit, bound and delta)"
 
 
-def tiles(run: RunContents) -> Html:
+def tiles(run: RunContents, *, with_graph: bool = True) -> Html | None:
     """A few counts under the claim, each with its mark."""
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
@@ -141,14 +149,15 @@ def tiles(run: RunContents) -> Html:
     made = [
         element("div", element("dt", name, " ", chip(mark)), element("dd", value), class_="tile")
         for name, value, mark in facts
+        if with_graph or mark is not Mark.GRAPH
     ]
-    return element("dl", made, class_="tiles")
+    return element("dl", made, class_="tiles") if made else None
 
 
-def _promise(run: RunContents) -> Section:
+def _promise(run: RunContents, *, with_graph: bool) -> Section:
     sentences = [re.sub(r"^\d+\. ", "", line) for line in run.statement.split("\n")]
-    refused = [line for line in sentences if line.startswith(_NOT_PROMISED)]
-    figure = graph_figures.levels(run) if run.certificate.copies_per_user else None
+    refused = _not_promised(run, sentences)
+    figure = graph_figures.levels(run) if with_graph and run.certificate.copies_per_user else None
     adjacencies = None
     if run.claims:
         made = run.claim
@@ -207,6 +216,14 @@ def _promise(run: RunContents) -> Section:
         body=body,
         figures=(figure,) if figure else (),
     )
+
+
+def _not_promised(run: RunContents, sentences: Sequence[str]) -> list[str]:
+    """What the statement says is not covered, promised or released, and for whom it does not hold."""
+    found = [_NOT_PROMISED.search(line) for line in sentences]
+    if run.guarantee is None:
+        return [match[0] for match in found if match]
+    return [*(match[0] for match in found if match), *unprotected_sentences(run.certificate)]
 
 
 def _adjacency_cells(run: RunContents, adjacency: str) -> list[Any]:

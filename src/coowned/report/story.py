@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from coowned.accounting.guarantee import UNIT
+from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import COLOURS, TITLES, bob_rows
 from coowned.report import charts
@@ -23,10 +25,9 @@ def bob_section(measured: Sequence[Measured]) -> Section:
             [
                 TITLES[one.attribution].removeprefix("attributed to "),
                 f"{one.copies_with_bob} of {one.size}",
-                f"{one.epsilon:.3g} (unit: user, fixed graph; bound {one.contribution_bound}; delta {one.delta:g}; "
-                "zero-out)",
-                f"{one.leak.epsilon_lower_bound:.2f}",
-                "holds" if one.claim_holds else "not true for Bob",
+                _claimed(one),
+                rounded_down(one.leak.epsilon_lower_bound),
+                f"not refuted by {one.leak.trials:,} models" if one.claim_holds else "not true for Bob",
             ]
             for one in measured
         ],
@@ -44,7 +45,8 @@ def bob_section(measured: Sequence[Measured]) -> Section:
                 "A made-up world: others mention Bob’s knee surgery in e-mails to him. A small classifier of e-mails "
                 f"was trained {trials:,} times for each attribution, with Bob’s e-mails and without them, and an "
                 "attacker looked at one answer of each model. Where the two rows of a picture lie apart, the model "
-                f"tells. The measured bounds are wrong with probability at most {alpha:g} each.",
+                f"tells; where they do not, that this attack failed proves nothing. The measured bounds are wrong with "
+                f"probability at most {alpha:g} each.",
             ),
             summary,
             *(figure.html() for figure in figures),
@@ -55,7 +57,7 @@ def bob_section(measured: Sequence[Measured]) -> Section:
 
 def _figure(one: Measured) -> Figure:
     rows = bob_rows([one])
-    verdict = "the claim holds" if one.claim_holds else "the claim is not true for Bob"
+    verdict = "the claim is not refuted" if one.claim_holds else "the claim is not true for Bob"
     return Figure(
         name=f"bob-{one.attribution}",
         title=f"E-mails {TITLES[one.attribution]}: {verdict}",
@@ -70,6 +72,13 @@ def _figure(one: Measured) -> Figure:
         ),
         columns=(("models", "models"), ("answer", "answer")),
         rows=rows,
-        reading=f"Each mark is one trained model. Claimed: epsilon {one.epsilon:.3g} at delta {one.delta:g}; measured "
-        f"with Bob as the unit: at least {one.leak.epsilon_lower_bound:.2f}.",
+        reading=f"Each mark is one trained model. Claimed: epsilon {_claimed(one)}; measured with Bob as the "
+        f"unit: at least {rounded_down(one.leak.epsilon_lower_bound)}.",
+    )
+
+
+def _claimed(one: Measured) -> str:
+    return (
+        f"{rounded_up(one.epsilon)} (unit: {UNIT}; contribution bound {one.contribution_bound:,}; delta "
+        f"{one.delta:.12g}; adjacency: zero-out)"
     )

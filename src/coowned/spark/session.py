@@ -86,8 +86,11 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
 
 
 @contextlib.contextmanager
-def spark_errors(place: str) -> Iterator[None]:
-    """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError."""
+def spark_errors(place: str, *, unreadable: str = "Spark cannot read it; write it anew") -> Iterator[None]:
+    """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError.
+
+    What Spark says of a row is never shown: it quotes cells, and cells are somebody's data.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -95,12 +98,10 @@ def spark_errors(place: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         text = " ".join(str(error).split())
-        blame = re.search(
-            r"\[((?:MALFORMED|FAILED_READ_FILE|CANNOT_READ|UNABLE_TO_INFER|PATH_NOT_FOUND)[\w.]*)\]", text
-        )
+        blame = re.search(r"\[((?:MALFORMED|FAILED_READ_FILE|CANNOT_READ|UNABLE_TO_INFER|PATH_NOT_FOUND)\w*)", text)
         if blame is not None:
-            raise InputError(f"{place}: Spark cannot read it ({text[blame.start() :][:200]}); write it anew") from error
-        raise OSError(f"{place}: Spark failed ({text[:300]})") from error
+            raise InputError(f"{place}: {unreadable} (Spark: {blame[1]})") from error
+        raise OSError(f"{place}: Spark failed ({text.split(' SQLSTATE')[0][:300]})") from error
 
 
 def _local_settings() -> dict[str, str]:

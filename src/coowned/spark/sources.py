@@ -1,24 +1,54 @@
 """Data sources read by Spark: the same files, options and columns as on one machine."""
 
+import contextlib
+import csv
+import functools
+import io
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet
+
+from coowned.attribution.examples import read_aliases
+from coowned.attribution.identifiers import one_line
+from coowned.attribution.places import Place
 from coowned.attribution.sources import DataSource, detect_format
+from coowned.attribution.table_files import files_of
+from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
 from coowned.spark.attribution import SparkGraph, attribute
+from coowned.spark.checkpoints import hadoop_path
+from coowned.spark.json_lines import arrow_type, survey
 from coowned.spark.session import spark_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-_SUFFIXES = {"parquet": "parquet,pq", "csv": "csv,tsv", "jsonl": "jsonl,ndjson,json"}
+_SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
+_UNREADABLE = {
+    "parquet": "not whole Parquet data",
+    "csv": "a row has more or fewer cells than the header; quote cells that hold the delimiter or a quote",
+    "jsonl": "a line is not one whole object",
+}
+_FILES_AT_ONCE = 8
+_HEADER_BYTES = 1 << 20
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Whether Spark alone can find it: hdfs://…, s3a://…"""
+    return "://" in str(path)
 
 
 def check_source(source: DataSource) -> str:
     """The format of a source that Spark can read as one machine does; any other is refused."""
-    kind = source.format or detect_format(source.path)
+    guess = _kind_of_address if is_address(source.path) else detect_format
+    kind = source.format or guess(source.path)
     if kind not in _SUFFIXES:
         raise InputError(
             f"{source.path}: Spark reads parquet, csv and jsonl, not {kind}; use the local engine, or write a table"
@@ -27,9 +57,18 @@ def check_source(source: DataSource) -> str:
         raise InputError(
             f"{source.path}: a table on Spark has no row numbers; name the column with the ids (--example-id)"
         )
-    if source.attribute_to:
-        raise InputError(f"{source.path}: attribute_to means nothing for {kind} data; leave it out")
+    for setting in ("attribute_to", "query"):
+        if getattr(source, setting):
+            raise InputError(f"{source.path}: {setting} means nothing for {kind} data; leave it out")
     return kind
+
+
+def _kind_of_address(path: str | os.PathLike[str]) -> str:
+    name = str(path).rstrip("/").lower()
+    for kind, suffixes in _SUFFIXES.items():
+        if name.endswith(suffixes):
+            return kind
+    raise InputError(f"{path}: cannot tell what it holds; say --format {'|'.join(_SUFFIXES)}")
 
 
 def attribute_source(
@@ -37,34 +76,247 @@ def attribute_source(
 ) -> SparkGraph:
     """Reads and attributes what a `DataSource` describes: Parquet, CSV or JSON lines with a column of ids.
 
+    Its path may be an address of any file system that Spark knows (hdfs://…, s3a://…). The columns of every file are
+    looked at first, from the driver; JSON lines are looked through once, on the executors.
+
     Guarantees:
-      - The same graph as `source.read()`.   (test_sources_are_read_as_locally)
+      - The same graph as `source.read()`.                       (test_sources_are_read_as_locally)
+      - Files whose columns differ are refused, as locally.      (test_folders_of_other_columns_are_refused)
+      - What is refused locally for its bytes or types is here.  (test_bad_files_are_refused_as_locally)
     """
     kind = check_source(source)
     unprotected = [] if source.unprotected is None else read_keys(source.unprotected)
-    return attribute(
-        _read(spark, Path(source.path), kind),
-        list(source.users) or None,
-        source.user,
-        source.example_id or "",
-        source.separator,
-        aliases=source.aliases,
-        unprotected=unprotected,
-        checkpoint_dir=checkpoint_dir,
-    )
+    aliases = read_aliases(source.aliases)
+    place = str(source.path)
+    with spark_errors(place, unreadable=_UNREADABLE[kind]), _errors_name(place):
+        return attribute(
+            _read(spark, source, kind),
+            None if source.user is not None and not source.users else list(source.users) or ["users"],
+            source.user,
+            source.example_id or "",
+            source.separator,
+            aliases=aliases,
+            unprotected=unprotected,
+            checkpoint_dir=checkpoint_dir,
+        )
 
 
-def _read(spark: "SparkSession", path: Path, kind: str) -> "DataFrame":
-    reader = spark.read
-    if path.is_dir():  # whatever lies deeper too, as on one machine; folders named key=value add no column
-        reader = reader.option("recursiveFileLookup", "true").option("pathGlobFilter", f"*.{{{_SUFFIXES[kind]}}}")
-    place = path.resolve().as_uri()
-    with spark_errors(str(path)):
+@contextlib.contextmanager
+def _errors_name(place: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith(place):
+            raise
+        raise InputError(f"{place}: {error}") from error
+
+
+def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
+    """The columns of ids and users."""
+    users = [source.user] if source.user is not None else list(source.users) or ["users"]
+    columns = list(dict.fromkeys([source.example_id or "", *users]))
+    files = _files(spark, source.path, _SUFFIXES[kind])
+    if kind == "jsonl":
+        return _read_json_lines(spark, source, files, columns)
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        schemas = list(pool.map(lambda address, name: _schema(spark, address, name, kind), files, files.values()))
+    _refuse_columns(source, _one_schema(list(files.values()), schemas))
+    if kind == "csv":
+        _refuse_other_than_utf8(spark, files)
+    groups: dict[Any, list[str]] = {}
+    for address, schema in zip(files, schemas, strict=True):
+        alike = tuple(schema.field(name).type for name in columns) if kind == "parquet" else _delimiter(address)
+        groups.setdefault(alike, []).append(address)
+    if kind == "parquet":
+        tables = [_reader(spark).parquet(*_literal(group)) for group in groups.values()]
+        tables = [table.select(*(_column(name) for name in columns)) for table in tables]
+    else:
+        tables = [_read_csv(spark, group, schemas[0].names, columns) for group in groups.values()]
+    return functools.reduce(lambda one, other: one.unionByName(other), tables)
+
+
+def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> dict[str, str]:
+    """The addresses of the file, or of the folder's files, as Spark takes them, with the names that errors give."""
+    if not is_address(path):
+        files = {f"file://{file.resolve()}": str(file) for file in files_of(path, suffixes)}
+    else:
+        files = {file: file for file in _files_at(spark, str(path).rstrip("/"), suffixes)}
+    for address, name in files.items():
+        if address.rpartition("/")[2].startswith((".", "_")):
+            raise InputError(f"{name}: Spark passes over files whose names begin with . or _; rename it")
+    return files
+
+
+def _files_at(spark: "SparkSession", place: str, suffixes: tuple[str, ...]) -> list[str]:
+    """What `files_of` gives, on any file system."""
+    system, root = hadoop_path(spark, place)
+    if not system.exists(root):
+        raise InputError(f"{place}: no such file or folder; check the address")
+    if system.getFileStatus(root).isFile():
+        return [place]
+    base, found = system.makeQualified(root).toString(), []
+    listing = system.listFiles(root, True)
+    while listing.hasNext():
+        inside = listing.next().getPath().toString().removeprefix(base).strip("/")
+        if inside.lower().endswith(suffixes) and not any(part.startswith((".", "_")) for part in inside.split("/")):
+            found.append(f"{place}/{inside}")
+    if not found:
+        raise InputError(f"{place}: the folder has no {' or '.join(suffixes)} file; check the address or the format")
+    return sorted(found)
+
+
+def _reader(spark: "SparkSession") -> "DataFrameReader":
+    # Folders named key=value add no column, as on one machine.
+    return spark.read.option("recursiveFileLookup", "true")
+
+
+def _literal(addresses: Iterable[str]) -> list[str]:
+    """Spark takes paths for patterns: these stand for themselves."""
+    return [re.sub(r"([\[\]{}*?\\])", r"\\\1", address) for address in addresses]
+
+
+def _column(name: str) -> Any:
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`").alias(name)
+
+
+def _delimiter(address: str) -> str:
+    return "\t" if address.lower().endswith(".tsv") else ","
+
+
+def _csv_options(address: str) -> dict[str, Any]:
+    # Quotes doubled inside quotes, line breaks allowed in cells; whole rows, so that a ragged one is seen.
+    return {
+        "header": True, "sep": _delimiter(address), "quote": '"', "escape": '"', "multiLine": True, "mode": "FAILFAST",
+        "unescapedQuoteHandling": "RAISE_ERROR",
+    }  # fmt: skip
+
+
+def _read_csv(spark: "SparkSession", addresses: list[str], names: list[str], columns: list[str]) -> "DataFrame":
+    """Every column as text, an empty cell as the empty text; names: the header that all files have."""
+    from pyspark.sql import functions as F
+
+    schema = ", ".join(f"c{at} string" for at in range(len(names)))
+    reader = _reader(spark).schema(schema).option("columnPruning", "false").option("maxColumns", len(names) + 20480)
+    table = reader.csv(_literal(addresses), **_csv_options(addresses[0]))
+    last = f"c{len(names) - 1}"  # in a file with both kinds of line ends, Spark leaves half of the longer one here
+    table = table.withColumn(last, F.regexp_replace(last, r"\r\z", ""))
+    return table.select(*(F.coalesce(f"c{names.index(name)}", F.lit("")).alias(name) for name in columns))
+
+
+def _schema(spark: "SparkSession", address: str, name: str, kind: str) -> pa.Schema:
+    """The columns of one file."""
+    if kind == "parquet" and is_address(name):
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return to_arrow_schema(_reader(spark).parquet(*_literal([address])).schema)
+    try:
         if kind == "parquet":
-            return reader.parquet(place)
-        if kind == "jsonl":
-            return reader.json(place, mode="FAILFAST")
-        first = path if path.is_file() else next(iter(sorted(path.rglob("*.tsv"))), path)
-        separator = "\t" if first.suffix.lower() == ".tsv" else ","
-        # Every column as text, quotes doubled inside quotes, line breaks allowed in cells.
-        return reader.csv(place, header=True, sep=separator, quote='"', escape='"', multiLine=True, mode="FAILFAST")
+            schema = pyarrow.parquet.read_schema(name)
+            names = [schema.field(number).name for number in range(len(schema))]
+            return pa.schema(list(zip(names, schema.types, strict=True)))
+        with _open(spark, name) as stream:
+            return pa.schema([(cell, pa.string()) for cell in _header(stream, name)])
+    except UnicodeError as error:
+        raise InputError(f"{name}: the name of a column is not UTF-8; save the file as UTF-8") from error
+    except (OSError, pa.ArrowException, csv.Error) as error:
+        raise InputError(f"{name}: cannot be read ({one_line(error)}); write it anew, or name its format") from error
+
+
+def _open(spark: "SparkSession", name: str) -> io.BufferedReader:
+    """The bytes of a file; of one that only Spark can find, as many as a header can have."""
+    if not is_address(name):
+        return io.BufferedReader(pa.input_stream(name))  # type: ignore[arg-type]
+    system, path = hadoop_path(spark, name)
+    stream = system.open(path)
+    try:
+        return io.BufferedReader(io.BytesIO(stream.readNBytes(_HEADER_BYTES)))  # type: ignore[arg-type]
+    finally:
+        stream.close()
+
+
+def _header(stream: io.BufferedReader, name: str) -> list[str]:
+    text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+    cells = next((row for row in csv.reader(text, delimiter=_delimiter(name)) if row), None)
+    if cells is None:
+        raise InputError(f"{name}: the file has no header line, at byte 0; give one with data")
+    "".join(cells).encode()  # what is not UTF-8 was read as halves of surrogate pairs
+    return cells
+
+
+def _one_schema(files: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema of all these files together; files with other columns or types are refused."""
+    for file, schema in zip(files, schemas, strict=True):
+        if schema.names != schemas[0].names:
+            raise InputError(
+                f"{file}: its columns are {schema.names}, those of {files[0]} are {schemas[0].names}; "
+                "give the files of one folder the same columns"
+            )
+    together = schemas[0]
+    for file, schema in zip(files, schemas, strict=True):
+        if schema == schemas[0]:
+            continue
+        try:
+            together = pa.unify_schemas([together, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise InputError(
+                f"{file}: its columns are of other types than those of {files[0]} ({one_line(error)}); "
+                "give the files of one folder the same types"
+            ) from error
+    return together
+
+
+def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
+    """Columns that are not there, or there twice, or of a wrong type: what one machine says of a table without rows."""
+    users: Any = None if not source.users else source.users[0] if len(source.users) == 1 else list(source.users)
+    attribute_table(
+        schema.empty_table(), users, source.user, source.example_id, source.separator,
+        user_keys=None, aliases=None, where=Place(str(source.path)),
+    )  # fmt: skip
+
+
+def _lines(spark: "SparkSession", files: dict[str, str]) -> "DataFrame":
+    """text, file, valid (whether the text is UTF-8): a break of lines is never inside a letter."""
+    from pyspark.sql import functions as F
+
+    text = _reader(spark).text(_literal(files))
+    return text.select("value", F.col("_metadata.file_path"), F.is_valid_utf8("value"))
+
+
+def _named(address: str, files: dict[str, str]) -> str:
+    """The name of a file that Spark reports, which spells addresses in more than one way."""
+    plain = re.sub(r"^file:/+", "file:///", unquote(address))
+    return next((name for file, name in files.items() if re.sub(r"^file:/+", "file:///", file) == plain), address)
+
+
+def _refuse_other_than_utf8(spark: "SparkSession", files: dict[str, str]) -> None:
+    found = _lines(spark, files).toDF("text", "file", "valid").where("not valid").select("file").limit(1).collect()
+    if found:
+        raise InputError(f"{_named(found[0][0], files)}: not UTF-8; save the file as UTF-8")
+
+
+def _read_json_lines(
+    spark: "SparkSession", source: DataSource, files: dict[str, str], columns: list[str]
+) -> "DataFrame":
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    found = {_named(file, files): part for file, part in survey(_lines(spark, files), columns).items()}
+    found = {name: found[name] for name in files.values() if name in found}
+    for name, part in found.items():
+        if part.problem is not None:
+            raise InputError(f"{name}: {part.problem}")
+    names = [sorted(part.fields) for part in found.values()]
+    _one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in names])
+    fields = {field: pa.null() for field in (names[0] if names else ())}
+    for column in columns:
+        kinds = set().union(*(part.kinds[column] for part in found.values()))
+        kind = arrow_type(kinds)
+        if kind is None:
+            raise InputError(f"{column!r} is {' or '.join(sorted(kinds - {'nothing'}))}; give it one type")
+        if column in fields:
+            fields[column] = kind
+    _refuse_columns(source, pa.schema(list(fields.items())))
+    known = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
+    schema = from_arrow_schema(pa.schema([(name, known.get(fields[name], fields[name])) for name in columns]))
+    return _reader(spark).schema(schema).json(_literal(files), mode="FAILFAST")
