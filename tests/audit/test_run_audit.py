@@ -184,5 +184,5 @@ def test_claim_of_another_run_is_refused(tmp_path):
     with pytest.raises(CertificateMismatchError, match="the guarantee is for run"):
         audit_run(tmp_path, trials=1000, seed=1)
     (tmp_path / "run.json").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match="run.json"):
+    with pytest.raises(InputError, match=r"run\.json"):
         audit_run(tmp_path, trials=1000, seed=1)

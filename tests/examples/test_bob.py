@@ -14,5 +14,5 @@ def test_bob(tmp_path, capsys):
     runpy.run_path(str(SCRIPT))["main"](["--trials", "200", "--seed", "5", "-o", str(picture)])
     printed = capsys.readouterr().out
     assert "the claim IS NOT TRUE FOR BOB" in printed.splitlines()[0]
-    assert "the claim holds" in printed.splitlines()[1]
+    assert "the claim is not refuted by" in printed.splitlines()[1]
     assert "attributed to everyone in it" in picture.read_text(encoding="utf-8")
