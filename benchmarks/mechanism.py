@@ -59,6 +59,7 @@ def clipping_rows() -> list[dict]:
         figure(f"clipped gradient, {at}", BATCH / seconds["ours"], "examples/s"),
         figure("clipped gradient against jax_privacy's clipped_grad", against_peer, "x", ">= 3", against_peer >= 3),
         figure("clipped gradient against the plain gradient", against_plain, "x", ">= 0.7", against_plain >= 0.7),
+        figure("  the plain gradient against clipped_grad", peer_seconds / seconds["plain"], "x"),
         figure("  with the rows' norms made in the step: against clipped_grad", peer_seconds / whole, "x"),
         figure("  with the rows' norms made in the step: against the plain gradient", seconds["plain"] / whole, "x"),
     ]
