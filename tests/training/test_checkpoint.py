@@ -184,6 +184,15 @@ def test_key_that_was_never_used_is_replaced(tmp_path):
             folder.run_key(5)
 
 
+def test_files_of_somebody_else_stay(tmp_path):
+    """A configuration or a selection that was in the folder before any run."""
+    for name in ("config.toml", "S.parquet"):
+        (tmp_path / name).write_bytes(b"mine")
+    with RunFolder.open(tmp_path) as folder:
+        folder.run_key()
+    assert (tmp_path / "config.toml").read_bytes() == (tmp_path / "S.parquet").read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize(
     "name", ["checkpoint.safetensors", "metrics.parquet", "model.safetensors", "model-3.safetensors", "test.parquet",
              ".checkpoint.safetensors.part"],

@@ -165,9 +165,10 @@ class RunFolder:
             raise CertificateMismatchError(
                 f"{self.path}: {used[0]} without the record of how it was made (run.json is gone); name another place"
             )
-        self._destroy_secrets()
-        for name in _BEFORE_THE_RECORD:
-            (self.path / name).unlink(missing_ok=True)
+        if "run-key.json" in made:  # else files of these names may be somebody's own
+            self._destroy_secrets()
+            for name in _BEFORE_THE_RECORD:
+                (self.path / name).unlink(missing_ok=True)
         key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
         self.write("run-key.json", key.to_json().encode())
         return key
