@@ -92,7 +92,7 @@ def show(browser, pages) -> Iterator:
 def test_in_a_browser(show, name: str):
     page = show(name)
     figures = page.locator("figure").all()
-    assert len(figures) >= 3
+    assert len(figures) >= (2 if name == "release" else 3)  # graph statistics are left out of a release
     for figure in figures:
         marks = figure.locator("g.rows_marks > path").count()
         assert marks == figure.locator("tbody tr").count() > 0, figure.get_attribute("data-name")
