@@ -243,3 +243,10 @@ def test_what_cannot_be_composed(greedy_certificate, mechanism, made):
     other = guarantee(certificate, other_mechanism, noise_multiplier=2.0, **CLAIM)
     with pytest.raises(CertificateMismatchError, match="one attribution graph"):
         compose([made, other], delta=1e-6)
+
+
+def test_terms_of_an_epsilon(made):
+    assert made.terms() == (
+        f"unit: user, fixed graph; contribution bound {made.contribution_bound}; delta {made.delta:.12g}; "
+        f"adjacency: {made.adjacency}"
+    )

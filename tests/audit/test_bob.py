@@ -6,14 +6,14 @@ from coowned.training.loop import Trainer
 
 
 @pytest.fixture(scope="module")
-def test_run():
+def bob():
     """Seeded, so that a pass is repeatable; alpha = 1e-3 is also the false-alarm probability over fresh seeds."""
     return BobTest(seed=1000, trials=240, alpha=1e-3)
 
 
 @pytest.mark.full
-def test_sender_only_breaks_the_claim(test_run):
-    found = test_run.measure("sender")
+def test_sender_only_breaks_the_claim(bob):
+    found = bob.measure("sender")
     assert found.copies_with_bob > 20  # none of them counts against Bob: he sent none
     assert found.contribution_bound == 1
     assert found.leak.epsilon_lower_bound > found.epsilon
@@ -21,15 +21,15 @@ def test_sender_only_breaks_the_claim(test_run):
 
 
 @pytest.mark.full
-def test_everyone_keeps_the_claim(test_run):
-    found = test_run.measure("everyone")
+def test_everyone_keeps_the_claim(bob):
+    found = bob.measure("everyone")
     assert found.copies_with_bob == 1
     assert found.claim_holds
     assert len(found.scores_with) + len(found.scores_without) == 240
 
 
-def test_both_claim_the_same(test_run):
-    sender, everyone = test_run.claim("sender"), test_run.claim("everyone")
+def test_both_claim_the_same(bob):
+    sender, everyone = bob.claim("sender"), bob.claim("everyone")
     for claim in (sender, everyone):
         assert claim.epsilon == pytest.approx(1.0, rel=1e-3)
         assert claim.epsilon <= 1.0

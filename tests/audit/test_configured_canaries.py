@@ -49,6 +49,7 @@ def test_canaries_of_a_run(folder, capsys, monkeypatch):
     printed = " ".join(capsys.readouterr().out.split())
     assert "of 100 made-up users were in" in printed
     assert "not covered by the guarantee" in printed
+    assert printed.count("(unit: user, fixed graph; contribution bound 2; delta 1e-06; adjacency: zero-out") == 3
     stored = json.loads((folder / "RUN" / "audit.json").read_text(encoding="utf-8"))
     assert stored["canaries"]["canaries"] == 100
     assert stored["canaries"]["alpha"] == stored["alpha"] == 5e-4  # half of it for each audit

@@ -65,6 +65,9 @@ def test_audit_of_a_run(tmp_path, parts, laws):
     assert len(stored["laws"]) == laws
     assert [curve["adjacency"] for curve in stored["curves"]] == ["zero-out", "replace"]
     assert stored["claim"]["epsilon"] == made.epsilon
+    assert stored["claim"]["unit"] == "user, fixed graph"
+    assert stored["claim"]["contribution_bound"] == made.contribution_bound
+    assert made.terms() in stored["verdict"]
     assert 0 < stored["epsilon_lower_bound"] < made.epsilon
     assert stored["repeatable"] is True
     # The false-alarm probability is shared among all tests that depend on chance.
@@ -164,6 +167,8 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
         canaries=100,
         included=49,
         area_under_curve=0.5,
+        adjacency="zero-out",
+        contribution_bound=2,
     )
     store_canaries(folder, found)
     stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))

@@ -154,6 +154,17 @@ class PrivacyGuarantee:
             return made
         return cls(certificate=certificate, mechanism=mechanism, maker=_MADE_BY_GUARANTEE, **{**fields, **raised})
 
+    def terms(self) -> str:
+        """What an epsilon is never shown without, but for itself.
+
+        Guarantees:
+          - Unit, contribution bound, delta and adjacency are in it.   (test_terms_of_an_epsilon)
+        """
+        return (
+            f"unit: {UNIT}; contribution bound {self.contribution_bound:,}; delta {self.delta:.12g}; "
+            f"adjacency: {self.adjacency}"
+        )
+
     def check_run(self, run_id: object, *, seeded: bool) -> None:
         """Refuses, with CertificateMismatchError, to speak for a run that it was not made for.
 

@@ -22,6 +22,7 @@ from scipy.stats import mannwhitneyu
 from coowned import validate
 from coowned.accounting.calculators import gaussian_dp
 from coowned.accounting.gaussian import gaussian_epsilon
+from coowned.accounting.guarantee import UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.keys import Purpose, RunKey, random_words
@@ -185,7 +186,7 @@ class CanaryAudit:
     Attributes:
       epsilon_lower_bound: no smaller epsilon holds at this delta, but with probability `alpha` (Steinke et al.).
       gaussian_lower_bound: the same if the mechanism leaks like a Gaussian one, which sees more (Mahloujifar et al.).
-      claimed_epsilon: of the guarantee the run was trained under.
+      claimed_epsilon, delta, adjacency, contribution_bound: of the guarantee the run was trained under.
       gaussian_claim: what the claim allows the second bound to be.
       canaries, included: users, and how many of them were in.
       area_under_curve: chance that a canary who is in ranks above one who is out; a half is blind guessing.
@@ -200,13 +201,15 @@ class CanaryAudit:
     canaries: int
     included: int
     area_under_curve: float
+    adjacency: str
+    contribution_bound: int
 
     @property
     def claim_holds(self) -> bool:
         return self.epsilon_lower_bound <= self.claimed_epsilon and self.gaussian_lower_bound <= self.gaussian_claim
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"claim_holds": self.claim_holds}
+        return {"unit": UNIT} | dataclasses.asdict(self) | {"claim_holds": self.claim_holds}
 
 
 def audit_with_canaries(
@@ -276,6 +279,8 @@ def audit_with_canaries(
         canaries=canaries,
         included=int(included.sum()),
         area_under_curve=area_under_curve(known[included], known[~included]),
+        adjacency=plan.guarantee.adjacency,
+        contribution_bound=plan.guarantee.contribution_bound,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import coowned
 from coowned import validate
-from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
+from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
+from coowned.accounting.statement import rounded_up
 from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.canaries import CanaryAudit
 from coowned.audit.checks import CheckedLaw
@@ -30,7 +31,7 @@ NOT_SEEN = (
     "at on extreme bit patterns instead. Not audited here: the run's own model, data and attribution."
 )
 LARGEST_SEED = 2**57 - 1  # every test of an audit has a seed of its own, made from the given one
-_CLAIM = ("epsilon", "delta", "adjacency", "noise_multiplier")
+_CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class RunAudit:
             return (
                 f"Not broken: {len(self.curves) + len(self.laws)} tests with up to "
                 f"{max(curve.trials for curve in self.curves):,} trials found nothing against epsilon "
-                f"{self.claim.epsilon:.4g} at delta {self.claim.delta:g} ({odds})."
+                f"{rounded_up(self.claim.epsilon)} ({self.claim.terms()}; {odds})."
             )
         broken = [f"the {curve.adjacency} curve" for curve in self.curves if not curve.holds]
         broken += [f"the {law.law} test" for law in self.laws if not law.holds]
@@ -84,7 +85,7 @@ class RunAudit:
             "not_seen": NOT_SEEN,
             "run_id": self.claim.run_id,
             "test_run": self.claim.test_run,
-            "claim": {name: getattr(self.claim, name) for name in _CLAIM},
+            "claim": {"unit": UNIT} | {name: getattr(self.claim, name) for name in _CLAIM},
             "mechanism": self.claim.mechanism.to_dict(),
             "alpha": self.alpha,
             "audits_run": self.audits_run,

@@ -82,18 +82,24 @@ def _with_canaries(folder: Path, config: "TrainConfig", count: int, alpha: float
 
 
 def _show_canaries(known: "CanaryAudit") -> None:
+    from coowned.accounting.guarantee import UNIT
+    from coowned.accounting.statement import rounded_down, rounded_up
+
     show.line()
     show.line(
         f"canaries: {known.included} of {known.canaries} made-up users were in; of two, one in and one out, the model "
         f"tells which with probability {known.area_under_curve:.3f}"
     )
     show.line(
-        f"epsilon is at least {known.epsilon_lower_bound:.3f} ({known.gaussian_lower_bound:.3f} if the leak is "
-        f"Gaussian); claimed: {known.claimed_epsilon:.3f}. Learned from the data: not covered by the guarantee."
+        f"epsilon is at least {rounded_down(known.epsilon_lower_bound)} ({rounded_down(known.gaussian_lower_bound)} if "
+        f"the leak is Gaussian); claimed: {rounded_up(known.claimed_epsilon)} (unit: {UNIT}; contribution bound "
+        f"{known.contribution_bound:,}; delta {known.delta:.12g}; adjacency: {known.adjacency}). Learned from the "
+        "data: not covered by the guarantee."
     )
 
 
 def _show(found: "RunAudit", folder: Path) -> None:
+    from coowned.accounting.statement import rounded_down, rounded_up
     from coowned.audit.run_audit import NOT_SEEN
 
     for curve in found.curves:
@@ -123,8 +129,8 @@ def _show(found: "RunAudit", folder: Path) -> None:
     show.line()
     claim = found.claim
     show.line(
-        f"epsilon is at least {found.epsilon_lower_bound:.3f} at delta {claim.delta:g}; claimed: {claim.epsilon:.3f} "
-        f"({claim.adjacency})"
+        f"epsilon is at least {rounded_down(found.epsilon_lower_bound)}; claimed: {rounded_up(claim.epsilon)} "
+        f"({claim.terms()})"
     )
     if claim.test_run:
         show.line("The run's key came from a given seed: it promises nothing, whatever its mechanism is worth.")

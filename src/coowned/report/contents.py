@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from coowned.accounting.guarantee import UNIT, PrivacyGuarantee
+from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
@@ -90,7 +90,7 @@ class RunContents:
         if not self.claims:
             return f"no guarantee ({self.reason})"
         made = self.claim
-        text = f"epsilon {rounded_up(made.epsilon)} ({terms(made)})"
+        text = f"epsilon {rounded_up(made.epsilon)} ({made.terms()})"
         if made.simulated_epsilon is not None:
             return f"simulated epsilon {rounded_up(made.simulated_epsilon)}, true {text}"
         return text
@@ -111,14 +111,6 @@ class RunContents:
         if made.simulated_epsilon is not None:
             return f"{rounded_up(made.epsilon)} (simulated {rounded_up(made.simulated_epsilon)})"
         return rounded_up(made.epsilon)
-
-
-def terms(made: PrivacyGuarantee) -> str:
-    """What an epsilon is never shown without."""
-    return (
-        f"unit: {UNIT}; contribution bound {made.contribution_bound:,}; delta {made.delta:.12g}; "
-        f"adjacency: {made.adjacency}"
-    )
 
 
 def read_run(folder: str | os.PathLike[str], *, release: bool, with_statistics: bool = True) -> RunContents:

@@ -11,7 +11,7 @@ from coowned.accounting import calculators
 from coowned.accounting.guarantee import OTHER_ADJACENCY
 from coowned.accounting.statement import rounded_up
 from coowned.report import charts
-from coowned.report.contents import Mark, RunContents, terms
+from coowned.report.contents import Mark, RunContents
 from coowned.report.figures import Figure, shown
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
@@ -120,7 +120,7 @@ def membership(run: RunContents, found: Sequence[dict[str, Any]]) -> Figure:
         columns=fields,
         rows=rows,
         reading="An attacker decides from the model whether a person's texts were used. However she does it, at the "
-        f"rate of false accusations below the picture she finds at most this share ({terms(run.claim)}).",
+        f"rate of false accusations below the picture she finds at most this share ({run.claim.terms()}).",
     )
 
 

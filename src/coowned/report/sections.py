@@ -9,7 +9,7 @@ from typing import Any
 
 from coowned.accounting.statement import rounded_down, rounded_up, unprotected_sentences
 from coowned.report import graph_figures, run_figures
-from coowned.report.contents import Mark, RunContents, releasable_config, terms
+from coowned.report.contents import Mark, RunContents, releasable_config
 from coowned.report.elements import Html, element, join, table
 from coowned.report.figures import Figure, chip, percent, shown
 
@@ -90,7 +90,7 @@ def hero(run: RunContents) -> Html:
             rounded_up(made.epsilon),
             class_="claim-big",
         ),
-        element("p", f"for every protected user ({terms(made)})", class_="claim-terms"),
+        element("p", f"for every protected user ({made.terms()})", class_="claim-terms"),
         simulated,
         element(
             "p",
