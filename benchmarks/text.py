@@ -12,7 +12,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.training.loop import compiled_step
@@ -68,7 +68,8 @@ def step_rows() -> list[dict]:
             "private": steps(private=True),
             "not private": steps(private=False),
             "jax.grad": lambda: jax.block_until_ready(automatic(own)),
-        }
+        },
+        rounds=3,
     )
     plain = min(seconds["not private"], seconds["jax.grad"])  # whichever way of writing it is faster
     ratio = plain / seconds["private"]
@@ -144,7 +145,7 @@ def compare_with_opacus() -> None:
         except Exception as error:  # whatever it is, it is the result
             actions.pop(mode, None)
             failed[mode] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    seconds = interleaved(actions)
+    seconds = interleaved(actions, rounds=3)
     speeds = {name: PEER_BATCH / taken for name, taken in seconds.items()}
     print(json.dumps({"ours": speeds.pop("ours"), "modes": {**speeds, **failed}}))
 
@@ -247,23 +248,6 @@ def make_batch(model: BertMaskedLM, count: int) -> dict[str, jax.Array]:
         "weights": np.full((count, places), 1 / places, np.float32),
     }
     return {name: jnp.asarray(array) for name, array in batch.items()}
-
-
-def interleaved(actions: dict[str, Callable[[], object]], *, rounds: int = 3) -> dict[str, float]:
-    """Seconds of each action's fastest round; taken in turn, so that a busy moment hits all of them."""
-    best = dict.fromkeys(actions, float("inf"))
-    for action in actions.values():
-        action()  # compile first
-    for _ in range(rounds):
-        for name, action in actions.items():
-            started = time.perf_counter()
-            action()
-            best[name] = min(best[name], time.perf_counter() - started)
-    return best
-
-
-def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
-    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
 
 
 if __name__ == "__main__":

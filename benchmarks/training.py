@@ -8,7 +8,6 @@ python -m benchmarks training
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,6 +19,7 @@ import optax
 import psutil
 from jax_privacy.clipping import clipped_grad
 
+from benchmarks.timing import figure, interleaved
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.mechanism.keys import RunKey
 from coowned.training.data import FeatureTable, with_norms
@@ -188,23 +188,6 @@ def plain_loop(plan: TrainingPlan, data: FeatureTable) -> Callable[[], object]:
     return go
 
 
-def interleaved(actions: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Seconds of each action's fastest round; taken in turn, so that a busy moment hits all of them."""
-    best = {name: float("inf") for name in actions}
-    for action in actions.values():
-        action()  # compile first
-    for _ in range(rounds):
-        for name, action in actions.items():
-            started = time.perf_counter()
-            action()
-            best[name] = min(best[name], time.perf_counter() - started)
-    return best
-
-
 def barred(name: str, ratio: float, bar: float, batch: int) -> dict:
     """A ratio with its bar, which holds for batches of 4096."""
     return figure(name, ratio, "x", f">= {bar:g}", ratio >= bar) if batch == BATCH else figure(name, ratio, "x")
-
-
-def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
-    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
