@@ -57,9 +57,10 @@ def run(
     bob = BobTest(trials=trials)
     _make_room(output)
     world = EmailWorld(num_people=1000, num_emails=5000)
-    emails = world.generate(seed=0)
     mailbox = output / "mailbox.mbox"
-    write_mbox(emails, mailbox)
+    with show.progress("writing e-mails"):
+        emails = world.generate(seed=0)
+        write_mbox(emails, mailbox)
     say(f"1. A made-up world of {world.num_people:,} people: their {emails.num_rows:,} e-mails are in {mailbox}.")
 
     by_sender = read_mail(mailbox, attribute_to="sender").graph
@@ -70,7 +71,8 @@ def run(
     )
     say("   What is written to Bob is about Bob: only the second protects him.")
 
-    made = plan(graph, contribution_bounds=(1, 3, 10), mechanism="poisson", **_TARGET, **_BATCHES)
+    with show.progress("selecting and calibrating"):
+        made = plan(graph, contribution_bounds=(1, 3, 10), mechanism="poisson", **_TARGET, **_BATCHES)
     terms = f"delta {_TARGET['delta']:g}; adjacency: {_TARGET['adjacency']}"
     say(f"3. Sets of e-mails in which nobody is in more than k, and the noise for epsilon {_TARGET['epsilon']:g}")
     say(f"   (unit: {UNIT}; contribution bound k; {terms}):")
@@ -94,7 +96,8 @@ def run(
     say(claim.statement())
     say()
 
-    runs = _train(output, emails, best.selector, best.contribution_bound, say)
+    with show.progress("training at several epsilons"):
+        runs = _train(output, emails, best.selector, best.contribution_bound, say)
     accuracies = {epsilon: _accuracy(folder) for epsilon, folder in runs.items()}
     main = runs[_EPSILONS[-1]]
     trained = read_run(main, release=True, with_statistics=False).claim
@@ -105,10 +108,15 @@ def run(
     for epsilon, accuracy in accuracies.items():
         say(f"   {'without privacy' if epsilon is None else f'epsilon {epsilon:g}':<16} {accuracy:6.1%}")
 
-    audit = _audit(main)
+    with show.progress("trying to break the claim"):
+        audit = _audit(main)
     say(f"6. Trying to break the claim of {main}: {audit['verdict']}")
 
-    measured = [bob.measure(attribution) for attribution in ATTRIBUTIONS]
+    with show.progress("training with and without Bob") as done:
+        measured = []
+        for number, attribution in enumerate(ATTRIBUTIONS):
+            done(number / len(ATTRIBUTIONS), f"training with and without Bob, attributed to {attribution}")
+            measured.append(bob.measure(attribution))
     say("7. A secret about Bob is in e-mails he received. The same claim twice, and what an attacker measured for Bob:")
     for one in measured:
         # That an attack failed proves nothing: a claim is broken or it is not, and never confirmed.
@@ -128,8 +136,7 @@ def run(
         f"{trained.contribution_bound} copies."
     )
     say("Noise in training then hides whether any one person's e-mails, sent or received, said what they said:")
-    held = f"unit: {UNIT}; contribution bound {trained.contribution_bound}; {terms}"
-    say(f"epsilon {rounded_up(trained.epsilon)} ({held}).")
+    say(f"epsilon {rounded_up(trained.epsilon)} ({trained.terms()}).")
     say("Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob.")
     if json:
         show.as_json(
