@@ -13,10 +13,11 @@ from coowned.spark import attribute, rounds, select
 pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 
-# Two executors that are processes of their own. Every task of the ballots waits a second, and the first executor to be
-# found while the status tracker says that tasks are running is killed.
+# Two executors that are processes of their own. The first attempts of the first ballots sign a list and wait; the
+# executor that the first of them runs on is killed, and only then may the others go on.
 KILLING = """
-import os, signal, sys, threading, time
+import sys, threading, time
+from pathlib import Path
 import psutil
 import coowned as co
 from coowned.spark import attribute, rounds, select, session
@@ -24,6 +25,7 @@ from tests.spark.conftest import as_dict, chosen_locally, local_examples, make_t
 
 table = make_table(3, numbers=True)
 selector = co.Greedy(contribution_bound=2)
+signed, dead = Path(sys.argv[1]), Path(sys.argv[1]) / "dead"
 options = {
     "spark__sql__shuffle__partitions": 3,
     "spark__sql__adaptive__enabled": "false",
@@ -33,55 +35,64 @@ options = {
 }
 with session("local-cluster[2,1,1024]", **options) as spark:
     graph = attribute(spark.createDataFrame(table.to_arrow()), user_keys=co.UserKeyRules.exact())
-    cast_ballots, tracker = rounds.cast_ballots, spark.sparkContext.statusTracker()
-    in_rounds, killed = threading.Event(), []
+    cast_ballots = rounds.cast_ballots
 
-    def executors():
-        mine = psutil.Process().children(recursive=True)
-        return [one.pid for one in mine if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+    def waiting_ballots(undecided, electorate):
+        def wait(rows):
+            import os, time
+            from pyspark import TaskContext
 
-    def slow_ballots(undecided, electorate):
-        def linger(rows):
-            time.sleep(1.0)
+            context = TaskContext.get()
+            name = f"{context.stageId()}-{context.partitionId()}-{context.taskAttemptId()}-{os.getpid()}"
+            (signed / name).with_suffix(".tmp").touch()
+            (signed / name).with_suffix(".tmp").rename((signed / name).with_suffix(".task"))
+            while not dead.exists():
+                time.sleep(0.02)
             return rows
 
         ballots = cast_ballots(undecided, electorate)
-        in_rounds.set()
-        return spark.createDataFrame(ballots.rdd.mapPartitions(linger), ballots.schema).repartition("user", "part")
+        return spark.createDataFrame(ballots.rdd.mapPartitions(wait), ballots.schema).repartition("user", "part")
 
-    def running():
-        infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        return {info.stageId: info.numActiveTasks for info in infos if info is not None and info.numActiveTasks > 0}
+    def signatures():
+        return [tuple(map(int, one.stem.split("-"))) for one in sorted(signed.glob("*.task"))]
+
+    def executor_of(worker):
+        above = psutil.Process(worker).parents()
+        return next(one for one in above if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()))
+
+    victims = []  # signatures
 
     def kill():
-        in_rounds.wait()
-        while not killed:
-            before = running()
-            if before and executors():
-                victim = executors()[0]
-                os.kill(victim, signal.SIGKILL)
-                killed.append((victim, before, running()))
+        while not signatures():
             time.sleep(0.02)
+        first = signatures()[0]
+        try:
+            victim = executor_of(first[-1])
+            victim.kill()
+            victim.wait()
+            victims.append(first)
+        finally:
+            dead.touch()
 
-    rounds.cast_ballots = slow_ballots
+    rounds.cast_ballots = waiting_ballots
     killer = threading.Thread(target=kill)
     killer.start()
     found = as_dict(select(graph, selector, seed=6, residue=60, heavy_user=25))
     killer.join()
-    victim, before, after = killed[0]
-    assert set(before) & set(after), (before, after)  # the stage went on while its executor died
-    assert victim not in executors()
-    lost = [one for one in spark.sparkContext._jsc.sc().statusStore().executorList(False).mkString("\\n").splitlines()]
-    assert len(lost) > 3, lost  # the driver, two executors, and the one that came in the dead one's place
+    [(stage, partition, attempt, worker)] = victims
+    again = [one for one in signatures() if one[:2] == (stage, partition) and one[2] > attempt]
+    assert again, signatures()  # the task that died with its executor was run again, in the same stage
+    known = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    gone = [known.apply(place).id() for place in range(known.size()) if not known.apply(place).isActive()]
+    assert gone  # Spark saw it die
     assert found == chosen_locally(local_examples(table), selector, 6)
 print("equal after the death of an executor")
 """
 
 
-def test_killed_executor_changes_nothing():
-    done = subprocess.run(
-        [sys.executable, "-c", KILLING], cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
-    )
+def test_killed_executor_changes_nothing(tmp_path):
+    command = [sys.executable, "-c", KILLING, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "equal after the death of an executor\n"
 
