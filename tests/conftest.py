@@ -1,20 +1,52 @@
-"""What all tests share: hypothesis profiles, a cache of their own, and skips that fail where all is required."""
+"""What all tests share: hypothesis profiles, surroundings of their own, and skips that fail where all is required."""
 
+import fcntl
+import functools
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+# A busy machine is slow, not wrong: neither an example nor the drawing of it (which may compile kernels) is timed.
+untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
+hypothesis.settings.register_profile("default", **untimed)
 # In CI a pass must be repeatable; at a desk new examples are welcome.
-hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.register_profile("ci", derandomize=True, **untimed)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# Colours and widths that somebody asked for elsewhere; typer looks for them when it is imported.
+for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH", "TTY_COMPATIBLE"):
+    os.environ.pop(name, None)
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the person's own cache."""
-    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+def _one_process_at_a_time(method: Callable) -> Callable:
+    @functools.wraps(method)
+    def locked(self: Any, *given: Any) -> Any:
+        with open(f"{self._index_path}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return method(self, *given)
+
+    return locked
+
+
+# Where two workers compile a kernel for two types of arrays at once, numba may file the code of one under the other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    from numba.core.caching import IndexDataCacheFile
+
+    IndexDataCacheFile.save = _one_process_at_a_time(IndexDataCacheFile.save)
+    IndexDataCacheFile.load = _one_process_at_a_time(IndexDataCacheFile.load)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test or fixture reads or writes the person's own cache; what is printed is broken alike everywhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COOWNED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("TERM", "xterm")
+        yield
 
 
 @pytest.hookimpl(hookwrapper=True)

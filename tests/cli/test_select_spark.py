@@ -77,11 +77,12 @@ def test_bad_data_is_one_sentence_of_a_process(data):
         [sys.executable, "-c", "import sys; from coowned.cli.main import run; sys.exit(run(sys.argv[1:]))", *words],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,  # for what hangs, not for a busy machine
         check=False,
     )
     assert done.returncode == 2
-    said = [line for line in done.stderr.splitlines() if "incubator modules" not in line]  # the JVM's own, once a start
+    own = ("WARNING: Using incubator modules", "Picked up ", "NOTE: Picked up ", "OpenJDK ")  # the JVM's, once a start
+    said = [line for line in done.stderr.splitlines() if not line.startswith(own)]
     assert len(said) == 1
     assert "a row has more or fewer cells than the header" in said[0]
 

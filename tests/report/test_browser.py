@@ -16,6 +16,7 @@ SWITCHES = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+TIMEOUT = 600_000  # milliseconds
 LOOKS = [("light", 1280), ("dark", 1280), ("light", 375), ("dark", 375)]
 OUTSIDE = """() => [...document.querySelectorAll("figure")].flatMap(figure => {
   const frame = figure.getBoundingClientRect();
@@ -58,7 +59,8 @@ def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=SWITCHES)
+        # A busy machine is slow, not wrong: nothing here ends for want of time.
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=SWITCHES, timeout=TIMEOUT)
         yield opened
         opened.close()
 
@@ -70,14 +72,14 @@ def show(browser, pages) -> Iterator:
 
     def opened(name: str, scheme: str = "light", width: int = 1280):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
-        context.set_default_timeout(180_000)  # a busy machine is slow, not wrong
+        context.set_default_timeout(TIMEOUT)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(pages[name].as_uri())
-        page.wait_for_selector("html[data-charts=drawn]", timeout=120_000)
+        page.wait_for_selector("html[data-charts=drawn]")
         return page
 
     yield opened

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import json
+import os
 import re
 from pathlib import Path
 
@@ -26,6 +27,11 @@ def read(place: Path) -> str:
     text = place.read_text(encoding="utf-8")
     assert charts.bundle() in text
     return text.replace(charts.bundle(), "")
+
+
+def without_names(text: str) -> str:
+    """Without digests and the run's random name: 16 such digits may hold, by chance, those of a short secret."""
+    return re.sub(r"(?<![.\w])(?=\d*[a-f])[\da-f]{16,}(?!\w)", "", text)
 
 
 def seen(text: str) -> str:
@@ -131,7 +137,7 @@ def test_release_leaks_nothing(audited: Path):
     text, public = read(whole), read(released)
     for secret in SECRETS:
         assert secret in text, secret  # the test can fail
-        assert secret not in public, secret
+        assert secret not in without_names(public), secret
     names = check_figures(public)
     assert not [name for name in names if name.startswith(("training", "utility", "audit-canaries"))]
     assert "audit" in names
@@ -151,7 +157,7 @@ def test_release_has_no_graph_statistics(audited: Path):
         assert part not in public
     assert "Without graph statistics" in public
     for secret in SECRETS:
-        assert secret not in asked
+        assert secret not in without_names(asked)
 
 
 def test_audit_stands_beside_the_claim(audited: Path):
@@ -206,8 +212,12 @@ def test_missing_statistics_are_named(copy):
 
 def test_whole_or_none(copy, monkeypatch):
     folder = copy("seeded")
-    assert write_report(folder).stat().st_mode & 0o077 == 0
-    assert write_report(folder, release=True).stat().st_mode & 0o044
+    mask = os.umask(0o022)
+    try:
+        assert write_report(folder).stat().st_mode & 0o077 == 0
+        assert write_report(folder, release=True).stat().st_mode & 0o044
+    finally:
+        os.umask(mask)
     before = (folder / "report.html").read_bytes()
 
     def broken() -> str:

@@ -13,6 +13,8 @@ from coowned.selection.min_separation_program import MinSeparationProgram
 from coowned.testing.selector_checks import check_schedule_selector, check_separation, copies_per_user
 from coowned.testing.strategies import attribution_graphs
 
+ENDLESS = 3600  # seconds: what ends is a proof, on any machine; the default would count the compiling of kernels
+
 
 def smallest_bound(graph, batch_size, iterations, min_separation, keep=False):
     """The smallest contribution bound of any schedule, by trying every schedule; None where there is none."""
@@ -42,7 +44,11 @@ def smallest_bound(graph, batch_size, iterations, min_separation, keep=False):
 )
 def test_equals_brute_force(graph, batch_size, iterations, min_separation, unattributed):
     program = MinSeparationProgram(
-        batch_size=batch_size, iterations=iterations, min_separation=min_separation, unattributed=unattributed
+        batch_size=batch_size,
+        iterations=iterations,
+        min_separation=min_separation,
+        unattributed=unattributed,
+        time_limit=ENDLESS,
     )
     expected = smallest_bound(graph, batch_size, iterations, min_separation, keep=unattributed == "keep")
     if expected is None:
@@ -61,7 +67,7 @@ def test_better_than_greedy():
     graph = AttributionGraph.from_users_per_example([[0], [0], [1, 2], [3, 4]])
     settings = {"batch_size": 1, "iterations": 3, "min_separation": 1}
     greedy = GreedyMinSeparation(**settings, ties="input").select(graph)
-    optimal = MinSeparationProgram(**settings, ties="input").select(graph)
+    optimal = MinSeparationProgram(**settings, ties="input", time_limit=ENDLESS).select(graph)
     assert copies_per_user(graph, greedy.copies).max() == 2
     assert copies_per_user(graph, optimal.copies).max() == optimal.lower_bound == 1
     assert optimal.proven_optimal
@@ -70,7 +76,7 @@ def test_better_than_greedy():
 def test_separation_is_held():
     check_schedule_selector(
         lambda size, number, separation: MinSeparationProgram(
-            batch_size=size, iterations=number, min_separation=separation, time_limit=20
+            batch_size=size, iterations=number, min_separation=separation, time_limit=ENDLESS
         ),
         graphs={
             "star and path": AttributionGraph.from_users_per_example(
@@ -87,7 +93,7 @@ def test_finds_what_greedy_misses():
     graph = AttributionGraph.from_users_per_example([[0], [1], [2], [3], [0, 1], [2, 3]])
     settings = {"batch_size": 2, "iterations": 3, "min_separation": 2}
     assert smallest_bound(graph, **settings) == 2
-    schedule = MinSeparationProgram(**settings).select(graph)
+    schedule = MinSeparationProgram(**settings, time_limit=ENDLESS).select(graph)
     check_separation(graph, schedule, min_separation=2)
     assert (schedule.lower_bound, schedule.proven_optimal) == (2, True)
 
@@ -95,7 +101,7 @@ def test_finds_what_greedy_misses():
 def test_infeasible():
     graph = AttributionGraph.from_users_per_example([[0, 1], [0, 2], [1, 2], [3]])
     with pytest.raises(InfeasibleScheduleError, match="none exists; reduce min_separation") as caught:
-        MinSeparationProgram(batch_size=2, iterations=2, min_separation=2).select(graph)
+        MinSeparationProgram(batch_size=2, iterations=2, min_separation=2, time_limit=ENDLESS).select(graph)
     assert caught.value.needed == 4
     assert caught.value.filled < 4
 

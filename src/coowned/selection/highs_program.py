@@ -84,8 +84,10 @@ def minimize(
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        while thread.is_alive():
+        ended = False
+        while not ended:  # at least once, however soon the solver ends
             thread.join(_WAIT)
+            ended = not thread.is_alive()
             done = min(1.0, news.get("time", 0.0) / time_limit)
             best, bound = (abs(news.get(key, np.inf)) for key in ("best", "bound"))
             progress(done, f"integer program: best {best:.0f}, bound {bound:.2f}")
