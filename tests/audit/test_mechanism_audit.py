@@ -275,7 +275,7 @@ def test_wrong_releases_are_caught(bug):
 def test_a_copy_that_changes_others_is_caught():
     found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=planted_bugs.OthersAreChanged())
     # With all kinds of steps and norms, zeroed and replaced; and by nothing that looks at one copy alone.
-    assert len(found.failures) == 8
+    assert len(found.failures) == 12
     assert all("a crowd" in check.name for check in found.failures)
     assert max(check.observed for check in found.checks) < 1.01
 
@@ -290,13 +290,15 @@ def test_a_sum_that_is_not_a_number_is_caught():
 
 
 def test_steps_are_driven_as_in_training():
-    """One model and many, and norms that come with the rows."""
+    """One model, compiled and summed on the host, and many; and norms that come with the rows."""
     seen = set()
 
     class Watched(AuditedParts):
         def release(self, batch, mask, **settings):
-            seen.add((settings.get("models"), "squared_norms" in batch, batch["features"].shape[1]))
+            way = "host" if settings.get("on_host") else settings.get("models")
+            seen.add((way, "squared_norms" in batch, batch["features"].shape[1]))
             return super().release(batch, mask, **settings)
 
     assert release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=Watched()).holds
-    assert seen == {(None, True, 1), (None, True, 100), (None, False, 100), (2, True, 100), (2, False, 100)}
+    single = {(way, True, 1) for way in (None, "host")}
+    assert seen == single | {(way, norms, 100) for way in (None, "host", 2) for norms in (True, False)}

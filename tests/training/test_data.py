@@ -8,7 +8,7 @@ import pytest
 
 from coowned import InputError, from_table
 from coowned.attribution.graph import AttributionGraph
-from coowned.training.data import FeatureTable, WorldData, with_norms
+from coowned.training.data import FeatureTable, WorldData, rows_in_place, with_norms
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
 
@@ -87,6 +87,27 @@ def test_fill_gives_the_rows(small):
     found = filled(part, [1, 0, 1])
     assert np.array_equal(found["features"], features[[103, 105, 103]])
     assert np.array_equal(found["labels"], labels[[103, 105, 103]])
+
+
+def test_rows_in_place_are_those_of_fill(small):
+    features, labels = small.world.batch(np.arange(300))
+    table = FeatureTable(graph=small.graph, features=features, labels=labels)
+    stored = WorldData.part(small.world.materialize(), np.arange(50, 90))
+    wanted = np.array([7, 2, 7, 0])
+    for data in (table, table.subset(np.array([9, 8, 3, 1, 4, 6, 11, 200])), stored):
+        for read in (data, with_norms(data)):
+            place = rows_in_place(read, wanted)
+            assert place is not None
+            assert np.shares_memory(
+                place.source, features if isinstance(data, FeatureTable) else stored.world.stored[0]
+            )
+            out = filled(read, wanted)
+            assert np.array_equal(place.gathered(), out["features"])
+            rest = {name: np.zeros_like(array) for name, array in out.items() if name != "features"}
+            read.fill(wanted, rest)
+            assert all(np.array_equal(rest[name], out[name]) for name in rest)
+    assert rows_in_place(small.data, wanted) is None  # made on demand
+    assert rows_in_place(with_norms(small.data), wanted) is None
 
 
 def test_many_numbers_are_gathered_by_threads(small, monkeypatch):

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 
+from coowned.errors import InputError
+from coowned.mechanism.clipping import squared_norms_of
+from coowned.training.data import WorldData, with_norms
 from coowned.training.feed import Feeder
 
 
-def inputs(small, plan, *, start=0, release=True):
-    feeder = Feeder(small.data, plan.batches(), None, run_key=plan.run_key, start=start, stop=plan.iterations)
+def inputs(small, plan, *, start=0, release=True, in_place=False):
+    feeder = Feeder(
+        small.data, plan.batches(), None, run_key=plan.run_key, start=start, stop=plan.iterations, in_place=in_place
+    )
     given = []
     for made in feeder:
         given.append((made.step, {name: array.copy() for name, array in made.batch.items()}, made.mask.copy()))
@@ -16,11 +21,14 @@ def inputs(small, plan, *, start=0, release=True):
     return given
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("start", [0, 5])
-def test_timing_changes_nothing(small, start):
+def test_timing_changes_nothing(small, start, in_place):
     plan = small.plan()
-    reused, fresh = (inputs(small, plan, start=start, release=release) for release in (True, False))
+    reused = inputs(small, plan, start=start, in_place=in_place)
+    fresh = inputs(small, plan, start=start, release=False)
     assert [step for step, _, _ in reused] == list(range(start, 12))
+    assert inputs(small, plan, start=12, in_place=in_place) == []
     for one, two in zip(reused, fresh, strict=True):
         for name in ("features", "labels"):
             assert np.array_equal(one[1][name], two[1][name])
@@ -35,6 +43,24 @@ def test_content_and_padding(small):
         assert np.array_equal(batch["labels"][mask], labels)
         assert not batch["features"][~mask].any()
         assert not batch["labels"][~mask].any()
+
+
+def test_features_are_read_where_they_lie(small):
+    """The next input is made while the last is looked at, and a failure to make one reaches the caller."""
+    plan = small.plan()
+    data = with_norms(WorldData.part(small.world.materialize()))
+    feeder = Feeder(data, plan.batches(), None, run_key=plan.run_key, start=0, stop=plan.iterations, in_place=True)
+    for made, drawn in zip(feeder, plan.batches(), strict=True):
+        features, labels = small.world.batch(drawn.examples[drawn.mask])
+        assert np.array_equal(made.batch["features"].gathered()[made.mask], features)
+        assert len(made.batch["features"].rows) == drawn.physical_size
+        assert np.array_equal(made.batch["labels"][made.mask], labels)
+        assert np.array_equal(made.batch["squared_norms"][made.mask], squared_norms_of(features))
+        feeder.release(made)
+    batches = plan.batches()
+    broken = Feeder(data, batches, None, run_key=plan.run_key, start=0, stop=plan.iterations + 2, in_place=True)
+    with pytest.raises(InputError):
+        list(broken)
 
 
 def test_arrays_are_not_reused_early(small):

@@ -17,6 +17,7 @@ from coowned.errors import CertificateMismatchError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.noise import NoiseStream
 from coowned.synthetic.logistic_data import LogisticData
+from coowned.training import loop
 from coowned.training.data import FeatureTable, WorldData, with_norms
 from coowned.training.loop import Trainer, train
 from coowned.training.models.logistic_regression import LogisticRegression
@@ -77,6 +78,7 @@ def every_step(small, kind):
     return plan, steps_of(plan, small.data)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic-dp-mf"])
 def test_equals_plain_numpy(small, kind):
     plan, path = every_step(small, kind)
@@ -85,6 +87,7 @@ def test_equals_plain_numpy(small, kind):
     np.testing.assert_allclose(path, plain_training(plan, small.data), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("fault", ["forget_clip", "divide_by_drawn"])
 def test_the_comparison_sees_faults(small, fault):
     plan, path = every_step(small, "dp-sgd")
@@ -92,6 +95,7 @@ def test_the_comparison_sees_faults(small, fault):
     assert not np.allclose(path, wrong, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_one_band_trains_as_dp_sgd(small, monkeypatch):
     """b = 1: DP-MF with one band and DP-SGD, on the same batches, through the whole loop, to the bit in every step."""
     banded = small.plan("dp-mf", num_bands=1)
@@ -113,6 +117,7 @@ def test_one_band_trains_as_dp_sgd(small, monkeypatch):
     np.testing.assert_allclose(path, plain_training(banded, small.data), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_an_empty_batch_is_a_step_of_noise(small):
     """With p so small that nothing is drawn, the model still moves, by noise over the public batch size."""
     plan = small.plan(iterations=1, optimizer="sgd", learning_rate=1.0)
@@ -126,6 +131,7 @@ def test_an_empty_batch_is_a_step_of_noise(small):
     assert plan.noise_scale == pytest.approx(0.3 * 0.7 / 20, rel=2e-5)
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_not_finite_examples_add_nothing(small):
     features, labels = small.world.batch(np.arange(300))
     spoiled = features.copy()
@@ -135,16 +141,45 @@ def test_not_finite_examples_add_nothing(small):
     assert np.isfinite(coefficients(small.plan(), table)).all()
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_timing_and_optimizers(small):
     plan = small.plan()
     assert np.array_equal(coefficients(plan, small.data), coefficients(plan, small.data))
     assert not np.array_equal(coefficients(plan, small.data), coefficients(small.plan(optimizer="sgd"), small.data))
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_stored_and_made_features_agree(small):
+    """Gathered, read where they lie, or made on demand."""
     features, labels = small.world.batch(np.arange(300))
     table = FeatureTable(graph=small.graph, features=features, labels=labels)
-    assert np.array_equal(coefficients(small.plan(), table), coefficients(small.plan(), small.data))
+    order = np.random.default_rng(0).permutation(300)
+    other = FeatureTable(graph=small.graph, features=features[order], labels=labels[order], rows=np.argsort(order))
+    stored = WorldData.part(small.world.materialize())
+    made = train(small.plan(), MODEL, small.data)
+    for data in (table, other, stored):
+        found = train(small.plan(), MODEL, data)
+        assert np.array_equal(found.parameters["coefficients"], made.parameters["coefficients"])
+        assert found.metrics.equals(made.metrics)
+
+
+def test_large_batches_are_summed_on_the_host(small, monkeypatch):
+    """A million numbers in a batch of wide rows, of one model on one processor; not for sweeps or without clipping."""
+    used = []
+    whole = loop.compiled_step
+
+    def watched(*settings, on_host):
+        used.append(on_host)
+        return whole(*settings, on_host=on_host)
+
+    monkeypatch.setattr(loop, "compiled_step", watched)
+    plan, wide = small.plan(), LogisticRegression(num_features=50_000)  # batches of 20
+    assert not loop._host_is_faster(20, 49_999)
+    assert not loop._host_is_faster(10_000, 255)
+    free = dataclasses.replace(plan, guarantee=None, clip_norm=None)
+    for plans, model in (([plan], MODEL), ([plan], wide), ([plan, plan], wide), ([free], wide)):
+        Trainer(plans, model)
+    assert used == [False, True, False, False]
 
 
 def test_without_privacy(small):

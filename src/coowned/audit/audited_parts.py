@@ -111,9 +111,17 @@ class AuditedParts:
         return normals_from_words(words, more)
 
     def step(
-        self, *, user_copies: int, content: int, other_copies: int, size: int, settings: dict[str, float], noise: float
+        self,
+        *,
+        user_copies: int,
+        content: int,
+        other_copies: int,
+        size: int,
+        settings: dict[str, float],
+        noise: float,
+        on_host: bool = False,
     ) -> float:
-        """What one compiled training step releases along e1, for so many copies of the user and zero ones of others.
+        """What one training step releases along e1, for so many copies of the user and zero ones of others.
 
         As in training, the squared norms of the rows come with them.
 
@@ -123,6 +131,7 @@ class AuditedParts:
           size: entries of the batch, padding included.
           settings: clip_norm, noise_scale and the divisor.
           noise: the unit noise along e1.
+          on_host: the step of large batches, whose gradients the host sums.
         """
         from coowned.mechanism.clipping import squared_norms_of
 
@@ -130,7 +139,7 @@ class AuditedParts:
         features[:user_copies], labels[:user_copies] = _CONTENT[content]
         mask = np.arange(size) < user_copies + other_copies
         batch = {"features": features, "labels": labels, "squared_norms": squared_norms_of(features)}
-        return float(self.release(batch, mask, settings=settings, noise=noise)[0])
+        return float(self.release(batch, mask, settings=settings, noise=noise, on_host=on_host)[0])
 
     def release(
         self,
@@ -140,8 +149,9 @@ class AuditedParts:
         settings: dict[str, float],
         noise: float = 0.0,
         models: int | None = None,
+        on_host: bool = False,
     ) -> npt.NDArray[np.float64]:
-        """([models,] num_features + 1) what one compiled training step releases for this batch.
+        """([models,] num_features + 1) what one training step releases for this batch.
 
         Args:
           batch: features (size, num_features), labels (size,); squared_norms (size,) where they come with the rows.
@@ -149,6 +159,7 @@ class AuditedParts:
           settings: clip_norm, noise_scale and the divisor.
           noise: the unit noise along e1.
           models: None is the step of one model; a number, that of a sweep, every member with these settings.
+          on_host: as above, for one model.
         """
         import jax
         import jax.numpy as jnp
@@ -156,7 +167,7 @@ class AuditedParts:
         from coowned.training.plan import make_optimizer
 
         model = self.model(batch["features"].shape[1])
-        step = compiled_step(model, "sgd", True, True, models is not None)
+        step = compiled_step(model, "sgd", True, True, models is not None, on_host=on_host)
 
         def each(values: Any) -> Any:
             return jnp.asarray(values) if models is None else jnp.repeat(jnp.asarray(values)[None], models, axis=0)

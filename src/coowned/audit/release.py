@@ -5,6 +5,7 @@ move the sum by far more than it adds itself.
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,9 @@ def audit_release(
     Guarantees:
       - A clip that lets more through, a division by what was drawn, and too little noise are caught, without chance.
         (test_wrong_releases_are_caught)
-      - So is one example that changes what others add, whatever it holds, in the step of one model and of many, with
-        norms that come with the rows and without.   (test_a_copy_that_changes_others_is_caught)
+      - So is one example that changes what others add, whatever it holds, in every step: of one model, compiled or
+        summed on the host, and of many; with norms that come with the rows and without.
+        (test_a_copy_that_changes_others_is_caught)
     What it is not: a proof for other models than logistic regression, whose step is run.
 
     >>> audit_release(noise_multiplier=1.0, copies=2, batch_size=4).holds
@@ -41,33 +43,47 @@ def audit_release(
     crowds = (0, 1, min(batch_size, 1000) // 2, min(batch_size, 1000), 2 * min(batch_size, 1000))
     size = 8 * -(-(copies + max(crowds)) // 8)
 
-    def release(count: int, content: int, others: int, noise: float = 0.0) -> float:
+    def release(count: int, content: int, others: int, noise: float = 0.0, *, on_host: bool) -> float:
         divisor = parts.divisor(batch_size=batch_size, num_copies=count + others)
         settings = {"learning_rate": 1.0, "clip_norm": clip_norm, "noise_scale": scale, "batch_size": float(divisor)}
         released = parts.step(
-            user_copies=count, content=content, other_copies=others, size=size, settings=settings, noise=noise
+            user_copies=count,
+            content=content,
+            other_copies=others,
+            size=size,
+            settings=settings,
+            noise=noise,
+            on_host=on_host,
         )
         return released * batch_size / clip_norm
 
     largest = max(
-        abs(release(count, content, others) - release(count, 0, others)) / count
+        abs(release(count, content, others, on_host=on_host) - release(count, 0, others, on_host=on_host)) / count
         for count in counts
         for others in sorted(set(crowds))
         for content in (1, -1)
+        for on_host in (False, True)
     )
-    noise = min(release(0, 0, others, noise=1.0) for others in sorted(set(crowds)))
+    noise = min(
+        release(0, 0, others, noise=1.0, on_host=on_host) for others in sorted(set(crowds)) for on_host in (False, True)
+    )
     checks = [
         certain_check("clip norms that a copy adds", largest <= ROUNDING_FACTOR, observed=largest, expected=1.0),
         certain_check("noise multiplier", noise >= noise_multiplier, observed=noise, expected=noise_multiplier),
     ]
-    for models, with_norms in itertools.product((None, 2), (True, False)):
-        kind = f"{'one model' if models is None else 'many models'}, norms {'given' if with_norms else 'computed'}"
-        for what, moved in _moves(_crowd_releases(parts, models, with_norms)).items():
+    steps = {
+        "one model": {},
+        "one model, summed on the host": {"on_host": True},
+        "many models": {"models": 2},
+    }
+    for (name, step), with_norms in itertools.product(steps.items(), (True, False)):
+        kind = f"{name}, norms {'given' if with_norms else 'computed'}"
+        for what, moved in _moves(_crowd_releases(parts, step, with_norms)).items():
             checks.append(certain_check(f"{what} ({kind})", moved <= 1 + _ROUNDING, observed=moved, expected=1.0))
     return checked_law("release", checks, alpha)
 
 
-def _crowd_releases(parts: AuditedParts, models: int | None, with_norms: bool) -> dict[str, npt.NDArray[np.float64]]:
+def _crowd_releases(parts: AuditedParts, step: dict[str, Any], with_norms: bool) -> dict[str, npt.NDArray[np.float64]]:
     """For each thing that one copy may hold, the sum with a crowd of equal gradients longer than the clip norm."""
     from coowned.mechanism.clipping import squared_norms_of
 
@@ -88,7 +104,7 @@ def _crowd_releases(parts: AuditedParts, models: int | None, with_norms: bool) -
         batch["features"][_CROWD // 3], batch["labels"][_CROWD // 3] = features, label
         if with_norms:
             batch["squared_norms"] = squared_norms_of(batch["features"])
-        released[name] = _CROWD * parts.release(batch, np.ones(_CROWD, bool), settings=settings, models=models)
+        released[name] = _CROWD * parts.release(batch, np.ones(_CROWD, bool), settings=settings, **step)
     return released
 
 

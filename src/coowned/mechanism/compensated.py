@@ -5,7 +5,7 @@ factor 1 + 1e-5 is for, and it moves with every other copy. So the sum is carrie
 added to both, and only what is released is rounded.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 class CompensatedSum(NamedTuple):
     """total + rest, both float32 and of one shape: about twice as many digits as either."""
 
-    total: jax.Array
-    rest: jax.Array
+    total: Any  # an array of JAX's or of numpy's
+    rest: Any
 
     @property
-    def rounded(self) -> jax.Array:
+    def rounded(self) -> Any:
         return self.total + self.rest
 
 

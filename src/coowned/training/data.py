@@ -19,6 +19,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
+from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
@@ -59,7 +60,7 @@ class TrainingData(Protocol):
         ...
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        """Writes the content of these examples into the first rows of `out`.
+        """Writes the content of these examples into the first rows of each array of `out`; features may be left out.
 
         Without a draw the content is for evaluation: always the same.
         """
@@ -159,6 +160,9 @@ class FeatureTable:
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
+        if "features" not in out:
+            out["labels"][: rows.size] = self.labels[rows]
+            return
         features, labels = out["features"], out["labels"]
         # Threads and not numba's parallel loops: two threads, as of two trainers, must not enter one at once.
         threads = max(1, min(usable_cores(), rows.size * features.shape[1] // _NUMBERS_A_THREAD))
@@ -217,7 +221,10 @@ class WorldData:
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
-        if self.world.stored is not None:
+        if "features" not in out:
+            assert self.world.stored is not None  # else there are no rows in place
+            out["labels"][: rows.size] = self.world.stored[1][rows]
+        elif self.world.stored is not None:
             gather_rows(self.world.stored[0], self.world.stored[1], rows, out["features"], out["labels"])
         else:
             out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
@@ -291,6 +298,23 @@ def with_norms(data: TrainingData) -> TrainingData:
 
     list(_gatherers().map(piece, cuts[:-1], cuts[1:]))
     return WithNorms(data=data, norms=norms)
+
+
+def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
+    """Where the features of these examples lie in memory; None where they are made on demand, or data of other kinds.
+
+    Guarantees:
+      - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
+    """
+    if isinstance(data, WithNorms):
+        data = data.data
+    if isinstance(data, FeatureTable):
+        features = data.features
+    elif isinstance(data, WorldData) and data.world.stored is not None:
+        features = data.world.stored[0]
+    else:
+        return None
+    return RowsInPlace(features, examples if data.rows is None else data.rows[examples])
 
 
 @numba.njit(cache=True, nogil=True)

@@ -4,6 +4,7 @@ What a step gets is a pure function of the step, so timing changes no bit. Array
 when the step that read it has ended, since a device may read the host's memory in place.
 """
 
+import concurrent.futures
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
-from coowned.training.data import Draw, TrainingData
+from coowned.training.data import Draw, TrainingData, rows_in_place
 from coowned.training.sweep_noise import SweepNoise
 
 _ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without a copy
@@ -23,7 +24,7 @@ class StepInput(NamedTuple):
     """Everything one step reads."""
 
     step: int
-    batch: dict[str, npt.NDArray[Any]]  # each (physical size, ...); padding is zero
+    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`
     mask: npt.NDArray[np.bool_]  # (physical size,)
     noise: dict[str, npt.NDArray[np.float32]]
     slot: Any  # give it back with `Feeder.release`
@@ -33,12 +34,13 @@ class Feeder:
     """Gives the inputs of the steps from `start` to `stop`, in order.
 
     An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
-    a step, so that it is made while the device computes.
+    a step, so that it is made while the device computes. With `in_place` the host computes: features that lie in memory
+    are not copied, and the next input is made by a thread of its own.
 
     Guarantees:
       - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
       - Arrays that a step still reads are never written to.   (test_arrays_are_not_reused_early)
-    Cost: three batches of memory at most.
+    Cost: four batches of memory at most.
     """
 
     def __init__(
@@ -50,14 +52,25 @@ class Feeder:
         run_key: RunKey,
         start: int,
         stop: int,
+        in_place: bool = False,
     ):
         self._data, self._batches, self._noise, self._run_key = data, batches, noise, run_key
-        self._start, self._stop = start, stop
+        self._start, self._stop, self._in_place = start, stop, in_place
         self._free: list[dict[int, dict[str, npt.NDArray[Any]]]] = []
 
     def __iter__(self) -> Iterator[StepInput]:
-        for step in range(self._start, self._stop):
-            yield self._make(step, self._free.pop() if self._free else {})
+        steps = range(self._start, self._stop)
+        if not self._in_place:
+            for step in steps:
+                yield self._make(step, self._free.pop() if self._free else {})
+            return
+        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="coowned-feed") as maker:
+            coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
+            for step in steps:
+                given = coming.pop().result()
+                if step + 1 < self._stop:
+                    coming.append(maker.submit(self._make, step + 1, self._free.pop() if self._free else {}))
+                yield given
 
     def release(self, given: StepInput) -> None:
         """Says that the step that read this has ended."""
@@ -66,18 +79,21 @@ class Feeder:
     def _make(self, step: int, slot: dict[int, dict[str, npt.NDArray[Any]]]) -> StepInput:
         drawn = self._batches.batch(step)
         size, count = drawn.physical_size, drawn.num_copies
+        place = rows_in_place(self._data, drawn.examples) if self._in_place else None
         if size not in slot:
             if len(slot) >= 4:  # rare sizes do not pile up
                 slot.clear()
             kinds = self._data.dtypes()
-            slot[size] = {name: _aligned((size, *shape), kinds[name]) for name, shape in self._data.shapes().items()}
+            shapes = {name: shape for name, shape in self._data.shapes().items() if place is None or name != "features"}
+            slot[size] = {name: _aligned((size, *shape), kinds[name]) for name, shape in shapes.items()}
         arrays = slot[size]
         draw = Draw(self._run_key, step, drawn.copy_numbers[:count])
         self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
         for array in arrays.values():
             array[count:] = 0
         noise = {} if self._noise is None else self._noise.next()
-        return StepInput(step, arrays, drawn.mask, noise, slot)
+        batch = arrays if place is None else {**arrays, "features": place}
+        return StepInput(step, batch, drawn.mask, noise, slot)
 
 
 def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
+from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.noise import NoiseStream
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest
 from coowned.training.data import TrainingData, with_norms
@@ -168,7 +169,11 @@ class Trainer:
         self._plans, self._model, self._many = tuple(plans), model, len(plans) > 1
         plan = self._plans[0]
         self._noisy = any(p.noise_scale for p in plans)
-        self._step = compiled_step(model, plan.optimizer, plan.clip_norm is not None, self._noisy, self._many)
+        clips = plan.clip_norm is not None
+        one = clips and not self._many and devices == 1 and jax.default_backend() == "cpu"
+        width = sum(math.prod(shape) for shape in model.shapes().values())
+        self._on_host = one and model.on_host and _host_is_faster(plan.batch_size, width)
+        self._step = compiled_step(model, plan.optimizer, clips, self._noisy, self._many, on_host=self._on_host)
         self._mean_loss = compiled_loss(model)
         self._settings = {
             "learning_rate": self._per_plan([p.learning_rate for p in plans]),
@@ -207,13 +212,21 @@ class Trainer:
             state = jax.device_put(state, self._everywhere)
         waiting: tuple[StepInput, Any] | None = None
         batches = plan.batches(multiple_of=self._multiple_of)
-        inputs = Feeder(data, batches, self._noise(start), run_key=plan.run_key, start=start, stop=plan.iterations)
+        inputs = Feeder(
+            data,
+            batches,
+            self._noise(start),
+            run_key=plan.run_key,
+            start=start,
+            stop=plan.iterations,
+            in_place=self._on_host,
+        )
         for given in inputs:
             batch, mask = given.batch, given.mask
             if self._place is not None:
                 batch, mask = jax.device_put((batch, mask), self._place)
             logged = not self._many and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
-            loss = self._mean_loss(state[0], batch, mask) if logged else None
+            loss = self._mean_loss(state[0], _gathered(batch), mask) if logged else None
             state, clipped = self._step(state, batch, mask, given.noise, self._settings)
             if waiting is not None:  # the step before has read its batch once it has a result
                 jax.block_until_ready(waiting[1])
@@ -275,10 +288,13 @@ class Trainer:
 
 
 @functools.lru_cache(maxsize=32)
-def compiled_step(model: Model, optimizer: str, clips: bool, noisy: bool, many: bool) -> Callable[..., Any]:
+def compiled_step(
+    model: Model, optimizer: str, clips: bool, noisy: bool, many: bool, *, on_host: bool = False
+) -> Callable[..., Any]:
     """((parameters, optimizer state), batch, mask, noise, settings) -> (the same after one step, copies clipped).
 
-    For many plans the second is any number that is there when the step has ended.
+    For many plans the second is any number that is there when the step has ended. With `on_host` the model sums its
+    clipped gradients outside of what XLA compiles, from a batch of the host's arrays.
 
     Numbers are arguments, not constants, so that runs that differ in them alone share what was compiled.
     """
@@ -300,19 +316,42 @@ def compiled_step(model: Model, optimizer: str, clips: bool, noisy: bool, many: 
         noise = scale.reshape(scale.shape + (1,) * (noise.ndim - scale.ndim)) * noise
         return with_noise(summed, noise) / settings["batch_size"]
 
-    def step(state, batch, mask, noise, settings):
+    def finish(state, summed, noise, settings):
         parameters, optimizer_state = state
-        clip_norm = settings["clip_norm"] if clips else None
-        summed, clipped = model.gradient_sum(parameters, batch, mask, clip_norm, compensated=clips)
-        if many:  # nobody looks at the counts of a sweep: they are a pass over all factors
-            clipped = jax.tree.leaves(summed)[0].ravel()[0]
         gradients = {name: add(total, noise.get(name), settings) for name, total in summed.items()}
         updates, optimizer_state = (jax.vmap(update) if many else update)(
             settings["learning_rate"], gradients, optimizer_state, parameters
         )
-        return (optax.apply_updates(parameters, updates), optimizer_state), clipped
+        return optax.apply_updates(parameters, updates), optimizer_state
 
-    return jax.jit(step, donate_argnums=0)
+    def step(state, batch, mask, noise, settings):
+        clip_norm = settings["clip_norm"] if clips else None
+        summed, clipped = model.gradient_sum(state[0], batch, mask, clip_norm, compensated=clips)
+        if many:  # nobody looks at the counts of a sweep: they are a pass over all factors
+            clipped = jax.tree.leaves(summed)[0].ravel()[0]
+        return finish(state, summed, noise, settings), clipped
+
+    if not on_host:
+        return jax.jit(step, donate_argnums=0)
+    compiled = jax.jit(finish)
+
+    def step_on_host(state, batch, mask, noise, settings):
+        parameters = {name: np.asarray(array) for name, array in state[0].items()}
+        clip_norm = np.asarray(settings["clip_norm"])
+        summed, clipped = model.gradient_sum(parameters, batch, mask, clip_norm, compensated=True)
+        return compiled(state, summed, noise, settings), clipped
+
+    return step_on_host
+
+
+def _host_is_faster(batch_size: float, width: int) -> bool:
+    """Than XLA, which sums narrow rows and small batches while the next batch is made (benchmarks/training.py)."""
+    return width >= 256 and batch_size * width >= 1_000_000
+
+
+def _gathered(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with rows that lie elsewhere copied into it."""
+    return {name: array.gathered() if isinstance(array, RowsInPlace) else array for name, array in batch.items()}
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,6 +1,6 @@
 """What the loop asks of a model."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,13 @@ Parameters = dict[str, Any]
 class Model(Protocol):
     """A model the loop can train: where it starts, its clipped gradient, and what it says of an example.
 
-    The three functions of JAX arrays are called inside a compiled step. `gradient_sum` without a clip norm is for
-    training without privacy alone.
+    The functions of JAX arrays are called inside a compiled step. `gradient_sum` without a clip norm is for training
+    without privacy alone.
     """
+
+    on_host: ClassVar[bool]
+    """Whether clipped gradients are summed faster from the host's arrays than in a compiled step. `gradient_sum` must
+    then take numpy arrays, and `coowned.mechanism.fused_clipping.RowsInPlace` for features."""
 
     def describe(self) -> dict[str, Any]:
         """Plain values that name the model; part of what a resumed run must agree in."""

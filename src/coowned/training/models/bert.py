@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +100,7 @@ class BertMaskedLM:
     Differentially Private Learners, 2022.
     """
 
+    on_host: ClassVar[bool] = False
     config: BertConfig = BertConfig()
     sequence_length: int = 512
     max_predictions: int = 0

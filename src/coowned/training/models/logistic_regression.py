@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ class LogisticRegression:
       {'weights': array([0., 0.], dtype=float32), 'intercept': array(0., dtype=float32)}
     """
 
+    on_host: ClassVar[bool] = True
     num_features: int
 
     def __post_init__(self) -> None:
@@ -54,14 +55,24 @@ class LogisticRegression:
     def gradient_sum(
         self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
     ) -> tuple[dict[str, Any], Any]:
-        """Coefficients (num_features + 1,), or (models, num_features + 1) with clip norms (models,)."""
+        """Coefficients (num_features + 1,), or (models, num_features + 1) with clip norms (models,).
+
+        Of one model, from arrays of numpy, the host's own loop sums clipped gradients; XLA all others.
+        """
         import jax
         import jax.numpy as jnp
 
         from coowned.mechanism import clipping
+        from coowned.mechanism.fused_clipping import RowsInPlace, fused_clipped_logistic_sum
 
         coefficients = parameters["coefficients"]
         weights, intercept = coefficients[..., :-1], coefficients[..., -1]
+        on_host = isinstance(coefficients, np.ndarray) and isinstance(batch["features"], np.ndarray | RowsInPlace)
+        if clip_norm is not None and coefficients.ndim == 1 and on_host:
+            given = batch["features"], batch["labels"], mask, clip_norm, batch.get("squared_norms")
+            (slope, total), clipped = fused_clipped_logistic_sum(weights, intercept, *given)
+            joined = type(slope)(*(np.append(*parts) for parts in zip(slope, total, strict=True)))
+            return {"coefficients": joined if compensated else joined.rounded}, clipped
         if clip_norm is None:
             slope, total = _plain_sum(weights, intercept, batch["features"], batch["labels"], mask)
             clipped = jnp.zeros(intercept.shape, jnp.int32)

@@ -1,0 +1,243 @@
+"""The clipped gradients of one logistic model, summed in a single pass over the rows, on the host.
+
+A compiled step needs two passes, one for the logits and one for the sum, over rows that were gathered before, and a
+batch is larger than the caches. Here each row is read where it lies, and clipped and added while it is near.
+
+What a copy moves the sum by is proven, roundings included. With u = 2^-24: a norm is raised by 16u, which is 14u more
+than the roundings of a factor and of its products can add to a copy, so that a copy adds at most (1 - 13u) clip norms.
+Four rows are added in float32, as two pairs, and their sum to a float64 total. One copy more or less changes the
+rounding of its pair by at most 2u clip norms, and that of its four's sum by at most 4u + 3u, 9u in all; one that
+becomes another, by 4u + 8u; all else is the same. So one copy moves the sum by less than a clip norm, but for the
+float64 additions: 1e-8 of it in a batch of 2^16 rows.
+"""
+
+import concurrent.futures
+import functools
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from coowned.mechanism.compensated import CompensatedSum
+from coowned.mechanism.kernels import squared_norms as fill_squared_norms
+from coowned.synthetic.logistic_data import usable_cores
+
+_NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
+_MOST_PARTS = 16
+_LINE = 16  # float32 numbers that come from memory together
+_CHUNK = 128
+_AHEAD = 8  # rows: what lies scattered in memory is asked for before it is needed
+_RAISED = 1 + 2.0**-20
+_SMALL, _LARGE = 2.0**-100, 2.0**120  # factors below and gradients above are not for float32
+
+_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+class RowsInPlace(NamedTuple):
+    """Rows of a larger array: row i of the batch is source[rows[i]]."""
+
+    source: npt.NDArray[np.float32]  # (n, num_features), its rows contiguous
+    rows: npt.NDArray[np.int64]  # (batch,)
+
+    def gathered(self) -> npt.NDArray[np.float32]:
+        """(batch, num_features): a copy of them."""
+        return self.source[self.rows]
+
+
+def fused_clipped_logistic_sum(
+    weights: npt.ArrayLike,
+    intercept: npt.ArrayLike,
+    features: npt.ArrayLike | RowsInPlace,
+    labels: npt.ArrayLike,
+    mask: npt.ArrayLike,
+    clip_norm: Any,
+    squared_norms: npt.ArrayLike | None = None,
+) -> tuple[tuple[CompensatedSum, CompensatedSum], int]:
+    """What `clipping.clipped_logistic_gradient_sum` is, of the host's arrays and read once.
+
+    Guarantees:
+      - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
+      - One copy more, less or other moves the sum by at most 1 + 1e-8 clip norms, also among 2^16 equal ones.
+        (test_one_copy_of_many_moves_the_sum_by_itself)
+      - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
+        (test_not_finite_adds_zero, test_padding_adds_zero)
+      - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
+      - The sum is that of Algorithm 1, and that of the compiled function.   (test_equals_the_reference)
+      - Neither the number of threads nor the place of the rows changes a bit.
+        (test_threads_and_places_change_nothing)
+    Cost: one pass over the rows, or two without their norms; a row of float64 sums for each part of a large batch.
+
+    Args:
+      weights: (num_features,) float32.
+      intercept: () float32; clipped together with the weights.
+      features: (batch, num_features) float32, or where such rows lie. Rows that the mask leaves out are not read.
+      labels: (batch,) 0 or 1 (any finite number is clipped soundly).
+      mask: (batch,) True where the row is real.
+      clip_norm: above 0, a float32.
+      squared_norms: (batch,) `clipping.squared_norms_of` these very rows. Norms of other rows would void the bound.
+
+    Returns:
+      ((weights' sum (num_features,), intercept's sum ()), number of copies that were clipped: private).
+
+    Example:
+      >>> features, mask = np.float32([[3.0, 4.0], [np.inf, 0.0]]), np.array([True, True])
+      >>> (slope, intercept), clipped = fused_clipped_logistic_sum(
+      ...     np.zeros(2, np.float32), 0.0, features, np.ones(2, np.float32), mask, 0.1)
+      >>> [round(float(value), 4) for value in slope.rounded], clipped
+      ([-0.0588, -0.0784], 1)
+    """
+    weights, labels = np.ascontiguousarray(weights, np.float32), np.ascontiguousarray(labels, np.float32)
+    mask = np.ascontiguousarray(mask, np.bool_)
+    if not isinstance(features, RowsInPlace):
+        features = RowsInPlace(np.ascontiguousarray(features, np.float32), np.arange(len(mask)))
+    source, rows = features
+    if squared_norms is None:
+        squared_norms = np.empty(len(mask), np.float32)
+        squared_norms[mask] = _norms(source, rows[mask])
+    norms = np.ascontiguousarray(squared_norms, np.float32)
+    clip_norm, intercept = float(np.float32(clip_norm)), np.float32(intercept)  # pyright: ignore[reportArgumentType]
+    parts = min(_MOST_PARTS, max(1, mask.size * weights.size // _NUMBERS_A_PART))
+    cuts = [mask.size * part // parts // 4 * 4 for part in range(parts)] + [mask.size]
+    sums, clipped = np.zeros((parts, weights.size + 1)), np.zeros(parts, np.int64)
+
+    coming = iter(range(parts))  # taken one by one, by whichever thread is free
+
+    def work() -> None:
+        for part in coming:
+            clipped[part] = _add_rows(
+                weights, intercept, source, rows, labels, mask, clip_norm, norms, cuts[part], cuts[part + 1], sums[part]
+            )
+
+    threads = min(parts, usable_cores())
+    others = [_workers().submit(work) for _ in range(1, threads)]
+    work()
+    for other in others:
+        other.result()
+    total = sums.sum(axis=0)
+    with np.errstate(over="ignore"):  # beyond float32: infinite, as any sum would be
+        high = total.astype(np.float32)
+    low = np.where(np.isfinite(high), total - high, 0.0).astype(np.float32)
+    return (CompensatedSum(high[:-1], low[:-1]), CompensatedSum(high[-1], low[-1])), int(clipped.sum())
+
+
+def _norms(source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    norms = np.empty(rows.size, np.float32)
+    fill_squared_norms(source, rows, norms)
+    return norms
+
+
+@functools.cache
+def _workers() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gradient")
+
+
+@intrinsic
+def _ask_for(typing_context, array, row, column):
+    """Has the processor fetch array[row, column] without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, arguments[1:])
+        number = ir.IntType(32)
+        pointer = builder.bitcast(place, cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        builder.call(prefetch, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.intp), generate
+
+
+# The order of a logit's additions is left to the compiler, so that it can use vector instructions: whatever a logit is
+# rounded to, its row is clipped by what came out. Nothing else of fast-math is allowed, least of all that numbers are
+# finite.
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _four_products(x0, x1, x2, x3, weights, products, source, coming):
+    """products (4,): the rows times the weights. Meanwhile has the coming rows of the source fetched."""
+    s0 = s1 = s2 = s3 = np.float32(0)
+    for begin in range(0, weights.size, _CHUNK):
+        end = min(weights.size, begin + _CHUNK)
+        for row in coming:
+            for j in range(begin, end, _LINE):
+                _ask_for(source, row, j)  # pyright: ignore[reportCallIssue]
+        a0, a1, a2, a3, own = x0[begin:end], x1[begin:end], x2[begin:end], x3[begin:end], weights[begin:end]
+        for j in range(own.size):
+            s0 += a0[j] * own[j]
+            s1 += a1[j] * own[j]
+            s2 += a2[j] * own[j]
+            s3 += a3[j] * own[j]
+    products[0], products[1], products[2], products[3] = s0, s1, s2, s3
+
+
+@_njit
+def _row(source, place, nothing):
+    return source[place] if place >= 0 else nothing
+
+
+@_njit
+def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, begin, end, sums):
+    """Adds the clipped gradients of rows `begin` to `end` of the batch to sums (num_features + 1,) float64."""
+    width = weights.size
+    nothing = np.zeros(width, np.float32)  # in the place of a row that adds nothing, whatever that row holds
+    places, products, factors = np.empty(4, np.int64), np.empty(4, np.float32), np.empty(4, np.float32)
+    clipped = 0
+    for first in range(begin, end, 4):
+        for i in range(4):
+            counts = first + i < end and mask[first + i] and np.isfinite(labels[first + i])
+            places[i] = rows[first + i] if counts else -1
+        x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
+        x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
+        coming = rows[first + _AHEAD : min(end, first + _AHEAD + 4)]
+        _four_products(x0, x1, x2, x3, weights, products, source, coming)
+        for i in range(4):
+            factors[i] = np.float32(0)
+            if places[i] < 0:
+                continue
+            label, square = labels[first + i], np.float64(squared_norms[first + i])
+            residual = np.float64(np.float32(1) / (np.float32(1) + np.exp(-(products[i] + intercept))) - label)
+            length = np.sqrt(square + 1.0) * _RAISED
+            norm = abs(residual) * length
+            factor = np.copysign(clip_norm / length, residual) if norm > clip_norm else residual
+            if square < np.inf and abs(factor) >= _SMALL and norm <= _LARGE:
+                clipped += norm > clip_norm
+                factors[i] = np.float32(factor)
+                sums[width] += np.float64(factors[i])
+            else:
+                clipped += _add_wide(weights, intercept, source[places[i]], label, clip_norm, sums)
+                places[i] = -1
+        x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
+        x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
+        _add_four(factors, x0, x1, x2, x3, sums)
+    return clipped
+
+
+@_njit
+def _add_four(factors, x0, x1, x2, x3, sums):
+    f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3]
+    for j in range(x0.size):
+        sums[j] += np.float64((f0 * x0[j] + f1 * x1[j]) + (f2 * x2[j] + f3 * x3[j]))
+
+
+@_njit
+def _add_wide(weights, intercept, row, label, clip_norm, sums):
+    """A row with numbers beyond float32 on the way, all in float64; nothing where its gradient is not finite."""
+    logit, square = np.float64(intercept), 1.0
+    for j in range(row.size):
+        x = np.float64(row[j])
+        logit += x * np.float64(weights[j])
+        square += x * x
+    residual = 1.0 / (1.0 + np.exp(-logit)) - np.float64(label)
+    length = np.sqrt(square) * _RAISED
+    too_long = abs(residual) * length > clip_norm
+    factor = np.copysign(clip_norm / length, residual) if too_long else residual
+    if not (np.isfinite(square) and np.isfinite(factor)):
+        return 0
+    for j in range(row.size):
+        sums[j] += factor * np.float64(row[j])
+    sums[row.size] += factor
+    return 1 if too_long else 0
