@@ -141,6 +141,10 @@ def test_changed_run_is_refused(small, tmp_path, monkeypatch):
         patch.setattr(loop, "code_digest", lambda: "other")
         with pytest.raises(CertificateMismatchError, match="code or versions"):
             take_up(place, plan, small.data)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "platform", lambda: "gpu")
+        with pytest.raises(CertificateMismatchError, match="another kind of device"):
+            take_up(place, plan, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another seed"):
         folder.run_key(4)
     take_up(place, plan, small.data)  # and what has not changed is still taken up

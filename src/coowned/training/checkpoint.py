@@ -53,6 +53,7 @@ _BOUND = {
     "initial": "parameters it starts from",
     "code": "code or versions of coowned, jax, numpy or optax",
     "devices": "number of devices",
+    "platform": "kind of device",
     "key": "run key",
 }
 
@@ -77,7 +78,7 @@ class RunFolder:
       - A key serves no step before run.json is on the disk; one without that record is thrown away, or refused where
         something was made with it.   (test_key_that_was_never_used_is_replaced,
         test_used_key_without_record_is_refused)
-      - Other data, plan, model, code, devices or key than at first are refused.      (test_changed_run_is_refused)
+      - Other data, plan, model, code, devices or key than at first are refused.   (test_changed_run_is_refused)
       - A run that has ended is refused.                                              (test_finished_run_is_refused)
       - Two processes cannot train in one folder.                                     (test_two_processes_are_refused)
     What it is not: proof against whoever can read the disk while the run lasts; overwriting a key before removing it is
@@ -297,6 +298,17 @@ def _is_own(name: str) -> bool:
 
 def _is_of_a_run(name: str) -> bool:
     return name in OWN_FILES or _MEMBER.fullmatch(name) is not None
+
+
+def platform() -> str:
+    """The kind of device that steps run on: a processor sums large batches in another order than others do.
+
+    >>> platform() in ("cpu", "gpu", "tpu")
+    True
+    """
+    import jax
+
+    return jax.default_backend()
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.noise import NoiseStream
-from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest
+from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, platform
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
@@ -127,6 +127,7 @@ def train(
                 "initial": _digest_arrays(start_parameters),
                 "code": code_digest(),
                 "devices": devices,
+                "platform": platform(),
                 "key": plan.run_key.fingerprint,
                 "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
                 "iterations": plan.iterations,
@@ -170,7 +171,7 @@ class Trainer:
         plan = self._plans[0]
         self._noisy = any(p.noise_scale for p in plans)
         clips = plan.clip_norm is not None
-        one = clips and not self._many and devices == 1 and jax.default_backend() == "cpu"
+        one = clips and not self._many and devices == 1 and platform() == "cpu"
         width = sum(math.prod(shape) for shape in model.shapes().values())
         self._on_host = one and model.on_host and _host_is_faster(plan.batch_size, width)
         self._step = compiled_step(model, plan.optimizer, clips, self._noisy, self._many, on_host=self._on_host)
