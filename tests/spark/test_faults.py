@@ -13,8 +13,8 @@ from coowned.spark import attribute, rounds, select
 pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[2]
 
-# Two executors that are processes of their own. The first attempts of the first ballots sign a list and wait; the
-# executor that the first of them runs on is killed, and only then may the others go on.
+# Two executors that are processes of their own. The tasks of the first ballots sign a list and wait; when the status
+# tracker says that they are running, the executor that the first of them is on is killed, and only then may all go on.
 KILLING = """
 import sys, threading, time
 from pathlib import Path
@@ -35,7 +35,7 @@ options = {
 }
 with session("local-cluster[2,1,1024]", **options) as spark:
     graph = attribute(spark.createDataFrame(table.to_arrow()), user_keys=co.UserKeyRules.exact())
-    cast_ballots = rounds.cast_ballots
+    cast_ballots, tracker = rounds.cast_ballots, spark.sparkContext.statusTracker()
 
     def waiting_ballots(undecided, electorate):
         def wait(rows):
@@ -60,17 +60,24 @@ with session("local-cluster[2,1,1024]", **options) as spark:
         above = psutil.Process(worker).parents()
         return next(one for one in above if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()))
 
-    victims = []  # signatures
+    def running(stage):
+        info = tracker.getStageInfo(stage)
+        return stage in tracker.getActiveStageIds() and info is not None and info.numActiveTasks > 0
+
+    victims = []  # signatures, and whether their stage went on
 
     def kill():
         while not signatures():
             time.sleep(0.02)
         first = signatures()[0]
+        stage = first[0]
         try:
+            while not running(stage):  # the tracker hears of it a little later
+                time.sleep(0.02)
             victim = executor_of(first[-1])
             victim.kill()
             victim.wait()
-            victims.append(first)
+            victims.append((*first, stage in tracker.getActiveStageIds()))
         finally:
             dead.touch()
 
@@ -79,7 +86,8 @@ with session("local-cluster[2,1,1024]", **options) as spark:
     killer.start()
     found = as_dict(select(graph, selector, seed=6, residue=60, heavy_user=25))
     killer.join()
-    [(stage, partition, attempt, worker)] = victims
+    [(stage, partition, attempt, worker, went_on)] = victims
+    assert went_on  # the stage was running before and after the kill
     again = [one for one in signatures() if one[:2] == (stage, partition) and one[2] > attempt]
     assert again, signatures()  # the task that died with its executor was run again, in the same stage
     known = spark.sparkContext._jsc.sc().statusStore().executorList(False)
