@@ -1,5 +1,6 @@
 """The certificate: every number is recounted here in plain Python, and nothing that was changed gets through."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -258,6 +259,21 @@ def test_another_graph_or_selection_is_refused(graph):
     schedule = Schedule.from_batches(graph, [[0], [4]])
     with pytest.raises(CertificateMismatchError, match="selection_digest"):
         certify(graph, schedule).check(graph, Schedule.from_batches(graph, [[4], [0]]))
+
+
+def test_every_counted_field_is_compared(graph):
+    claim = certify(graph, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
+    claim.check_recount(claim)
+    travelling = {"selector", "seed", "upper_bound", "proven_optimal", "version", "columns_read"}
+    for field in dataclasses.fields(claim):
+        recount = copy.copy(claim)
+        object.__setattr__(recount, field.name, "other")
+        if field.name in travelling:
+            claim.check_recount(recount)
+        else:
+            said = "another graph" if field.name == "graph_digest" else f"says {field.name} = "
+            with pytest.raises(CertificateMismatchError, match=said):
+                claim.check_recount(recount)
 
 
 def test_unprotected_users_are_counted(graph):

@@ -135,12 +135,24 @@ class ContributionCertificate:
 
     def check(self, graph: AttributionGraph, selected: Selection | Schedule) -> None:
         """Recounts, and refuses with CertificateMismatchError whatever this certificate says otherwise."""
-        if self.graph_digest != graph.digest:
+        self.check_graph(graph.digest)
+        self.check_recount(certify(graph, selected))
+
+    def check_graph(self, digest: str) -> None:
+        """Refuses another graph with CertificateMismatchError."""
+        if self.graph_digest != digest:
             raise CertificateMismatchError(
-                f"the certificate is for another graph (digest {self.graph_digest[:12]}…, not {graph.digest[:12]}…); "
+                f"the certificate is for another graph (digest {self.graph_digest[:12]}…, not {digest[:12]}…); "
                 "read the same data with the same users, aliases and unprotected users, or certify again"
             )
-        recount = certify(graph, selected)
+
+    def check_recount(self, recount: "ContributionCertificate") -> None:
+        """Refuses with CertificateMismatchError whatever this certificate says otherwise than a recount.
+
+        Guarantees:
+          - Every field but those that travel with the selection is compared.   (test_every_counted_field_is_compared)
+        """
+        self.check_graph(recount.graph_digest)
         counted = [field.name for field in dataclasses.fields(self) if field.name not in _NOT_COUNTED]
         for name in counted:
             claimed, found = getattr(self, name), getattr(recount, name)

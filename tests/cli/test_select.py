@@ -8,6 +8,7 @@ import pytest
 
 from coowned import ContributionCertificate, Greedy, InputError, read_csv
 from coowned.cli import select as module
+from coowned.cli.engines import certificate_path_of
 from coowned.cli.main import run
 
 
@@ -175,4 +176,4 @@ def test_every_selector_can_be_named():
 @pytest.mark.parametrize("place", [".", "/"])
 def test_a_folder_is_not_a_selection(place):
     with pytest.raises(InputError, match="name a file"):
-        module.certificate_path_of(Path(place))
+        certificate_path_of(Path(place))

@@ -1,10 +1,14 @@
 """S on disk: whole or not there."""
 
+import re
+
+import pyarrow
 import pyarrow.parquet
 import pytest
 
 import coowned as co
 from coowned.selection.selection_files import read_selection
+from coowned.selection.selection_files import write_selection as write_locally
 from coowned.spark import attribute, certify, select, selection_files, write_selection
 
 pytestmark = pytest.mark.full
@@ -43,6 +47,46 @@ def test_round_trip(made, tmp_path, address):
     stored.check(graph, selection)
     schema = pyarrow.parquet.read_schema(next(place.glob("part-*.parquet")))
     assert [str(kind) for kind in schema.types] == ["int32", "int32"]
+
+
+@pytest.mark.parametrize("address", [False, True])
+def test_round_trip_on_spark(spark, made, tmp_path, address):
+    graph, found, certificate = made
+    place = tmp_path / "S.parquet"
+    write_selection(found, certificate, place)
+    wanted = {row.example_id: row.copies for row in found.collect()}
+    back = selection_files.read_selection(spark, place.as_uri() if address else place)
+    assert {row.example_id: row.copies for row in back.collect()} == wanted
+    text = selection_files.read_certificate(spark, (tmp_path / "S.certificate.json").as_uri())
+    assert co.ContributionCertificate.from_json(text) == certificate
+    local = tmp_path / "one.parquet"  # a file of one machine
+    write_locally(local, graph, read_selection(place, graph))
+    assert {row.example_id: row.copies for row in selection_files.read_selection(spark, local).collect()} == wanted
+
+
+def test_other_files_are_refused(spark, tmp_path):
+    cases = {
+        "this has ['x']": {"x": [1]},
+        "recounted on one machine": {"batch": [0], "position": [0], "example_id": [1]},
+        "schedules and groups": {"example_id": [1], "copies": [1], "group": [0]},
+        "not double and int64": {"example_id": [1.5], "copies": [1]},
+        "not int64 and string": {"example_id": [1], "copies": ["1"]},
+    }
+    for number, (message, columns) in enumerate(cases.items()):
+        file = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table(columns), file)
+        with pytest.raises(co.InputError, match=re.escape(message)):
+            selection_files.read_selection(spark, file)
+    torn = tmp_path / "torn.parquet"
+    torn.write_bytes(b"PAR1 and no more")
+    for place in (torn, torn.as_uri(), tmp_path / "nothing.parquet", (tmp_path / "nothing.parquet").as_uri()):
+        with pytest.raises(co.InputError, match=r"(torn|nothing)\.parquet"):
+            selection_files.read_selection(spark, place)
+    with pytest.raises(co.InputError, match="no certificate can be read there"):
+        selection_files.read_certificate(spark, (tmp_path / "S.certificate.json").as_uri())
+    (tmp_path / "S.certificate.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(co.InputError, match="not UTF-8"):
+        selection_files.read_certificate(spark, (tmp_path / "S.certificate.json").as_uri())
 
 
 @pytest.mark.parametrize("address", [False, True])

@@ -87,10 +87,8 @@ def run(
 
 def read_certificate(path: Path) -> "ContributionCertificate":
     """Reads a certificate file; what cannot be read is bad input."""
-    from coowned.certificate import ContributionCertificate
-
     try:
-        return ContributionCertificate.from_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"{path}: no certificate can be read there ({error.strerror}); say --certificate FILE"
@@ -99,8 +97,17 @@ def read_certificate(path: Path) -> "ContributionCertificate":
         raise InputError(
             f"{path}: not a certificate (not UTF-8 at byte {error.start}); say --certificate FILE"
         ) from error
+    return certificate_in(text, str(path))
+
+
+def certificate_in(text: str, place: str) -> "ContributionCertificate":
+    """The certificate that a text is; `place` is where it comes from."""
+    from coowned.certificate import ContributionCertificate
+
+    try:
+        return ContributionCertificate.from_json(text)
     except (InputError, CertificateMismatchError) as error:
-        raise type(error)(f"{path}: {error}") from error
+        raise type(error)(f"{place}: {error}") from error
 
 
 def make_mechanism(

@@ -6,24 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.calibrate import read_certificate
+from coowned.cli.calibrate import certificate_in, read_certificate
 from coowned.cli.data_options import reads_data
-from coowned.cli.select import certificate_path_of
+from coowned.cli.engines import Engine, Master, certificate_beside, check_engine
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
+    from coowned.certificate import ContributionCertificate
 
 
 @reads_data
 def run(
     source: "DataSource",
     selection: Annotated[
-        Path, typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark.")
+        str,  # not a Path: that would take a stroke out of hdfs://head/S.parquet
+        typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark."),
     ],
     certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The claim (default: S.certificate.json beside S).")
+        str | None, typer.Option(metavar="FILE", help="The claim (default: S.certificate.json beside S).")
     ] = None,
+    engine: Engine = "local",
+    master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="The recount as JSON on stdout.")] = False,
 ) -> None:
     """Recounts S on its data; exit code 1 where the certificate claims something else.
@@ -33,19 +37,18 @@ def run(
         coowned certify mail.mbox S.parquet
 
         coowned certify papers.parquet S.parquet --users authors --example-id id --certificate claim.json
-    """
-    from coowned.certificate import certify
-    from coowned.selection.selection_files import read_selection
 
-    if not selection.exists():
+        coowned certify hdfs://head/pairs.parquet hdfs://head/S.parquet --user user_id \\
+            --example-id example_id --engine spark --master spark://head:7077
+    """
+    beside = certificate or certificate_beside(selection)
+    check_engine(engine, master, str(source.path), selection, beside)
+    if "://" not in selection and not Path(selection).exists():
         raise InputError(f"{selection}: no such file or folder; name the S that `coowned select` wrote")
-    path = certificate or certificate_path_of(selection)
-    claim = read_certificate(path)
-    with show.progress("reading") as progress:
-        graph = source.read(progress).graph
-    selected = read_selection(selection, graph)
+    claim_and_recount = _on_spark if engine == "spark" else _here
     try:
-        claim.check(graph, selected)
+        claim, recount = claim_and_recount(source, selection, beside, master)
+        claim.check_recount(recount)
     except CertificateMismatchError as error:
         if json:
             show.as_json({"holds": False, "reason": str(error)})
@@ -53,10 +56,48 @@ def run(
     except UncertifiableError as error:  # groups that share a user: the claim of groups does not hold
         raise CertificateMismatchError(f"{selection}: {error}") from error
     if json:
-        show.line(certify(graph, selected).to_json())
+        show.line(recount.to_json())
         return
     show.line(f"holds: {claim.size:,} copies, no user in more than {claim.contribution_bound:,}")
     if claim.min_separation is not None:
         show.line(f"holds: any {claim.min_separation:,} consecutive batches hold at most one copy of each user")
     show.line(f"graph {claim.graph_digest}")
     show.line(f"selection {claim.selection_digest}")
+
+
+def _here(
+    source: "DataSource", selection: str, certificate: str, master: str | None
+) -> "tuple[ContributionCertificate, ContributionCertificate]":
+    from coowned.certificate import certify
+    from coowned.selection.selection_files import read_selection
+
+    claim = read_certificate(Path(certificate))
+    with show.progress("reading") as progress:
+        graph = source.read(progress).graph
+    claim.check_graph(graph.digest)
+    return claim, certify(graph, read_selection(selection, graph))
+
+
+def _on_spark(
+    source: "DataSource", selection: str, certificate: str, master: str | None
+) -> "tuple[ContributionCertificate, ContributionCertificate]":
+    from coowned.spark.certificate import certify
+    from coowned.spark.selection_files import read_certificate as read_text
+    from coowned.spark.selection_files import read_selection
+    from coowned.spark.session import check_machine, session, spark_errors
+    from coowned.spark.sources import attribute_source, check_source
+
+    check_source(source)
+    check_machine()
+    claim = None if "://" in certificate else read_certificate(Path(certificate))
+    with session(master) as spark, spark_errors(str(source.path)), show.progress("recounting") as progress:
+        if claim is None:
+            claim = certificate_in(read_text(spark, certificate), certificate)
+        chosen = read_selection(spark, selection)
+        progress(0.1, "reading")
+        graph = attribute_source(spark, source)
+        claim.check_graph(graph.digest)
+        progress(0.5, "counting")
+        recount = certify(graph, chosen)
+        graph.release()
+    return claim, recount

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
+from coowned.cli.engines import Engine, Master, certificate_beside, certificate_path_of, check_engine
 from coowned.errors import InputError
 from coowned.files import whole_files
 
@@ -75,10 +75,8 @@ def run(
         str | None, typer.Option(help="Examples without users: drop (default), keep or error.", rich_help_panel=_PANEL)
     ] = None,
     seed: Annotated[int, typer.Option(help="Public; the same seed gives the same S.")] = 0,
-    engine: Annotated[str, typer.Option(help="local, or spark for the same S at cluster size.")] = "local",
-    master: Annotated[
-        str | None, typer.Option(metavar="URL", help="spark: the cluster, as Spark writes it (default: local[*]).")
-    ] = None,
+    engine: Engine = "local",
+    master: Master = None,
     json: Annotated[bool, typer.Option("--json", help="The certificate as JSON on stdout.")] = False,
 ) -> None:
     """Chooses S, in which no user is in more than K copies, and writes it with its certificate.
@@ -103,15 +101,10 @@ def run(
         "many_user_run": many_user_run, "allow_duplicates": allow_duplicates, "distinct_weight": distinct_weight,
         "time_limit": time_limit, "size": size, "among": among, "ties": ties, "unattributed": unattributed,
     }  # fmt: skip
-    if engine not in ("local", "spark"):
-        raise InputError(f"--engine {engine} is not there; use --engine local or --engine spark")
-    if master is not None and engine != "spark":
-        raise InputError("--master means nothing to the local engine; add --engine spark, or leave it out")
+    check_engine(engine, master)
     chooser = make_selector(selector, {name: value for name, value in settings.items() if value is not None})
-    for place in (str(source.path), output):
-        if "://" in place and engine != "spark":
-            raise InputError(f"{place}: the local engine knows this machine's files only; add --engine spark")
-    certificate_path = _beside(output)
+    check_engine(engine, master, str(source.path), output)
+    certificate_path = certificate_beside(output)
     _refuse_to_overwrite(source, (output, certificate_path))
     if engine == "spark":
         certificate = _run_on_spark(source, chooser, seed, master, output)
@@ -170,7 +163,7 @@ def _run_on_spark(
         from coowned.spark.selection_files import write_selection
 
         return _select_on_spark(source, chooser, seed, master, functools.partial(write_selection, path=output))
-    with whole_files(output, _beside(output)) as (selection_folder, certificate_file):
+    with whole_files(output, certificate_beside(output)) as (selection_folder, certificate_file):
         from coowned.spark.selection_files import write_parts
 
         write = functools.partial(write_parts, folder=selection_folder)
@@ -216,22 +209,6 @@ def _whole_path(given: str | os.PathLike[str]) -> str:
     if place.startswith("file://"):
         place = place.removeprefix("file://")
     return place.rstrip("/") if "://" in place else str(Path(place).resolve())
-
-
-def _beside(selection: str) -> str:
-    """Where the certificate of S goes, which may be an address."""
-    if "://" not in selection:
-        return str(certificate_path_of(Path(selection)))
-    if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
-        raise InputError(f"{selection}: not the address of a selection; name one such as hdfs://head/S.parquet")
-    return f"{selection.rstrip('/').removesuffix('.parquet')}.certificate.json"
-
-
-def certificate_path_of(selection: Path) -> Path:
-    """S.parquet has its certificate in S.certificate.json."""
-    if not selection.name:
-        raise InputError(f"{selection}: a folder, not a selection; name a file such as S.parquet")
-    return selection.with_name(f"{selection.stem}.certificate.json")
 
 
 def make_selector(word: str, settings: dict[str, Any]) -> "Selector":

@@ -1,4 +1,4 @@
-"""S as a folder of Parquet files with its certificate beside it; both appear whole or not at all."""
+"""S as Parquet files with its certificate beside it: both are written whole or not at all, and read back."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet
 
 from coowned.attribution.table_files import files_of
@@ -13,9 +14,11 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.spark.checkpoints import hadoop_path, running_session
+from coowned.spark.session import spark_errors
+from coowned.spark.sources import read_parquet
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def write_selection(
@@ -43,6 +46,49 @@ def write_selection(
         write_parts(selection, certificate, folder)
         file.write_text(certificate.to_json() + "\n", encoding="utf-8")
     return str(target), str(beside)
+
+
+def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "DataFrame":
+    """`example_id, copies` of what was selected, here or on one machine: a file or a folder, or the address of either.
+
+    Guarantees:
+      - What was written comes back.   (test_round_trip_on_spark)
+      - Files that are no selection, or one that Spark cannot recount, are refused.   (test_other_files_are_refused)
+    """
+
+    def check(schema: pa.Schema) -> None:
+        if {"batch", "position"} <= set(schema.names) or "group" in schema.names:
+            raise InputError(f"{path}: schedules and groups are recounted on one machine; use the local engine")
+        if not {"example_id", "copies"} <= set(schema.names):
+            raise InputError(
+                f"{path}: a selection has the columns example_id and copies, this has {sorted(schema.names)}; "
+                "name S.parquet"
+            )
+        kinds = schema.field("example_id").type, schema.field("copies").type
+        text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_null)
+        if not any(fits(kinds[0]) for fits in text) or not pa.types.is_integer(kinds[1]):
+            raise InputError(
+                f"{path}: ids are whole numbers or text and copies whole numbers, not {kinds[0]} and {kinds[1]}; "
+                "write it again"
+            )
+
+    with spark_errors(str(path), unreadable="not whole Parquet data"):
+        return read_parquet(spark, path, ["example_id", "copies"], check)
+
+
+def read_certificate(spark: "SparkSession", place: str) -> str:
+    """The text of a certificate that lies at an address."""
+    with spark_errors(place):
+        system, path = hadoop_path(spark, place)
+        if not system.exists(path):
+            raise InputError(f"{place}: no certificate can be read there (no such file); say --certificate FILE")
+        stream = system.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{place}: not a certificate (not UTF-8); say --certificate FILE") from error
+        finally:
+            stream.close()
 
 
 def write_parts(selection: "DataFrame", certificate: ContributionCertificate, folder: Path) -> None:

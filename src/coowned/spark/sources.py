@@ -6,7 +6,7 @@ import functools
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -111,27 +111,50 @@ def _errors_name(place: str) -> Iterator[None]:
         raise InputError(f"{place}: {error}") from error
 
 
+def read_parquet(
+    spark: "SparkSession",
+    path: str | os.PathLike[str],
+    columns: Sequence[str],
+    check: Callable[[pa.Schema], object],
+) -> "DataFrame":
+    """These columns of a Parquet file, or of a folder of files with the same columns.
+
+    Args:
+      path: on this machine, or an address.
+      check: called with the schema of all files together, before a row is read; refuses with InputError.
+    """
+    files = _files(spark, path, _SUFFIXES["parquet"])
+    schemas = _schemas(spark, files, "parquet")
+    check(_one_schema(list(files.values()), schemas))
+    groups: dict[Any, list[str]] = {}
+    for address, schema in zip(files, schemas, strict=True):
+        groups.setdefault(tuple(schema.field(name).type for name in columns), []).append(address)
+    tables = [_reader(spark).parquet(*_literal(group)) for group in groups.values()]
+    tables = [table.select(*(_column(name) for name in columns)) for table in tables]
+    return functools.reduce(lambda one, other: one.unionByName(other), tables)
+
+
+def _schemas(spark: "SparkSession", files: dict[str, str], kind: str) -> list[pa.Schema]:
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        return list(pool.map(lambda address, name: _schema(spark, address, name, kind), files, files.values()))
+
+
 def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
     """The columns of ids and users."""
     users = [source.user] if source.user is not None else list(source.users) or ["users"]
     columns = list(dict.fromkeys([source.example_id or "", *users]))
+    if kind == "parquet":
+        return read_parquet(spark, source.path, columns, functools.partial(_refuse_columns, source))
     files = _files(spark, source.path, _SUFFIXES[kind])
     if kind == "jsonl":
         return _read_json_lines(spark, source, files, columns)
-    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        schemas = list(pool.map(lambda address, name: _schema(spark, address, name, kind), files, files.values()))
+    schemas = _schemas(spark, files, kind)
     _refuse_columns(source, _one_schema(list(files.values()), schemas))
-    if kind == "csv":
-        _refuse_other_than_utf8(spark, files)
-    groups: dict[Any, list[str]] = {}
-    for address, schema in zip(files, schemas, strict=True):
-        alike = tuple(schema.field(name).type for name in columns) if kind == "parquet" else _delimiter(address)
-        groups.setdefault(alike, []).append(address)
-    if kind == "parquet":
-        tables = [_reader(spark).parquet(*_literal(group)) for group in groups.values()]
-        tables = [table.select(*(_column(name) for name in columns)) for table in tables]
-    else:
-        tables = [_read_csv(spark, group, schemas[0].names, columns) for group in groups.values()]
+    _refuse_other_than_utf8(spark, files)
+    groups: dict[str, list[str]] = {}
+    for address in files:
+        groups.setdefault(_delimiter(address), []).append(address)
+    tables = [_read_csv(spark, group, schemas[0].names, columns) for group in groups.values()]
     return functools.reduce(lambda one, other: one.unionByName(other), tables)
 
 
