@@ -20,6 +20,7 @@ from coowned.audit.participation import audit_participation
 from coowned.audit.release import audit_release
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import PoissonBatches
+from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.selection.greedy import Greedy
@@ -156,6 +157,21 @@ class LeakyClip(AuditedParts):
         return LeakyModel(num_features=num_features)
 
 
+class LeakyHostModel(LogisticRegression):
+    """Clips at 1.05 times the clip norm, where the host sums."""
+
+    def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
+        leak = 1.05 if isinstance(parameters["coefficients"], np.ndarray) else 1.0
+        return super().gradient_sum(parameters, batch, mask, leak * clip_norm, **more)
+
+
+class LeakyOnHost(AuditedParts):
+    """A clip that lets 5% through in the step of large batches alone."""
+
+    def model(self, num_features=1):
+        return LeakyHostModel(num_features=num_features)
+
+
 class ShakenModel(LogisticRegression):
     """Clips all copies a little more where one of them is not finite or too large to be squared: 3e-6, what one way to
     bound the rounding of a norm differs from another."""
@@ -165,7 +181,9 @@ class ShakenModel(LogisticRegression):
         import jax.numpy as jnp
 
         summed, clipped = super().gradient_sum(parameters, batch, mask, clip_norm, **more)
-        usual = jnp.isfinite(jnp.square(batch["features"])).all()
+        features = batch["features"]
+        features = features.gathered() if isinstance(features, RowsInPlace) else features
+        usual = jnp.isfinite(jnp.square(features)).all()
         return jax.tree.map(lambda total: jnp.where(usual, total, total * (1 - 3e-6)), summed), clipped
 
 

@@ -16,8 +16,10 @@ from coowned.audit.clopper_pearson import lower_bound, upper_bound
 from coowned.audit.mechanism_audit import audit_mechanism, judge
 from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError
+from coowned.mechanism import fused_clipping
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
+from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
@@ -266,7 +268,15 @@ def test_a_short_tail_is_caught():
     assert largest.observed == pytest.approx(5.42, abs=0.01)
 
 
-@pytest.mark.parametrize("bug", [planted_bugs.LeakyClip, planted_bugs.DividedByTheDrawn, planted_bugs.TooLittleNoise])
+@pytest.mark.parametrize(
+    "bug",
+    [
+        planted_bugs.LeakyClip,
+        planted_bugs.LeakyOnHost,
+        planted_bugs.DividedByTheDrawn,
+        planted_bugs.TooLittleNoise,
+    ],
+)
 def test_wrong_releases_are_caught(bug):
     assert release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4).holds
     assert not release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=bug()).holds
@@ -280,11 +290,24 @@ def test_a_copy_that_changes_others_is_caught():
     assert max(check.observed for check in found.checks) < 1.01
 
 
+def test_a_part_that_is_summed_twice_is_caught(monkeypatch):
+    """What threads share of a large batch is audited too."""
+    honest = fused_clipping._add_rows
+
+    def twice(*given):
+        clipped = honest(*given)
+        return honest(*given) if given[-3] > 0 else clipped  # every part but the first
+
+    monkeypatch.setattr(fused_clipping, "_add_rows", twice)
+    found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4)
+    assert {"one model, summed on the host" in check.name for check in found.failures} == {True}
+
+
 def test_a_sum_that_is_not_a_number_is_caught():
     class NotANumber(AuditedParts):
         def release(self, batch, mask, **settings):
             released = super().release(batch, mask, **settings)
-            return released if np.isfinite(batch["features"]).all() else released * np.nan
+            return released if np.isfinite(rows_of(batch)).all() else released * np.nan
 
     assert not release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=NotANumber()).holds
 
@@ -296,9 +319,15 @@ def test_steps_are_driven_as_in_training():
     class Watched(AuditedParts):
         def release(self, batch, mask, **settings):
             way = "host" if settings.get("on_host") else settings.get("models")
-            seen.add((way, "squared_norms" in batch, batch["features"].shape[1]))
+            seen.add((way, "squared_norms" in batch, rows_of(batch).shape[1]))
             return super().release(batch, mask, **settings)
 
     assert release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=Watched()).holds
     single = {(way, True, 1) for way in (None, "host")}
-    assert seen == single | {(way, norms, 100) for way in (None, "host", 2) for norms in (True, False)}
+    crowds = {(way, norms, width) for way, width in ((None, 100), ("host", 512), (2, 100)) for norms in (True, False)}
+    assert seen == single | crowds
+
+
+def rows_of(batch):
+    features = batch["features"]
+    return features.gathered() if isinstance(features, RowsInPlace) else features

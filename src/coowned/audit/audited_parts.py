@@ -143,7 +143,7 @@ class AuditedParts:
 
     def release(
         self,
-        batch: dict[str, npt.NDArray[np.float32]],
+        batch: dict[str, Any],
         mask: npt.NDArray[np.bool_],
         *,
         settings: dict[str, float],
@@ -166,7 +166,8 @@ class AuditedParts:
 
         from coowned.training.plan import make_optimizer
 
-        model = self.model(batch["features"].shape[1])
+        features = batch["features"]
+        model = self.model(getattr(features, "source", features).shape[1])
         step = compiled_step(model, "sgd", True, True, models is not None, on_host=on_host)
 
         def each(values: Any) -> Any:

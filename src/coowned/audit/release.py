@@ -16,13 +16,13 @@ from coowned.audit.checks import CheckedLaw, certain_check, checked_law
 from coowned.mechanism.noise import ROUNDING_FACTOR
 
 _CROWD, _FEATURES = 512, 100
-_ROUNDING = 1e-4  # of a clip norm: what one rounding of so large a sum may be
+_LARGE_CROWD, _MANY_FEATURES = 1024, 512  # on the host: in several parts
 
 
 def audit_release(
     *, noise_multiplier: float, copies: int, batch_size: int, parts: AuditedParts | None = None, alpha: float = 1e-3
 ) -> CheckedLaw:
-    """Runs the compiled step on batches with few and many copies of a user and of others, and compares.
+    """Runs the training step on batches with few and many copies of a user and of others, and compares.
 
     Guarantees:
       - A clip that lets more through, a division by what was drawn, and too little noise are caught, without chance.
@@ -78,33 +78,48 @@ def audit_release(
     }
     for (name, step), with_norms in itertools.product(steps.items(), (True, False)):
         kind = f"{name}, norms {'given' if with_norms else 'computed'}"
+        crowd = _LARGE_CROWD if step.get("on_host") else _CROWD
+        rounding = 3 * crowd * 2.0**-24  # of a clip norm: what roundings of two so large sums may be
         for what, moved in _moves(_crowd_releases(parts, step, with_norms)).items():
-            checks.append(certain_check(f"{what} ({kind})", moved <= 1 + _ROUNDING, observed=moved, expected=1.0))
+            checks.append(certain_check(f"{what} ({kind})", moved <= 1 + rounding, observed=moved, expected=1.0))
     return checked_law("release", checks, alpha)
 
 
 def _crowd_releases(parts: AuditedParts, step: dict[str, Any], with_norms: bool) -> dict[str, npt.NDArray[np.float64]]:
-    """For each thing that one copy may hold, the sum with a crowd of equal gradients longer than the clip norm."""
-    from coowned.mechanism.clipping import squared_norms_of
+    """For each thing that one copy may hold, the sum with a crowd of equal gradients longer than the clip norm.
 
-    row = np.random.default_rng(0).normal(scale=100.0, size=_FEATURES).astype(np.float32)  # the intercept hardly counts
+    On the host the crowd is so large that threads share it, and its rows lie scattered in a larger array.
+    """
+    from coowned.mechanism.clipping import squared_norms_of
+    from coowned.mechanism.fused_clipping import RowsInPlace
+
+    on_host = step.get("on_host", False)
+    crowd, width = (_LARGE_CROWD, _MANY_FEATURES) if on_host else (_CROWD, _FEATURES)
+    generator = np.random.default_rng(0)
+    row = generator.normal(scale=100.0, size=width).astype(np.float32)  # the intercept hardly counts
+    places = generator.permutation(2 * crowd)[:crowd]
+    place = 2 * crowd // 3  # of the copy that changes: not in the first part
     contents = {  # features and label; at parameters zero a label of 0.5 has no gradient
         "nothing": (0 * row, 0.5),
-        "NaN": (np.where(np.arange(_FEATURES) == 7, np.nan, row), 0.0),
-        "infinite": (np.where(np.arange(_FEATURES) == 7, np.inf, row), 0.0),
+        "NaN": (np.where(np.arange(width) == 7, np.nan, row), 0.0),
+        "infinite": (np.where(np.arange(width) == 7, np.inf, row), 0.0),
         "equal": (row, 0.0),
         "opposite": (row, 1.0),
         "huge": (np.float32(1e30) * row, 1.0),
     }
-    divisor = parts.divisor(batch_size=_CROWD, num_copies=_CROWD)
+    divisor = parts.divisor(batch_size=crowd, num_copies=crowd)
     settings = {"learning_rate": 1.0, "clip_norm": 1.0, "noise_scale": 0.0, "batch_size": float(divisor)}
     released = {}
     for name, (features, label) in contents.items():
-        batch = {"features": np.tile(row, (_CROWD, 1)), "labels": np.zeros(_CROWD, np.float32)}
-        batch["features"][_CROWD // 3], batch["labels"][_CROWD // 3] = features, label
+        batch: dict[str, Any] = {"features": np.tile(row, (crowd, 1)), "labels": np.zeros(crowd, np.float32)}
+        batch["features"][place], batch["labels"][place] = features, label
         if with_norms:
             batch["squared_norms"] = squared_norms_of(batch["features"])
-        released[name] = _CROWD * parts.release(batch, np.ones(_CROWD, bool), settings=settings, **step)
+        if on_host:
+            source = np.full((2 * crowd, width), np.nan, np.float32)
+            source[places] = batch["features"]
+            batch["features"] = RowsInPlace(source, places)
+        released[name] = crowd * parts.release(batch, np.ones(crowd, bool), settings=settings, **step)
     return released
 
 

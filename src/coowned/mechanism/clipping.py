@@ -7,10 +7,10 @@ one example. How many were clipped is private.
 
 Rounding is of three kinds. What a copy adds is rounded by itself, by at most 1e-6 of clip_norm. Blocks of 32 rows (256
 for many models) are float32 products, in an order that is the machine's: a block's sum is off by at most its rows times
-2^-24 of the sum of its lengths, and depends on the copies of its block alone. Blocks are added with their rounding kept
-(`coowned.mechanism.compensated`), whatever the size of the batch. Of equal gradients, the worst case known, taking one
-of 65536 away moved the sum by less than 1 + 5e-6 clip norms, for one model and for many: the noise's factor 1 + 1e-5 is
-for that. Proven is 1 + 2 rows^2 2^-24 only: in this the guarantee is one of floating-point arithmetic.
+2^-24 of the sum of its lengths. Blocks are added with their rounding kept (`coowned.mechanism.compensated`), whatever
+the size of the batch. Of equal gradients, one of 65536 that becomes zero in its place moved the sum by less than 1 +
+5e-6 clip norms, for one model and for many: the noise's factor 1 + 1e-5 is for that. One that is not drawn moves those
+behind it into other blocks: `coowned.mechanism.noise.regrouping_factor` is for that.
 """
 
 import functools
@@ -25,8 +25,8 @@ import numpy.typing as npt
 from coowned.mechanism.compensated import CompensatedSum, add_up
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 
-_BLOCK = 32  # rows summed by one float32 product,
-_WIDE_BLOCK = 256  # and where there are many models, since each block has a result for every model
+BLOCK = 32  # rows summed by one float32 product,
+WIDE_BLOCK = 256  # and where there are many models, since each block has a result for every model
 _LONGEST_SUM = 2048  # squares of a row that are added up without blocks
 _EPSILON = 2.0**-24  # rounding error of one float32 operation
 
@@ -54,8 +54,9 @@ def clipped_logistic_gradient_sum(
       - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
       - The sum is that of the copies' own gradients, in any order to within rounding.
         (test_equals_the_reference, test_order_does_not_matter, test_rounding_of_the_sum)
-      - One copy more or less moves a compensated sum by at most 1 + 1e-5 clip norms, also among 2^16 equal ones.
-        (test_one_copy_of_many_moves_the_sum_by_itself)
+      - A copy that becomes zero in its place moves a compensated sum by at most 1 + 1e-5 clip norms, also among 2^16
+        equal ones.   (test_one_copy_of_many_moves_the_sum_by_itself)
+      - Where copies behind it move up, the worst known is covered by the noise.   (test_regrouped_blocks_are_covered)
     Cost: three passes over the features; two, as many as the plain gradient, where `squared_norms` are given.
 
     Args:
@@ -135,7 +136,7 @@ def _logistic_sums(weights, intercepts, features, labels, mask, clip_norms, squa
         too_long = jnp.abs(residuals) * lengths > clip_norms * per_row(scale)
         factors = jnp.where(too_long, jnp.sign(residuals) * clip_norms / lengths, residuals / per_row(scale))
         factors = jnp.where(jnp.isfinite(factors) & per_row(keep), factors, 0.0)
-        intercept_sum = add_up(_blocks(factors * per_row(scale), _BLOCK).sum(axis=1))
+        intercept_sum = add_up(_blocks(factors * per_row(scale), BLOCK).sum(axis=1))
         return (sum_rows(rows, factors), intercept_sum), jnp.sum(too_long & per_row(keep), axis=0)
 
     def plain():
@@ -271,7 +272,7 @@ def _blocks(values: jax.Array, size: int) -> jax.Array:
 
 def _sum_for_model(rows: jax.Array, factors: jax.Array) -> CompensatedSum:
     """(num_features,): the rows times their factors, added up."""
-    partial = jnp.einsum("cbd,cb->cd", _blocks(rows, _BLOCK), _blocks(factors, _BLOCK), precision="highest")
+    partial = jnp.einsum("cbd,cb->cd", _blocks(rows, BLOCK), _blocks(factors, BLOCK), precision="highest")
     return add_up(partial)
 
 
@@ -284,5 +285,5 @@ def _sum_for_models(rows: jax.Array, factors: jax.Array) -> CompensatedSum:
 
 def _wide_block(length: int) -> int:
     """The largest block up to 256 that comes out even (padding copies all factors), if it is not too small."""
-    even = [size for size in range(_WIDE_BLOCK // 4, _WIDE_BLOCK + 1) if length % size == 0]
-    return max(even, default=_WIDE_BLOCK)
+    even = [size for size in range(WIDE_BLOCK // 4, WIDE_BLOCK + 1) if length % size == 0]
+    return max(even, default=WIDE_BLOCK)

@@ -3,16 +3,19 @@
 A compiled step needs two passes, one for the logits and one for the sum, over rows that were gathered before, and a
 batch is larger than the caches. Here each row is read where it lies, and clipped and added while it is near.
 
-What a copy moves the sum by is proven, roundings included. With u = 2^-24: a norm is raised by 16u, which is 14u more
-than the roundings of a factor and of its products can add to a copy, so that a copy adds at most (1 - 13u) clip norms.
-Four rows are added in float32, as two pairs, and their sum to a float64 total. One copy more or less changes the
-rounding of its pair by at most 2u clip norms, and that of its four's sum by at most 4u + 3u, 9u in all; one that
-becomes another, by 4u + 8u; all else is the same. So one copy moves the sum by less than a clip norm, but for the
-float64 additions: 1e-8 of it in a batch of 2^16 rows.
+What a copy moves the sum by is proven, roundings included. A norm is raised by 2^-20, so that a copy adds at most
+1 - 2^-21 clip norms. It also moves the copies behind it by a place, and so regroups all additions that follow: their
+roundings must be small with the copy and without it. All are of float64. With B copies in P parts, B / P rows of a part
+are added by fours (the intercept row by row) to at most B / P clip norms, and P parts to at most B: with the split into
+two float32 numbers that is E = 2^-53 (5/4 B^2 / P + P B) + 2^-48 B. Twice E is below 2^-21 up to B = 2^15 in one part
+and 2^17 in 16: there one copy more or less moves the sum by less than a clip norm. Up to 2^19 in 16 parts it is below
+1e-5, which the noise's factor covers.
 """
 
 import concurrent.futures
 import functools
+import os
+import threading
 from typing import Any, NamedTuple
 
 import numba
@@ -23,6 +26,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from coowned import validate
+from coowned.errors import InputError
 from coowned.mechanism.compensated import CompensatedSum
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.synthetic.logistic_data import usable_cores
@@ -33,7 +38,6 @@ _LINE = 16  # float32 numbers that come from memory together
 _CHUNK = 128
 _AHEAD = 8  # rows: what lies scattered in memory is asked for before it is needed
 _RAISED = 1 + 2.0**-20
-_SMALL, _LARGE = 2.0**-100, 2.0**120  # factors below and gradients above are not for float32
 
 _njit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -62,13 +66,13 @@ def fused_clipped_logistic_sum(
 
     Guarantees:
       - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
-      - One copy more, less or other moves the sum by at most 1 + 1e-8 clip norms, also among 2^16 equal ones.
-        (test_one_copy_of_many_moves_the_sum_by_itself)
+      - One copy more or less moves the sum by at most a clip norm, wherever the copies behind it move, also among 2^16.
+        (test_one_copy_of_many_moves_the_sum_by_itself, test_copies_that_move_up_change_nothing)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
       - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
       - The sum is that of Algorithm 1, and that of the compiled function.   (test_equals_the_reference)
-      - Neither the number of threads nor the place of the rows changes a bit.
+      - Neither the number of threads nor where rows lie in memory changes a bit.
         (test_threads_and_places_change_nothing)
     Cost: one pass over the rows, or two without their norms; a row of float64 sums for each part of a large batch.
 
@@ -96,25 +100,31 @@ def fused_clipped_logistic_sum(
     if not isinstance(features, RowsInPlace):
         features = RowsInPlace(np.ascontiguousarray(features, np.float32), np.arange(len(mask)))
     source, rows = features
+    _check(weights, source, rows, labels, mask, clip_norm)
     if squared_norms is None:
         squared_norms = np.empty(len(mask), np.float32)
         squared_norms[mask] = _norms(source, rows[mask])
     norms = np.ascontiguousarray(squared_norms, np.float32)
+    validate.same_length(mask.size, squared_norms=norms)
     clip_norm, intercept = float(np.float32(clip_norm)), np.float32(intercept)  # pyright: ignore[reportArgumentType]
     parts = min(_MOST_PARTS, max(1, mask.size * weights.size // _NUMBERS_A_PART))
     cuts = [mask.size * part // parts // 4 * 4 for part in range(parts)] + [mask.size]
     sums, clipped = np.zeros((parts, weights.size + 1)), np.zeros(parts, np.int64)
 
-    coming = iter(range(parts))  # taken one by one, by whichever thread is free
+    coming, taking = iter(range(parts)), threading.Lock()  # taken one by one, by whichever thread is free
 
     def work() -> None:
-        for part in coming:
+        while True:
+            with taking:
+                part = next(coming, None)
+            if part is None:
+                return
             clipped[part] = _add_rows(
                 weights, intercept, source, rows, labels, mask, clip_norm, norms, cuts[part], cuts[part + 1], sums[part]
             )
 
     threads = min(parts, usable_cores())
-    others = [_workers().submit(work) for _ in range(1, threads)]
+    others = [_workers(os.getpid()).submit(work) for _ in range(1, threads)]
     work()
     for other in others:
         other.result()
@@ -131,8 +141,21 @@ def _norms(source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> npt.
     return norms
 
 
+def _check(weights: Any, source: Any, rows: Any, labels: Any, mask: Any, clip_norm: Any) -> None:
+    """The compiled loop looks at no bounds."""
+    validate.same_length(mask.size, rows=rows, labels=labels)
+    if source.ndim != 2 or source.dtype != np.float32 or source.shape[1] != weights.size:
+        raise InputError(f"features must be float32 of shape (rows, {weights.size}), not {source.dtype} {source.shape}")
+    real = rows[mask]
+    if real.size and (real.min() < 0 or real.max() >= len(source)):
+        raise InputError(f"rows must be in [0, {len(source)}): where the features of each copy lie")
+    if not clip_norm > 0:
+        raise InputError(f"clip_norm must be above 0, not {clip_norm}")
+
+
 @functools.cache
-def _workers() -> concurrent.futures.ThreadPoolExecutor:
+def _workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    """A pool for each process: threads do not live on in one that was forked."""
     return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gradient")
 
 
@@ -184,7 +207,7 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
     """Adds the clipped gradients of rows `begin` to `end` of the batch to sums (num_features + 1,) float64."""
     width = weights.size
     nothing = np.zeros(width, np.float32)  # in the place of a row that adds nothing, whatever that row holds
-    places, products, factors = np.empty(4, np.int64), np.empty(4, np.float32), np.empty(4, np.float32)
+    places, products, factors = np.empty(4, np.int64), np.empty(4, np.float32), np.empty(4, np.float64)
     clipped = 0
     for first in range(begin, end, 4):
         for i in range(4):
@@ -195,7 +218,7 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
         coming = rows[first + _AHEAD : min(end, first + _AHEAD + 4)]
         _four_products(x0, x1, x2, x3, weights, products, source, coming)
         for i in range(4):
-            factors[i] = np.float32(0)
+            factors[i] = 0.0
             if places[i] < 0:
                 continue
             label, square = labels[first + i], np.float64(squared_norms[first + i])
@@ -203,10 +226,10 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
             length = np.sqrt(square + 1.0) * _RAISED
             norm = abs(residual) * length
             factor = np.copysign(clip_norm / length, residual) if norm > clip_norm else residual
-            if square < np.inf and abs(factor) >= _SMALL and norm <= _LARGE:
+            if square < np.inf and np.isfinite(factor):
                 clipped += norm > clip_norm
-                factors[i] = np.float32(factor)
-                sums[width] += np.float64(factors[i])
+                factors[i] = factor
+                sums[width] += factor
             else:
                 clipped += _add_wide(weights, intercept, source[places[i]], label, clip_norm, sums)
                 places[i] = -1
@@ -216,11 +239,14 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
     return clipped
 
 
-@_njit
+# A product that is added without being rounded first only makes the sum better.
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 def _add_four(factors, x0, x1, x2, x3, sums):
     f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3]
     for j in range(x0.size):
-        sums[j] += np.float64((f0 * x0[j] + f1 * x1[j]) + (f2 * x2[j] + f3 * x3[j]))
+        one = f0 * np.float64(x0[j]) + f1 * np.float64(x1[j])
+        two = f2 * np.float64(x2[j]) + f3 * np.float64(x3[j])
+        sums[j] += one + two
 
 
 @_njit

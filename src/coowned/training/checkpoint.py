@@ -51,7 +51,7 @@ _BOUND = {
     "data": "data (features, labels or attribution)",
     "configuration": "configuration file",
     "initial": "parameters it starts from",
-    "code": "code or versions of coowned, jax, numpy or optax",
+    "code": "code or versions of coowned, jax, numpy, numba or optax",
     "devices": "number of devices",
     "platform": "kind of device",
     "key": "run key",

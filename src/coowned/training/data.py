@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -174,7 +175,7 @@ class FeatureTable:
         def piece(begin: int, end: int) -> None:
             gather_rows(self.features, self.labels, rows[begin:end], features[begin:end], labels[begin:end])
 
-        list(_gatherers().map(piece, cuts[:-1], cuts[1:]))
+        list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
 
     @property
     def digest(self) -> str:
@@ -296,7 +297,7 @@ def with_norms(data: TrainingData) -> TrainingData:
     def piece(begin: int, end: int) -> None:
         squared_norms(features, rows[begin:end], norms[begin:end])
 
-    list(_gatherers().map(piece, cuts[:-1], cuts[1:]))
+    list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
     return WithNorms(data=data, norms=norms)
 
 
@@ -329,7 +330,8 @@ def gather_rows(source, source_labels, rows, out, out_labels):
 
 
 @functools.cache
-def _gatherers() -> concurrent.futures.ThreadPoolExecutor:
+def _gatherers(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    """A pool for each process: threads do not live on in one that was forked."""
     return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gather")
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import RowsInPlace
-from coowned.mechanism.noise import NoiseStream
+from coowned.mechanism.noise import NoiseStream, regrouping_factor
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, platform
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
@@ -179,13 +179,21 @@ class Trainer:
         self._settings = {
             "learning_rate": self._per_plan([p.learning_rate for p in plans]),
             "clip_norm": self._per_plan([_rounded_down(p.clip_norm) for p in plans]),
-            "noise_scale": self._per_plan([p.noise_scale for p in plans]),
+            "noise_scale": self._per_plan([self._noise_scale(p) for p in plans]),
             "batch_size": np.float32(plan.batch_size),
         }
         self._settings = jax.tree.map(jax.numpy.asarray, self._settings)  # once, not in every step
         self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
         self._multiple_of = math.lcm(8, devices)
         self._place, self._everywhere = _shardings(devices)
+
+    def _noise_scale(self, plan: TrainingPlan) -> float:
+        """The plan's, and more where what is added together and rounded depends on which copies are drawn."""
+        if self._on_host or plan.noise_scale == 0:
+            return plan.noise_scale
+        together = self._model.rows_together(len(self._plans))
+        more = plan.noise_scale * regrouping_factor(batch_size=plan.batch_size, rows_together=together)
+        return float(np.nextafter(np.float32(more), np.float32(np.inf)))
 
     def _per_plan(self, numbers: Sequence[float]) -> npt.NDArray[np.float32]:
         return np.array(numbers if self._many else numbers[0], np.float32)

@@ -45,6 +45,10 @@ class Model(Protocol):
         """
         ...
 
+    def rows_together(self, models: int) -> int:
+        """How many examples' clipped gradients a compiled `gradient_sum` adds up before roundings are kept."""
+        ...
+
     def losses(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss of each example, (batch,) whether it is predicted rightly)."""
         ...

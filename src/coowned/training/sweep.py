@@ -126,7 +126,8 @@ def sweep(
     its `configuration`) and the batches of all: a sweep's statement covers one released model only.
 
     Guarantees:
-      - Each member is what it would be alone, up to rounding.   (test_sweep_equals_single_runs)
+      - Each member is what it would be alone, up to rounding and the noise for it (`regrouping_factor`).
+        (test_sweep_equals_single_runs)
       - Members' noise is independent.   (test_members_have_their_own_noise)
       - Plans that cannot share a pass are refused.   (test_plans_that_differ_are_refused)
       - A sweep that was killed anywhere ends in the same bits.   (test_killed_sweep_is_bit_identical,

@@ -159,6 +159,9 @@ class BertMaskedLM:
             self.config, parameters, batch, mask, clip_norm, self.microbatch, compensated
         )
 
+    def rows_together(self, models: int) -> int:
+        return self.microbatch
+
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of the example's own places are predicted rightly)."""
         from coowned.training.models import bert_gradients

@@ -98,6 +98,11 @@ class LogisticRegression:
 
         return {"coefficients": jax.tree.map(join, slope, total)}, clipped
 
+    def rows_together(self, models: int) -> int:
+        from coowned.mechanism import clipping
+
+        return clipping.BLOCK if models == 1 else clipping.WIDE_BLOCK
+
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp
 
