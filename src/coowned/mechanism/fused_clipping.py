@@ -79,7 +79,8 @@ def fused_clipped_logistic_sum(
     Args:
       weights: (num_features,) float32.
       intercept: () float32; clipped together with the weights.
-      features: (batch, num_features) float32, or where such rows lie. Rows that the mask leaves out are not read.
+      features: (batch, num_features) float32, or where such rows lie. Rows that the mask leaves out are not read, but
+        must lie there.
       labels: (batch,) 0 or 1 (any finite number is clipped soundly).
       mask: (batch,) True where the row is real.
       clip_norm: above 0, a float32.
@@ -146,8 +147,7 @@ def _check(weights: Any, source: Any, rows: Any, labels: Any, mask: Any, clip_no
     validate.same_length(mask.size, rows=rows, labels=labels)
     if source.ndim != 2 or source.dtype != np.float32 or source.shape[1] != weights.size:
         raise InputError(f"features must be float32 of shape (rows, {weights.size}), not {source.dtype} {source.shape}")
-    real = rows[mask]
-    if real.size and (real.min() < 0 or real.max() >= len(source)):
+    if rows.size and (rows.min() < 0 or rows.max() >= len(source)):
         raise InputError(f"rows must be in [0, {len(source)}): where the features of each copy lie")
     if not clip_norm > 0:
         raise InputError(f"clip_norm must be above 0, not {clip_norm}")
