@@ -17,9 +17,9 @@ from coowned.mechanism.noise import NoiseStream, noise_scale, normals_from_words
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.loop import compiled_step
 from coowned.training.model import Model
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.step import compiled_step
 
 _LONG = 1e6  # a feature that makes any gradient far longer than the clip norm
 # (feature, label) of a copy whose gradient is, before clipping, long and along +e1, long and along -e1, or zero.

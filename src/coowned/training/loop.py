@@ -1,7 +1,6 @@
 """Algorithm 1: clip each copy's gradient, sum, divide by the public batch size, add correlated noise, step."""
 
 import dataclasses
-import functools
 import hashlib
 import io
 import json
@@ -14,7 +13,6 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.noise import NoiseStream, regrouping_factor
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, platform
 from coowned.training.data import TrainingData, with_norms
@@ -22,6 +20,7 @@ from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan, make_optimizer
 from coowned.training.progress import Progress, Report
+from coowned.training.step import compiled_loss, compiled_step, gathered
 from coowned.training.sweep_noise import SweepNoise
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ class Trainer:
             if self._place is not None:
                 batch, mask = jax.device_put((batch, mask), self._place)
             logged = not self._many and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
-            loss = self._mean_loss(state[0], _gathered(batch), mask) if logged else None
+            loss = self._mean_loss(state[0], gathered(batch), mask) if logged else None
             state, clipped = self._step(state, batch, mask, given.noise, self._settings)
             if waiting is not None:  # the step before has read its batch once it has a result
                 jax.block_until_ready(waiting[1])
@@ -296,79 +295,9 @@ class Trainer:
         return (restored, optimizer), rows, stored.step
 
 
-@functools.lru_cache(maxsize=32)
-def compiled_step(
-    model: Model, optimizer: str, clips: bool, noisy: bool, many: bool, *, on_host: bool = False
-) -> Callable[..., Any]:
-    """((parameters, optimizer state), batch, mask, noise, settings) -> (the same after one step, copies clipped).
-
-    For many plans the second is any number that is there when the step has ended. With `on_host` the model sums its
-    clipped gradients outside of what XLA compiles, from a batch of the host's arrays.
-
-    Numbers are arguments, not constants, so that runs that differ in them alone share what was compiled.
-    """
-    import jax
-    import optax
-
-    from coowned.mechanism.compensated import CompensatedSum, with_noise
-
-    def update(learning_rate, gradients, optimizer_state, parameters):
-        return make_optimizer(optimizer, learning_rate).update(gradients, optimizer_state, parameters)
-
-    def add(summed, noise, settings):
-        """The sum plus noise, over the batch size: rounded once, when the noise is in."""
-        if not isinstance(summed, CompensatedSum):
-            summed = CompensatedSum(summed, jax.numpy.zeros_like(summed))
-        if not noisy:
-            return summed.rounded / settings["batch_size"]
-        scale = settings["noise_scale"] * settings["batch_size"]
-        noise = scale.reshape(scale.shape + (1,) * (noise.ndim - scale.ndim)) * noise
-        return with_noise(summed, noise) / settings["batch_size"]
-
-    def finish(state, summed, noise, settings):
-        parameters, optimizer_state = state
-        gradients = {name: add(total, noise.get(name), settings) for name, total in summed.items()}
-        updates, optimizer_state = (jax.vmap(update) if many else update)(
-            settings["learning_rate"], gradients, optimizer_state, parameters
-        )
-        return optax.apply_updates(parameters, updates), optimizer_state
-
-    def step(state, batch, mask, noise, settings):
-        clip_norm = settings["clip_norm"] if clips else None
-        summed, clipped = model.gradient_sum(state[0], batch, mask, clip_norm, compensated=clips)
-        if many:  # nobody looks at the counts of a sweep: they are a pass over all factors
-            clipped = jax.tree.leaves(summed)[0].ravel()[0]
-        return finish(state, summed, noise, settings), clipped
-
-    if not on_host:
-        return jax.jit(step, donate_argnums=0)
-    compiled = jax.jit(finish)
-
-    def step_on_host(state, batch, mask, noise, settings):
-        parameters = {name: np.asarray(array) for name, array in state[0].items()}
-        clip_norm = np.asarray(settings["clip_norm"])
-        summed, clipped = model.gradient_sum(parameters, batch, mask, clip_norm, compensated=True)
-        return compiled(state, summed, noise, settings), clipped
-
-    return step_on_host
-
-
 def _host_is_faster(batch_size: float, width: int) -> bool:
     """Than XLA, which sums narrow rows and small batches while the next batch is made (benchmarks/training.py)."""
     return width >= 256 and batch_size * width >= 1_000_000
-
-
-def _gathered(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with rows that lie elsewhere copied into it."""
-    return {name: array.gathered() if isinstance(array, RowsInPlace) else array for name, array in batch.items()}
-
-
-@functools.lru_cache(maxsize=32)
-def compiled_loss(model: Model) -> Callable[..., Any]:
-    """(parameters, batch, mask) -> mean loss of the real rows."""
-    import jax
-
-    return jax.jit(functools.partial(_mean_loss, model))
 
 
 def _rounded_down(clip_norm: float | None) -> float:
@@ -405,14 +334,6 @@ def refuse_second_use(
             "this run key has served another run: the same noise under two different gradients gives both away, and "
             "runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or sweep()"
         )
-
-
-def _mean_loss(model: Model, parameters: Any, batch: Any, mask: Any) -> Any:
-    import jax.numpy as jnp
-
-    losses, _ = model.losses(parameters, batch)
-    counted = jnp.isfinite(losses) & (mask if losses.ndim == 1 else mask[:, None])
-    return jnp.where(counted, losses, 0).sum(axis=0) / jnp.maximum(1, counted.sum(axis=0))
 
 
 def _shardings(devices: int) -> tuple[Any, Any]:
