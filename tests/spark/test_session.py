@@ -8,7 +8,7 @@ import pytest
 import coowned as co
 from coowned import spark as spark_package
 from coowned.cli.main import run
-from coowned.spark.session import check_machine, session
+from coowned.spark.session import check_machine, check_master, session
 
 
 def refusal(capsys, tmp_path):
@@ -58,6 +58,24 @@ def test_old_java(monkeypatch, tmp_path, answer, message):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(co.InputError, match=f"{message}; the Spark engine needs"):
         check_machine()
+
+
+@pytest.mark.parametrize("master", ["nowhere://1", "local[zwei]", "local[0]", "localhost", "spark://", "mesos://head"])
+def test_what_is_no_master_is_refused(master):
+    """Spark itself writes a stack trace of Java's."""
+    with pytest.raises(co.InputError, match="not a Spark master; use local"):
+        check_master(master)
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[*]", "local[2]", "local[2,3]", "local[*, 4]", "local-cluster[2,1,1024]", "spark://a:1,b:2", "yarn",
+     "k8s://https://head:443"],
+)  # fmt: skip
+def test_masters_of_spark_are_taken(master):
+    check_master(master)
+    with pytest.raises(co.InputError):
+        check_master(f"x{master}")
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from coowned.errors import InputError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_MASTER = re.compile(r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[[^\]]+\]|(spark|k8s)://.+|yarn")
 _OLDEST_JAVA = 17
 _REMEDY = (
     f"the Spark engine needs the extra (pip install 'coowned[spark]') and Java {_OLDEST_JAVA} or newer "
@@ -41,6 +42,18 @@ def check_machine() -> None:
         raise InputError(f"{java} is {found}; {_REMEDY}")
 
 
+def check_master(master: str) -> None:
+    """Refuses what Spark would end with a stack trace of Java's for.
+
+    >>> check_master("local[two]")
+    Traceback (most recent call last):
+      ...
+    coowned.errors.InputError: local[two]: not a Spark master; use local[N], local[*], spark://HOST:PORT, yarn or k8s://…
+    """
+    if not _MASTER.fullmatch(master):
+        raise InputError(f"{master}: not a Spark master; use local[N], local[*], spark://HOST:PORT, yarn or k8s://…")
+
+
 @contextlib.contextmanager
 def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession]":
     """The running Spark session, or else one started here for this master and stopped at the end.
@@ -62,6 +75,7 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
         yield running
         return
     chosen = master or os.environ.get("MASTER") or "local[*]"
+    check_master(chosen)
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     settings |= _local_settings() if chosen.startswith("local") else {"spark.log.level": "ERROR"}
     settings |= {name.replace("__", "."): str(value) for name, value in options.items()}
@@ -78,7 +92,7 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
         if not isinstance(error, PySparkException) and not type(error).__module__.startswith("py4j"):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"Spark did not start on {chosen} ({reason}); check --master, and that {_REMEDY}") from error
+        raise InputError(f"Spark did not start on {chosen} ({reason}); check --master; {_REMEDY}") from error
     try:
         yield started
     finally:
