@@ -82,3 +82,18 @@ def test_demo_as_json(tmp_path: Path, capsys, repeatable):
     assert [one["attribution"] for one in shown["bob"]] == ["sender", "everyone"]
     assert (tmp_path / "mine.txt").exists()
     assert Path(shown["report"]).is_file()
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert run(["demo", "-o", str(tmp_path / "file" / "demo")]) == 2
+    assert "no folder can be made there (Not a directory)" in capsys.readouterr().err
+
+    def forbidden(self, *given, **more):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", forbidden)
+    assert run(["demo", "-o", str(tmp_path / "demo")]) == 2
+    said = capsys.readouterr().err
+    assert "no folder can be made there (Permission denied); name another with -o" in said
+    assert said.count("\n") == 1

@@ -179,7 +179,7 @@ def _make_room(output: Path) -> None:
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
         raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from None
     places = [output / name for name in _OURS]
     for epsilon in (*_EPSILONS, None):
