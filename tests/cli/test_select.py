@@ -8,7 +8,7 @@ import pytest
 
 from coowned import ContributionCertificate, Greedy, InputError, read_csv
 from coowned.cli import select as module
-from coowned.cli.engines import certificate_path_of
+from coowned.cli.certificates import certificate_path_of
 from coowned.cli.main import run
 
 

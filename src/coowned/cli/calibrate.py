@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
+from coowned.cli.certificates import read_certificate
 from coowned.cli.overwriting import refuse_to_overwrite
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import InputError
 from coowned.files import whole_files
 
 if TYPE_CHECKING:
@@ -83,31 +84,6 @@ def run(
     if output is not None:
         show.line()
         show.written(output)
-
-
-def read_certificate(path: Path) -> "ContributionCertificate":
-    """Reads a certificate file; what cannot be read is bad input."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"{path}: no certificate can be read there ({error.strerror}); say --certificate FILE"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: not a certificate (not UTF-8 at byte {error.start}); say --certificate FILE"
-        ) from error
-    return certificate_in(text, str(path))
-
-
-def certificate_in(text: str, place: str) -> "ContributionCertificate":
-    """The certificate that a text is; `place` is where it comes from."""
-    from coowned.certificate import ContributionCertificate
-
-    try:
-        return ContributionCertificate.from_json(text)
-    except (InputError, CertificateMismatchError) as error:
-        raise type(error)(f"{place}: {error}") from error
 
 
 def make_mechanism(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.calibrate import certificate_in, read_certificate
+from coowned.cli.certificates import certificate_beside, certificate_in, read_certificate
 from coowned.cli.data_options import reads_data
-from coowned.cli.engines import Engine, Master, certificate_beside, check_engine
+from coowned.cli.engines import Engine, Master, check_engine
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 
 if TYPE_CHECKING:

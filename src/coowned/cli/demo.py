@@ -46,7 +46,7 @@ def run(
     from coowned.attribution.mail import read_mail
     from coowned.audit.bob import ATTRIBUTIONS, BobTest
     from coowned.certificate import certify
-    from coowned.cli.engines import certificate_path_of
+    from coowned.cli.certificates import certificate_path_of
     from coowned.cli.select import make_selector
     from coowned.files import whole_files
     from coowned.mechanism.sampling import PoissonSampling

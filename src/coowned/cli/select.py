@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coowned.cli import show
+from coowned.cli.certificates import certificate_beside, certificate_path_of
 from coowned.cli.data_options import reads_data
-from coowned.cli.engines import Engine, Master, certificate_beside, certificate_path_of, check_engine
+from coowned.cli.engines import Engine, Master, check_engine
 from coowned.errors import InputError
 from coowned.files import whole_files
 
