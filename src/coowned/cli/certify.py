@@ -88,8 +88,8 @@ def _on_spark(
     from coowned.spark.sources import attribute_source, check_source
 
     check_source(source)
-    check_machine()
     claim = None if "://" in certificate else read_certificate(Path(certificate))
+    check_machine()
     with session(master) as spark, spark_errors(str(source.path)), show.progress("recounting") as progress:
         if claim is None:
             claim = certificate_in(read_text(spark, certificate), certificate)
