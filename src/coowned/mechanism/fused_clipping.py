@@ -5,17 +5,16 @@ batch is larger than the caches. Here each row is read where it lies, and clippe
 
 What a copy moves the sum by is proven, roundings included. A norm is raised by 2^-20, so that a copy adds at most
 1 - 2^-21 clip norms. It also moves the copies behind it by a place, and so regroups all additions that follow: their
-roundings must be small with the copy and without it. All are of float64. With B copies in P parts, B / P rows of a part
-are added by fours (the intercept row by row) to at most B / P clip norms, and P parts to at most B: with the split into
-two float32 numbers that is E = 2^-53 (5/4 B^2 / P + P B) + 2^-48 B. Twice E is below 2^-21 up to B = 2^15 in one part
-and 2^17 in 16: there one copy more or less moves the sum by less than a clip norm. Up to 2^19 in 16 parts it is below
-1e-5, which the noise's factor covers.
+roundings must be small with the copy and without it. All are of float64. With B copies in P parts, the B / P rows of a
+part are added one by one to at most B / P clip norms, and P parts to at most B: with the split into two float32 numbers
+that is E = 2^-53 (B^2 / P + P B) + 2^-48 B. Twice E is below 2^-21 up to B = 2^15 in one part and 2^17 in 16: there one
+copy more or less moves the sum by less than a clip norm. Up to 2^19 in 16 parts it is below 1e-5, which the noise's
+factor covers.
 """
 
 import concurrent.futures
 import functools
 import os
-import threading
 from typing import Any, NamedTuple
 
 import numba
@@ -34,9 +33,9 @@ from coowned.synthetic.logistic_data import usable_cores
 
 _NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
-_LINE = 16  # float32 numbers that come from memory together
-_CHUNK = 128
-_AHEAD = 8  # rows: what lies scattered in memory is asked for before it is needed
+_AHEAD = 4  # rows: what lies scattered in memory is asked for before it is needed,
+_LINE = 16  # a line of 16 float32 numbers at a time,
+_LINES = 4  # and no more than its first lines: the processor then knows what comes
 _RAISED = 1 + 2.0**-20
 
 _njit = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -98,9 +97,13 @@ def fused_clipped_logistic_sum(
     """
     weights, labels = np.ascontiguousarray(weights, np.float32), np.ascontiguousarray(labels, np.float32)
     mask = np.ascontiguousarray(mask, np.bool_)
-    if not isinstance(features, RowsInPlace):
-        features = RowsInPlace(np.ascontiguousarray(features, np.float32), np.arange(len(mask)))
-    source, rows = features
+    if isinstance(features, RowsInPlace):
+        source, rows = features
+        if rows.size and (rows.min() < 0 or rows.max() >= len(source)):
+            raise InputError(f"rows must be in [0, {len(source)}): where the features of each copy lie")
+    else:
+        source, rows = np.ascontiguousarray(features, np.float32), np.arange(len(mask))
+        validate.same_length(mask.size, features=source)
     _check(weights, source, rows, labels, mask, clip_norm)
     if squared_norms is None:
         squared_norms = np.empty(len(mask), np.float32)
@@ -111,22 +114,10 @@ def fused_clipped_logistic_sum(
     parts = min(_MOST_PARTS, max(1, mask.size * weights.size // _NUMBERS_A_PART))
     cuts = [mask.size * part // parts // 4 * 4 for part in range(parts)] + [mask.size]
     sums, clipped = np.zeros((parts, weights.size + 1)), np.zeros(parts, np.int64)
-
-    coming, taking = iter(range(parts)), threading.Lock()  # taken one by one, by whichever thread is free
-
-    def work() -> None:
-        while True:
-            with taking:
-                part = next(coming, None)
-            if part is None:
-                return
-            clipped[part] = _add_rows(
-                weights, intercept, source, rows, labels, mask, clip_norm, norms, cuts[part], cuts[part + 1], sums[part]
-            )
-
-    threads = min(parts, usable_cores())
-    others = [_workers(os.getpid()).submit(work) for _ in range(1, threads)]
-    work()
+    taken = np.zeros(1, np.int64)
+    given = weights, intercept, source, rows, labels, mask, clip_norm, norms, np.array(cuts), taken, sums, clipped
+    others = [_workers(os.getpid()).submit(_add_parts, *given) for _ in range(1, min(parts, usable_cores()))]
+    _add_parts(*given)
     for other in others:
         other.result()
     total = sums.sum(axis=0)
@@ -147,8 +138,6 @@ def _check(weights: Any, source: Any, rows: Any, labels: Any, mask: Any, clip_no
     validate.same_length(mask.size, rows=rows, labels=labels)
     if source.ndim != 2 or source.dtype != np.float32 or source.shape[1] != weights.size:
         raise InputError(f"features must be float32 of shape (rows, {weights.size}), not {source.dtype} {source.shape}")
-    if rows.size and (rows.min() < 0 or rows.max() >= len(source)):
-        raise InputError(f"rows must be in [0, {len(source)}): where the features of each copy lie")
     if not clip_norm > 0:
         raise InputError(f"clip_norm must be above 0, not {clip_norm}")
 
@@ -176,24 +165,44 @@ def _ask_for(typing_context, array, row, column):
     return types.none(array, types.intp, types.intp), generate
 
 
+@intrinsic
+def _take(typing_context, taken):
+    """taken[0]++, as one operation among all threads; what it was."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        first = context.get_constant(types.intp, 0)
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
+        return builder.atomic_rmw("add", place, context.get_constant(types.int64, 1), "monotonic")
+
+    return types.int64(taken), generate
+
+
+@_njit
+def _add_parts(weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, cuts, taken, sums, clipped):
+    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    while True:
+        part = _take(taken)  # pyright: ignore[reportCallIssue]
+        if part >= clipped.size:
+            return
+        begin, end, own = cuts[part], cuts[part + 1], sums[part]
+        clipped[part] = _add_rows(
+            weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, begin, end, own
+        )
+
+
 # The order of a logit's additions is left to the compiler, so that it can use vector instructions: whatever a logit is
 # rounded to, its row is clipped by what came out. Nothing else of fast-math is allowed, least of all that numbers are
 # finite.
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _four_products(x0, x1, x2, x3, weights, products, source, coming):
-    """products (4,): the rows times the weights. Meanwhile has the coming rows of the source fetched."""
+def _four_products(x0, x1, x2, x3, weights, products):
+    """products (4,): the rows times the weights."""
     s0 = s1 = s2 = s3 = np.float32(0)
-    for begin in range(0, weights.size, _CHUNK):
-        end = min(weights.size, begin + _CHUNK)
-        for row in coming:
-            for j in range(begin, end, _LINE):
-                _ask_for(source, row, j)  # pyright: ignore[reportCallIssue]
-        a0, a1, a2, a3, own = x0[begin:end], x1[begin:end], x2[begin:end], x3[begin:end], weights[begin:end]
-        for j in range(own.size):
-            s0 += a0[j] * own[j]
-            s1 += a1[j] * own[j]
-            s2 += a2[j] * own[j]
-            s3 += a3[j] * own[j]
+    for j in range(weights.size):
+        s0 += x0[j] * weights[j]
+        s1 += x1[j] * weights[j]
+        s2 += x2[j] * weights[j]
+        s3 += x3[j] * weights[j]
     products[0], products[1], products[2], products[3] = s0, s1, s2, s3
 
 
@@ -215,8 +224,11 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
             places[i] = rows[first + i] if counts else -1
         x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
         x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
-        coming = rows[first + _AHEAD : min(end, first + _AHEAD + 4)]
-        _four_products(x0, x1, x2, x3, weights, products, source, coming)
+        for i in range(first + _AHEAD, min(end, first + _AHEAD + 4)):
+            for j in range(0, min(width, _LINES * _LINE), _LINE):
+                _ask_for(source, rows[i], j)  # pyright: ignore[reportCallIssue]
+        _four_products(x0, x1, x2, x3, weights, products)
+        taken_out = False
         for i in range(4):
             factors[i] = 0.0
             if places[i] < 0:
@@ -232,9 +244,10 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
                 sums[width] += factor
             else:
                 clipped += _add_wide(weights, intercept, source[places[i]], label, clip_norm, sums)
-                places[i] = -1
-        x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
-        x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
+                places[i], taken_out = -1, True
+        if taken_out:
+            x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
+            x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
         _add_four(factors, x0, x1, x2, x3, sums)
     return clipped
 
@@ -244,9 +257,10 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
 def _add_four(factors, x0, x1, x2, x3, sums):
     f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3]
     for j in range(x0.size):
-        one = f0 * np.float64(x0[j]) + f1 * np.float64(x1[j])
-        two = f2 * np.float64(x2[j]) + f3 * np.float64(x3[j])
-        sums[j] += one + two
+        added = f3 * np.float64(x3[j]) + sums[j]
+        added = f2 * np.float64(x2[j]) + added
+        added = f1 * np.float64(x1[j]) + added
+        sums[j] = f0 * np.float64(x0[j]) + added
 
 
 @_njit
