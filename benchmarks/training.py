@@ -67,7 +67,7 @@ def end_to_end_rows(num_features: int, batch: int) -> list[dict]:
 
 
 def sweep_rows(batch: int) -> list[dict]:
-    num_features, steps = 100, 100_000 // batch
+    num_features, steps = 100, 300_000 // batch
     data = make_data(num_features)
     plan = make_plan(data, steps, batch)
     members = grid(

@@ -200,6 +200,22 @@ def test_copies_that_move_up_change_nothing(size, num_features, kind):
         assert by_fours(gradients) - by_fours(gradients[1:]) > 1 + 5e-4
 
 
+@pytest.mark.parametrize("num_features", [1, 7, 100, 300])
+def test_a_row_adds_the_same_in_every_place(num_features):
+    """Also the logit, whose additions are in an order of the compiler's: it must be one order for all."""
+    generator = np.random.default_rng(4)
+    weights = 10 * generator.standard_normal(num_features).astype(np.float32)
+    row = 3 * generator.standard_normal(num_features).astype(np.float32)
+
+    def alone(size, place):
+        features, mask = np.tile(row, (size, 1)), np.arange(size) == place
+        zeros = np.zeros(size, np.float32)
+        (slope, intercept), _ = fused_clipped_logistic_sum(weights, 0.3, features, zeros, mask, 1e6)
+        return b"".join(np.asarray(part).tobytes() for part in (*slope, *intercept))
+
+    assert len({alone(size, place) for size in (1, 3, 8, 13, 4096) for place in range(min(size, 13))}) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

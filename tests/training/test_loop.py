@@ -127,8 +127,8 @@ def test_an_empty_batch_is_a_step_of_noise(small):
     trained = train(plan, MODEL, small.data)
     assert trained.metrics["copies"].to_list() == [0]
     row = NoiseStream(plan.run_key, coefficients=(1.0,), shapes=MODEL.shapes(), iterations=1).next()["coefficients"]
-    # A compiled step has noise for roundings that depend on the batch: 20 copies, blocks of 32 rows.
-    factor = 1.0 if loop._host_is_faster(20, 7) else regrouping_factor(batch_size=20, rows_together=32)
+    # A compiled step has noise for roundings that depend on the batch: 20 copies, blocks of 8 rows.
+    factor = 1.0 if loop._host_is_faster(20, 7) else regrouping_factor(batch_size=20, rows_together=8)
     np.testing.assert_allclose(trained.parameters["coefficients"], -plan.noise_scale * factor * row, rtol=1e-6)
     assert plan.noise_scale == pytest.approx(0.3 * 0.7 / 20, rel=2e-5)
 

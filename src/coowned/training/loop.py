@@ -183,7 +183,7 @@ class Trainer:
         }
         self._settings = jax.tree.map(jax.numpy.asarray, self._settings)  # once, not in every step
         self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
-        self._multiple_of = math.lcm(8, devices)
+        self._multiple_of = model.row_multiple * devices
         self._place, self._everywhere = _shardings(devices)
 
     def _noise_scale(self, plan: TrainingPlan) -> float:

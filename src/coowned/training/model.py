@@ -20,6 +20,10 @@ class Model(Protocol):
     """Whether clipped gradients are summed faster from the host's arrays than in a compiled step. `gradient_sum` must
     then take numpy arrays, and `coowned.mechanism.fused_clipping.RowsInPlace` for features."""
 
+    row_multiple: ClassVar[int]
+    """Batches are padded to a multiple of so many rows: what a copy adds must not depend on how many others there are,
+    and compiled code may be another one for few rows."""
+
     def describe(self) -> dict[str, Any]:
         """Plain values that name the model; part of what a resumed run must agree in."""
         ...

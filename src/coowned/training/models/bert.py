@@ -101,6 +101,7 @@ class BertMaskedLM:
     """
 
     on_host: ClassVar[bool] = False
+    row_multiple: ClassVar[int] = 8  # all microbatches have one shape
     config: BertConfig = BertConfig()
     sequence_length: int = 512
     max_predictions: int = 0

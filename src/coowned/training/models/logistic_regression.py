@@ -30,6 +30,7 @@ class LogisticRegression:
     """
 
     on_host: ClassVar[bool] = True
+    row_multiple: ClassVar[int] = 128
     num_features: int
 
     def __post_init__(self) -> None:

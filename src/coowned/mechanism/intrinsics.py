@@ -1,0 +1,38 @@
+"""Two instructions of the processor that numba has no name for, for compiled loops."""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LINE = 16  # float32 numbers that come from memory together
+
+
+@intrinsic
+def ask_for(typing_context, array, row, column):
+    """Has the processor fetch array[row, column] without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, arguments[1:])
+        number = ir.IntType(32)
+        pointer = builder.bitcast(place, cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        builder.call(prefetch, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.intp), generate
+
+
+@intrinsic
+def take_next(typing_context, taken):
+    """taken[0]++, as one operation among all threads; what it was."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        first = context.get_constant(types.intp, 0)
+        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
+        return builder.atomic_rmw("add", place, context.get_constant(types.int64, 1), "monotonic")
+
+    return types.int64(taken), generate
