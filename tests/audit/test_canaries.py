@@ -86,7 +86,9 @@ def test_an_honest_run_passes(data, monkeypatch):
 def test_a_run_without_noise_is_caught(data):
     found = audit(data, train=without_noise(LogisticRegression(num_features=NUM_FEATURES)))
     assert not found.claim_holds
-    assert found.epsilon_lower_bound > 1.0
+    # Of 16 seeds: 2.05 to 2.72, where 1 is claimed. The bound that assumes nothing of scores is 0.15 to 1.31 there.
+    assert found.gaussian_lower_bound > 1.5 > found.claimed_epsilon
+    assert found.epsilon_lower_bound > 0
     assert found.area_under_curve > 0.95
 
 
