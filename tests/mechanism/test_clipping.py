@@ -387,8 +387,11 @@ def test_so_many_copies_are_not_drawn():
         assert most < batch_size + 10 * np.sqrt(batch_size) + 62
 
 
-@pytest.mark.parametrize("models", [0, 3, 40])
-@pytest.mark.parametrize("num_features", [1, 3, 8, 30, 100, 257])
+@pytest.mark.parametrize(
+    ("models", "num_features"),
+    [(0, 100), (40, 30)]
+    + [pytest.param(m, d, marks=pytest.mark.full) for m in (0, 3, 40) for d in (1, 3, 8, 30, 100, 257)],
+)
 def test_a_row_is_clipped_alike_in_every_place(models, num_features):
     """What XLA makes of the batch gives a row the same bits wherever it is and however many others there are."""
     generator = np.random.default_rng(0)
@@ -405,7 +408,7 @@ def test_a_row_is_clipped_alike_in_every_place(models, num_features):
         sums, _ = summed(*given, clip_norms, squared_norms_of(features), compensated=True)
         return b"".join(np.asarray(part).tobytes() for total in sums for part in total)
 
-    sizes = [128, 256, 640, 4096, 4224]
+    sizes = [128, 256, 4224]
     places = [(size, place) for size in sizes for place in (0, 1, 2, 3, 5, 15, 63, 64, 100, size // 2 + 1, size - 1)]
     assert len({alone(size, place) for size, place in [*places, *((128, place) for place in range(128))]}) == 1
 
