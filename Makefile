@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full test-peers setup lint bench audit-power experiments tables lock clean help
+.PHONY: demo test test-full test-peers setup lint bench audit-power experiments tables lock clean clean-kernels help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -50,7 +50,10 @@ lock: ## pin every dependency anew (needs uv on the PATH)
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  --extra dev -c requirements/all.lock pyproject.toml -o requirements/core.lock --upgrade
 
-clean: ## remove environments and caches
+clean-kernels: ## remove compiled kernels, for one may hold an older version of another
+	find src -name '*.nb[ic]' -delete
+
+clean: clean-kernels ## remove environments and caches
 	rm -rf .venv .venv-peers coowned-demo .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:

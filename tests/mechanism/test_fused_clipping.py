@@ -59,7 +59,8 @@ def test_no_copy_adds_more(sizes, signs, weight, label, clip_norm):
         weights, 0.1, features, np.float32([label]), np.ones(1, bool), clip_norm, squared_norms_of(features)
     )
     # Below float32's normal numbers, half a step of the smallest is what a sum is rounded to.
-    assert np.linalg.norm(gradient) <= float(np.float32(clip_norm)) * MOST + 3 * 2.0**-150
+    # A copy leaves room for what its being there does to the roundings of others.
+    assert np.linalg.norm(gradient) <= float(np.float32(clip_norm)) * (1 - 2.0**-21) + 3 * 2.0**-150
 
 
 @pytest.mark.parametrize("num_features", [2048, 2049, 20_011])

@@ -11,7 +11,7 @@ from scipy import special, stats
 
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.kernels import TAIL_STREAM, fill_words, log
+from coowned.mechanism.kernels import TAIL_STREAM, WORDS, fill_words, log, word_at
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.noise import (
     ROUNDING_FACTOR,
@@ -58,6 +58,24 @@ def test_normals_are_accurate(word, zeros, more, more_zeros):
     assert (z > 0) == (word >= 2**63)
     # relative error of the tail probability at z: density / probability * error of z
     assert special.log_ndtr(-abs(z)) == pytest.approx(tail_of(word, more), rel=3e-15, abs=3e-15)
+
+
+def test_tails_of_a_long_row_have_their_own_bits():
+    """Three words of this row need 64 bits more, which come from the same places of another stream, in any part."""
+    size, key = 3 * 128 * WORDS + 777, RunKey.from_seed(3)
+    own = key.derive(Purpose.NOISE, configuration="", step=0, tensor="w")
+    words, more = random_words(own, size), np.empty(size, np.uint64)
+    fill_words(own, TAIL_STREAM, 0, more)
+    deep = np.flatnonzero((words & np.uint64(2**63 - 1)) < np.uint64(2**47))
+    assert deep.tolist() == [18450, 58207, 182088]
+    expected = np.float32(normals_from_words(words, more))
+    for threads in (1, 3):
+        stream = NoiseStream(key, coefficients=(1.0,), shapes={"w": (size,)}, iterations=1, threads=threads)
+        assert np.array_equal(stream.next()["w"], expected)
+    # Only a word far deeper than these shows its further bits in a float32 number: looked at by themselves.
+    for place in (*deep, 0, WORDS - 1, WORDS, 7 * WORDS + 130):
+        chunk, at = divmod(int(place), WORDS)
+        assert word_at(own, TAIL_STREAM, chunk, at) == more[place] != words[place]
 
 
 @given(st.floats(1e-300, 1e300))

@@ -128,9 +128,22 @@ def test_an_empty_batch_is_a_step_of_noise(small):
     assert trained.metrics["copies"].to_list() == [0]
     row = NoiseStream(plan.run_key, coefficients=(1.0,), shapes=MODEL.shapes(), iterations=1).next()["coefficients"]
     # A compiled step has noise for roundings that depend on the batch: 20 copies, blocks of 8 rows.
-    factor = 1.0 if loop._host_is_faster(20, 7) else regrouping_factor(batch_size=20, rows_together=8)
+    factor = 1.0 if loop._host_is_faster(20, 7) else regrouping_factor(expected_copies=20, rows_together=8)
     np.testing.assert_allclose(trained.parameters["coefficients"], -plan.noise_scale * factor * row, rtol=1e-6)
     assert plan.noise_scale == pytest.approx(0.3 * 0.7 / 20, rel=2e-5)
+
+
+def test_roundings_of_all_that_is_drawn_are_covered(small):
+    """A mechanism made by hand may draw more than its batch size: the noise is for what is drawn."""
+    plan = small.plan(iterations=1)
+    assert plan.expected_copies == 20
+    many = dataclasses.replace(plan.mechanism, sampling_probability=0.9)
+    plan = dataclasses.replace(plan, mechanism=many, guarantee=forged(plan.guarantee, mechanism=many))
+    assert plan.expected_copies == math.ceil(0.9 * plan.certificate.size) > 100
+    trainer = loop.Trainer([plan], MODEL)
+    factor = regrouping_factor(expected_copies=plan.expected_copies, rows_together=8)
+    assert float(trainer._settings["noise_scale"]) == pytest.approx(plan.noise_scale * factor, rel=2e-7)
+    assert float(trainer._settings["noise_scale"]) >= plan.noise_scale * factor
 
 
 @pytest.mark.usefixtures("both_ways")

@@ -78,7 +78,7 @@ def test_members_have_their_own_noise(small):
     pair = [dataclasses.replace(plan, configuration=name) for name in ("a", "b")]
     coefficients = sweep(pair, MODEL, small.data).parameters["coefficients"]
     rows = noise_row(plan.run_key)
-    factor = regrouping_factor(batch_size=20, rows_together=64)
+    factor = regrouping_factor(expected_copies=20, rows_together=64)
     expected = -plan.noise_scale * factor * (rows[0] - rows[1])
     np.testing.assert_allclose(coefficients[0] - coefficients[1], expected, rtol=1e-5, atol=1e-6)
     assert np.abs(expected).max() > 1e-3

@@ -7,9 +7,8 @@ What a copy moves the sum by is proven, roundings included. A norm is raised by 
 1 - 2^-21 clip norms. It also moves the copies behind it by a place, and so regroups all additions that follow: their
 roundings must be small with the copy and without it. All are of float64. With B copies in P parts, the B / P rows of a
 part are added one by one to at most B / P clip norms, and P parts to at most B: with the split into two float32 numbers
-that is E = 2^-53 (B^2 / P + P B) + 2^-48 B. Twice E is below 2^-21 up to B = 2^15 in one part and 2^17 in 16: there one
-copy more or less moves the sum by less than a clip norm. Up to 2^19 in 16 parts it is below 1e-5, which the noise's
-factor covers.
+that is E = 2^-53 (B^2 / P + P B) + 2^-48 B, B with padding. Twice E is below 2^-21 up to B = 2^15 in one part and 2^17
+in 16: there one copy more or less moves the sum by less than a clip norm, and training sums no more than that here.
 """
 
 import concurrent.futures
@@ -30,6 +29,7 @@ from coowned.synthetic.logistic_data import usable_cores
 
 _NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
+MOST_COPIES = 2**17  # up to which the proof above leaves the noise alone, for rows of 256 numbers and more
 _AHEAD = 4  # rows: what lies scattered in memory is asked for before it is needed,
 _LINES = 4  # no more than its first lines: the processor then knows what comes
 _RAISED = 1 + 2.0**-20
@@ -61,7 +61,8 @@ def fused_clipped_logistic_sum(
 
     Guarantees:
       - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
-      - One copy more or less moves the sum by at most a clip norm, wherever the copies behind it move, also among 2^16.
+      - One copy more or less moves the sum by at most a clip norm, wherever the copies behind it move: among 2^15, and
+        2^17 of rows of 32 numbers and more.
         (test_one_copy_of_many_moves_the_sum_by_itself, test_copies_that_move_up_change_nothing)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
@@ -96,8 +97,8 @@ def fused_clipped_logistic_sum(
     mask = np.ascontiguousarray(mask, np.bool_)
     if isinstance(features, RowsInPlace):
         source, rows = features
-        if rows.size and (rows.min() < 0 or rows.max() >= len(source)):
-            raise InputError(f"rows must be in [0, {len(source)}): where the features of each copy lie")
+        if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or rows.max() >= len(source))):
+            raise InputError(f"rows must be whole numbers in [0, {len(source)}): where the features of each copy lie")
     else:
         source, rows = np.ascontiguousarray(features, np.float32), np.arange(len(mask))
         validate.same_length(mask.size, features=source)

@@ -93,7 +93,7 @@ def fill_words(key, nonce, first_chunk, out):
 
 
 @_njit
-def _word(key, nonce, number, at):
+def word_at(key, nonce, number, at):
     """Word `at` of one chunk, alone."""
     words = np.empty(WORDS, np.uint64)
     _chunk(_prepare(key, nonce), number, np.empty((16, LANES), np.uint32), words, WORDS)
@@ -256,7 +256,7 @@ def correlated_row(key, begin, coefficients, ring, head, out):
         normals_of_words(words[:length], row)
         for j in range(length):
             if needs_more_bits(words[j]):  # one of 65536
-                row[j] = tail_normal(words[j], _word(key, TAIL_STREAM, chunk, j))
+                row[j] = tail_normal(words[j], word_at(key, TAIL_STREAM, chunk, j))
         for lag in range(1, kept + 1):
             earlier = ring[(head - lag + 1) % kept, begin + at : begin + at + length]
             c = coefficients[lag]
@@ -269,6 +269,13 @@ def correlated_row(key, begin, coefficients, ring, head, out):
             oldest = ring[(head + 1) % kept, begin + at : begin + at + length]
             for j in range(length):
                 oldest[j] = out[at + j]
+
+
+@_njit
+def correlated_rows(keys, coefficients, rings, head, out):
+    """out (n, size): a whole row for each of n keys; rings (n, num_bands - 1, size)."""
+    for i in range(keys.shape[0]):
+        correlated_row(keys[i], 0, coefficients, rings[i], head, out[i])
 
 
 # ---- coins -----------------------------------------------------------------------------------------------------------

@@ -194,30 +194,30 @@ class NoiseStream:
             ring[...] = rows[name]
 
 
-def regrouping_factor(*, batch_size: int, rows_together: int) -> float:
+def regrouping_factor(*, expected_copies: int, rows_together: int) -> float:
     """How much more noise there is where `rows_together` rows of a drawn batch are added in float32.
 
     A copy that is drawn moves those behind it by a place, so that all their blocks are other ones and are rounded
     otherwise. In a block of R rows a number is rounded at most R times on its way into the sum, in whatever order they
     are added, each time by 2^-24 of a sum of lengths; blocks are then added with their rounding kept. So a sum of B
     copies is off by at most B R 2^-24 clip norms with the copy, and by as much without it. More copies than B =
-    batch_size + 10 sqrt(batch_size) + 60 are drawn in a step with a probability below 1e-20 (Bernstein).
+    `most_copies` are drawn in a step with a probability below 1e-20, which no delta counts.
 
     Guarantees:
       - Blocks of float32 additions, in any order, move by no more.   (test_any_order_of_additions_is_covered)
       - It covers the worst gradients known many times.   (test_regrouped_blocks_are_covered)
       - So many copies are not drawn.   (test_so_many_copies_are_not_drawn)
 
-    >>> round(regrouping_factor(batch_size=4096, rows_together=8), 6)
+    >>> round(regrouping_factor(expected_copies=4096, rows_together=8), 6)
     1.004574
     """
-    validate.positive(batch_size=batch_size, rows_together=rows_together)
-    return 1 + most_copies(batch_size) * rows_together * 2.0**-23
+    validate.positive(expected_copies=expected_copies, rows_together=rows_together)
+    return 1 + most_copies(expected_copies) * rows_together * 2.0**-23
 
 
-def most_copies(batch_size: int) -> int:
-    """Copies of a step that are exceeded with a probability below 1e-20, whatever coins their number is the sum of."""
-    return batch_size + math.ceil(10 * math.sqrt(batch_size)) + 60
+def most_copies(expected_copies: int) -> int:
+    """Exceeded with a probability below 1e-20 where so many are expected of independent coins (Bernstein)."""
+    return expected_copies + math.ceil(10 * math.sqrt(expected_copies)) + 60
 
 
 class NoiseState(NamedTuple):

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.mechanism.noise import NoiseStream, regrouping_factor
+from coowned.mechanism.fused_clipping import MOST_COPIES
+from coowned.mechanism.noise import NoiseStream, most_copies, regrouping_factor
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, platform
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
@@ -171,6 +172,7 @@ class Trainer:
         self._noisy = any(p.noise_scale for p in plans)
         clips = plan.clip_norm is not None
         one = clips and not self._many and devices == 1 and platform() == "cpu"
+        one = one and most_copies(plan.expected_copies) <= MOST_COPIES
         width = sum(math.prod(shape) for shape in model.shapes().values())
         self._on_host = one and model.on_host and _host_is_faster(plan.batch_size, width)
         self._step = compiled_step(model, plan.optimizer, clips, self._noisy, self._many, on_host=self._on_host)
@@ -191,7 +193,7 @@ class Trainer:
         if self._on_host or plan.noise_scale == 0:
             return plan.noise_scale
         together = self._model.rows_together(len(self._plans))
-        more = plan.noise_scale * regrouping_factor(batch_size=plan.batch_size, rows_together=together)
+        more = plan.noise_scale * regrouping_factor(expected_copies=plan.expected_copies, rows_together=together)
         return float(np.nextafter(np.float32(more), np.float32(np.inf)))
 
     def _per_plan(self, numbers: Sequence[float]) -> npt.NDArray[np.float32]:

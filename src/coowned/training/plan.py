@@ -149,6 +149,13 @@ class TrainingPlan:
         return self.mechanism.batch_size
 
     @property
+    def expected_copies(self) -> int:
+        """How many copies a step draws on average at most; more than batch_size where a mechanism was made so."""
+        if not isinstance(self.mechanism, PoissonSampling):
+            return self.batch_size
+        return max(self.batch_size, math.ceil(self.mechanism.sampling_probability * self.certificate.size))
+
+    @property
     def noise_multiplier(self) -> float:
         return 0.0 if self.guarantee is None else self.guarantee.noise_multiplier
 

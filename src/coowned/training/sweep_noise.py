@@ -6,12 +6,11 @@ With hundreds of small models the keys and the calls cost more than the normals,
 import math
 from collections.abc import Mapping, Sequence
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from coowned.errors import InputError
-from coowned.mechanism.kernels import correlated_row
+from coowned.mechanism.kernels import correlated_rows
 from coowned.mechanism.keys import Purpose, RunKey
 
 
@@ -66,11 +65,5 @@ class SweepNoise:
             keys = self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
             rows[name] = np.empty((self._count, math.prod(shape)), np.float32)
             head = (step - 1) % self._kept if self._kept else 0
-            _correlated_rows(keys, self._coefficients, self._rings[name], head, rows[name])
+            correlated_rows(keys, self._coefficients, self._rings[name], head, rows[name])
         return {name: row.reshape((self._count, *self._shapes[name])) for name, row in rows.items()}
-
-
-@numba.njit(cache=True, nogil=True)
-def _correlated_rows(keys, coefficients, rings, head, out):
-    for c in range(keys.shape[0]):
-        correlated_row(keys[c], 0, coefficients, rings[c], head, out[c])
