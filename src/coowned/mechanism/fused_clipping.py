@@ -29,7 +29,7 @@ from coowned.synthetic.logistic_data import usable_cores
 
 _NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
-MOST_COPIES = 2**17  # up to which the proof above leaves the noise alone, for rows of 256 numbers and more
+MOST_COPIES = 2**17  # for which the proof above holds in 16 parts, padding by a quarter more included
 _AHEAD = 4  # rows: what lies scattered in memory is asked for before it is needed,
 _LINES = 4  # no more than its first lines: the processor then knows what comes
 _RAISED = 1 + 2.0**-20

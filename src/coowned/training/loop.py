@@ -172,9 +172,9 @@ class Trainer:
         self._noisy = any(p.noise_scale for p in plans)
         clips = plan.clip_norm is not None
         one = clips and not self._many and devices == 1 and platform() == "cpu"
-        one = one and most_copies(plan.expected_copies) <= MOST_COPIES
+        proven = most_copies(plan.expected_copies) <= MOST_COPIES
         width = sum(math.prod(shape) for shape in model.shapes().values())
-        self._on_host = one and model.on_host and _host_is_faster(plan.batch_size, width)
+        self._on_host = one and proven and model.on_host and _host_is_faster(plan.batch_size, width)
         self._step = compiled_step(model, plan.optimizer, clips, self._noisy, self._many, on_host=self._on_host)
         self._mean_loss = compiled_loss(model)
         self._settings = {
