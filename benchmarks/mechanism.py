@@ -15,11 +15,12 @@ from jax_privacy.clipping import clipped_grad
 
 from coowned.mechanism import banded_strategy
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.clipping import clipped_logistic_gradient_sum, squared_norms_of
+from coowned.mechanism.clipping import clipped_logistic_gradient_sum, clipped_logistic_gradient_sums, squared_norms_of
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.fused_clipping import fused_clipped_logistic_sum
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.noise import NoiseStream, noise_scale
+from coowned.mechanism.tiled_clipping import tiled_clipped_logistic_sums
 
 BATCH, NUM_FEATURES = 4096, 1000
 KEY = RunKey.from_seed(0)
@@ -27,7 +28,7 @@ KEY = RunKey.from_seed(0)
 
 def run() -> list[dict]:
     """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
-    return [*clipping_rows(), *correlated_noise_rows(), *sampler_rows(), *stream_rows()]
+    return [*clipping_rows(), *many_models_rows(), *correlated_noise_rows(), *sampler_rows(), *stream_rows()]
 
 
 def clipping_rows() -> list[dict]:
@@ -68,6 +69,27 @@ def clipping_rows() -> list[dict]:
         figure("  compiled by XLA: against the plain gradient", seconds["plain"] / compiled, "x"),
         figure("  compiled, the rows' norms made in the step: against clipped_grad", peer_seconds / whole, "x"),
     ]
+
+
+def many_models_rows() -> list[dict]:
+    """The sums of a sweep's models: tiles on the host against two products by XLA."""
+    models, num_features = 336, 100
+    generator = np.random.default_rng(0)
+    coefficients = (0.1 * generator.standard_normal((models, num_features + 1))).astype(np.float32)
+    features = generator.standard_normal((BATCH, num_features), np.float32)
+    labels, mask = (generator.random(BATCH) < 0.5).astype(np.float32), np.ones(BATCH, np.bool_)
+    clip_norms, norms = np.geomspace(0.05, 3.2, models).astype(np.float32), squared_norms_of(features)
+    given = coefficients[:, :-1], coefficients[:, -1], features, labels, mask, clip_norms, norms
+    on_device = [jnp.asarray(array) for array in given]
+    seconds = interleaved(
+        {
+            "tiles": lambda: tiled_clipped_logistic_sums(coefficients, features, labels, mask, clip_norms, norms),
+            "compiled": lambda: clipped_logistic_gradient_sums(*on_device, compensated=True),
+        },
+        in_a_row=8,
+    )
+    at = f"{models} models, batch {BATCH}, d = {num_features}"
+    return [figure(f"clipped gradients of {at}: against XLA's", seconds["compiled"] / seconds["tiles"], "x")]
 
 
 def correlated_noise_rows() -> list[dict]:

@@ -19,7 +19,7 @@ from coowned.audit.noise_law import audit_noise_tail
 from coowned.audit.participation import audit_participation
 from coowned.audit.release import audit_release
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import PoissonBatches
+from coowned.mechanism.batching import Drawn, PoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
@@ -72,7 +72,7 @@ class JointBatches(PoissonBatches):
         examples, numbers = self._copies
         drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples) // 3)
         places = (drawn[:, None] * 3 + np.arange(3)).ravel()
-        return examples[places], numbers[places]
+        return Drawn(examples, numbers, places)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,8 +80,8 @@ class TruncatedBatches(PoissonBatches):
     """What is above the batch size is dropped."""
 
     def _draw(self, step):
-        examples, numbers = super()._draw(step)
-        return examples[: self.batch_size], numbers[: self.batch_size]
+        drawn = super()._draw(step)
+        return drawn._replace(places=drawn.places[: self.batch_size])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +93,7 @@ class ShuffledBatches(PoissonBatches):
         size = max(1, round(len(examples) * self.sampling_probability))
         epoch, place = divmod(step, len(examples) // size)
         order = self._order(epoch)[place * size : (place + 1) * size]
-        return examples[order], numbers[order]
+        return Drawn(examples, numbers, order)
 
     def _order(self, epoch):
         words = random_words(self.run_key.derive(Purpose.COINS, step=epoch), len(self._copies[0]))

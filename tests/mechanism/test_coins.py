@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coowned.errors import InputError
 from coowned.mechanism.coins import LONGEST_SKIP, PoissonCoins
-from coowned.mechanism.kernels import draw_positions
+from coowned.mechanism.kernels import WORDS, draw_positions
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 
 SLACK = Fraction(1, 2**57)
@@ -133,11 +133,25 @@ def test_a_short_array_loses_nothing():
     coins = PoissonCoins(0.1)
     guide, shift = coins.guide
     expected = coins.draw(KEY, 1000)
-    short = np.empty(len(expected) - 1, np.int64)
-    assert draw_positions(KEY, 1000, coins.thresholds, guide, shift, short) == -1
-    exact = np.empty(len(expected), np.int64)
-    assert draw_positions(KEY, 1000, coins.thresholds, guide, shift, exact) == len(expected)
-    assert np.array_equal(exact, expected)
+    ended = np.append(coins.thresholds, np.uint64(0))
+    for room in range(WORDS):
+        assert draw_positions(KEY, 1000, ended, guide, shift, np.empty(room, np.int64)) == -1
+    enough = np.empty(len(expected) + WORDS, np.int64)
+    assert draw_positions(KEY, 1000, ended, guide, shift, enough) == len(expected)
+    assert np.array_equal(enough[: len(expected)], expected)
+
+
+def test_a_draw_of_more_than_there_is_room_for_is_made_again(monkeypatch):
+    coins, rooms = PoissonCoins(0.1), []
+
+    def with_less_room(key, size, thresholds, guide, shift, out):
+        rooms.append(len(out))
+        return -1 if len(rooms) < 3 else draw_positions(key, size, thresholds, guide, shift, out)
+
+    expected = coins.draw(KEY, 10_000)
+    monkeypatch.setattr("coowned.mechanism.coins.draw_positions", with_less_room)
+    assert np.array_equal(coins.draw(KEY, 10_000), expected)
+    assert rooms[1:] == [2 * room for room in rooms[:-1]]
 
 
 @pytest.mark.parametrize("p", [1e-6, 1e-3, 0.2, 0.7])

@@ -254,7 +254,7 @@ def test_every_process_has_threads_of_its_own(monkeypatch):
     forked = os.getpid() + 10**9
     monkeypatch.setattr(os, "getpid", lambda: forked)
     assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
-    fused_clipping._workers(forked).shutdown()
+    fused_clipping.workers(forked).shutdown()
     with pytest.raises(RuntimeError):  # its own were asked: the comparison can fail
         fused(*given, 0.7)
 

@@ -179,7 +179,7 @@ def test_stored_and_made_features_agree(small):
 
 
 def test_large_batches_are_summed_on_the_host(small, monkeypatch):
-    """A million numbers in a batch of wide rows, of one model on one processor; not for sweeps or without clipping."""
+    """A million numbers in a batch of wide rows, or forty million for a sweep; on one processor, with clipping."""
     used = []
     whole = loop.compiled_step
 
@@ -189,12 +189,13 @@ def test_large_batches_are_summed_on_the_host(small, monkeypatch):
 
     monkeypatch.setattr(loop, "compiled_step", watched)
     plan, wide = small.plan(), LogisticRegression(num_features=50_000)  # batches of 20
-    assert not loop._host_is_faster(20, 49_999)
-    assert not loop._host_is_faster(10_000, 255)
+    assert not loop._host_is_faster(20, 49_999, 1)
+    assert not loop._host_is_faster(10_000, 255, 1)
+    assert not loop._host_is_faster(20, 49_999, 40)
     free = dataclasses.replace(plan, guarantee=None, clip_norm=None)
-    for plans, model in (([plan], MODEL), ([plan], wide), ([plan, plan], wide), ([free], wide)):
+    for plans, model in (([plan], MODEL), ([plan], wide), ([plan] * 2, wide), ([plan] * 40, wide), ([free], wide)):
         Trainer(plans, model)
-    assert used == [False, True, False, False]
+    assert used == [False, True, False, True, False]
 
 
 def test_without_privacy(small):

@@ -16,6 +16,7 @@ from coowned import InputError, guarantee
 from coowned.errors import CertificateMismatchError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream, regrouping_factor
+from coowned.training import loop
 from coowned.training import sweep as module
 from coowned.training.checkpoint import RunFolder
 from coowned.training.data import FeatureTable
@@ -43,8 +44,10 @@ def members(small, kind="dp-sgd", **changes):
     return grid(plan, learning_rates=[0.01, 0.1], clip_norms=[0.1, 1.0], noise=guarantees)
 
 
+@pytest.mark.parametrize("where", ["compiled", "on the host"])
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
-def test_sweep_equals_single_runs(small, kind, monkeypatch):
+def test_sweep_equals_single_runs(small, kind, where, monkeypatch):
+    monkeypatch.setattr(loop, "_host_is_faster", lambda size, width, models: models > 1 and where == "on the host")
     monkeypatch.setattr(LogisticRegression, "rows_together", lambda self, models: 64)  # else a sweep has more noise
     plans = members(small, kind)
     assert len(plans) == 8
@@ -62,6 +65,7 @@ def test_a_sweep_of_one(small):
     assert np.array_equal(swept.member(0)["coefficients"], train(plan, MODEL, small.data).parameters["coefficients"])
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_members_have_their_own_noise(small):
     """The noise of two members over 300 run keys: 2100 pairs of numbers.
 
@@ -167,6 +171,7 @@ def take_up(place, plans, data, **options):
         return sweep(plans, options.pop("model", MODEL), data, folder=folder, **options)
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize(("kind", "steps"), [("dp-sgd", 1), ("dp-sgd", 6), ("dp-mf", 5)])
 def test_taken_up_sweep_is_bit_identical(small, tmp_path, kind, steps):
     plans = begin_and_stop(tmp_path / "run", small, steps, kind)

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,12 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.kernels import number_copies
+from coowned.mechanism.kernels import number_copies, pad_copies
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """The copies of one step, padded to a shape that few other steps do not share.
 
@@ -46,6 +47,14 @@ class Batch:
         return len(self.mask)
 
 
+class Drawn(NamedTuple):
+    """The copies of a step, without padding: those at some places of two lists."""
+
+    examples: npt.NDArray[np.int64]  # (n,)
+    numbers: npt.NDArray[np.int32]  # (n,) copy numbers; (0,) where all are 0
+    places: npt.NDArray[np.int64]
+
+
 class Batches(abc.ABC):
     """The base of the three ways to make batches: `batch(step)` for step in [0, iterations)."""
 
@@ -56,8 +65,11 @@ class Batches(abc.ABC):
     def batch(self, step: int) -> Batch:
         """The padded batch of a step, the same whenever it is asked for."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
-        examples, copy_numbers = self._draw(int(step))
-        return self._pad(int(step), examples, copy_numbers)
+        examples, numbers, places = self._draw(int(step))
+        size = self.physical_size(len(places))
+        padded = np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.bool_)
+        pad_copies(places, examples, numbers, *padded)
+        return Batch(int(step), *padded)
 
     def from_step(self, step: int = 0) -> Iterator[Batch]:
         """All batches from a step on."""
@@ -90,15 +102,9 @@ class Batches(abc.ABC):
         unit = math.lcm(self.multiple_of, 64 if self.batch_size >= 512 else 1)
         return -(-size // unit) * unit
 
-    def _pad(self, step: int, examples: npt.NDArray[np.int64], copy_numbers: npt.NDArray[np.int32]) -> Batch:
-        count, size = len(examples), self.physical_size(len(examples))
-        padded_examples, padded_numbers = np.zeros(size, np.int64), np.zeros(size, np.int32)
-        padded_examples[:count], padded_numbers[:count] = examples, copy_numbers
-        return Batch(step=step, examples=padded_examples, copy_numbers=padded_numbers, mask=np.arange(size) < count)
-
     @abc.abstractmethod
-    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """(examples, copy numbers) of a step, without padding."""
+    def _draw(self, step: int) -> Drawn:
+        """The copies of a step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,10 +159,10 @@ class PoissonBatches(Batches):
     def _copies(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         return _list_copies(self.selection.copies)
 
-    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def _draw(self, step: int) -> Drawn:
         examples, numbers = self._copies
         drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return examples[drawn], numbers[drawn]
+        return Drawn(examples, numbers, drawn)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,8 +203,8 @@ class ScheduledBatches(Batches):
         number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
         return numbers
 
-    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        return self.schedule.batches[step].astype(np.int64), self._numbers[step]
+    def _draw(self, step: int) -> Drawn:
+        return Drawn(self.schedule.batches[step].astype(np.int64), self._numbers[step], np.arange(self.batch_size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -261,21 +267,21 @@ class CyclicPoissonBatches(Batches):
         order = np.argsort(groups, kind="stable")
         ends = np.searchsorted(groups[order], np.arange(self.num_groups + 1))
         parts = [order[ends[g] : ends[g + 1]] for g in range(self.num_groups)]
-        return [(examples[part], numbers[part]) for part in parts]
+        return [(examples[part], numbers[part] if numbers.size else numbers) for part in parts]
 
-    def _draw(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def _draw(self, step: int) -> Drawn:
         group = step % self.num_groups
         examples, numbers = self._groups[group]
         drawn = self.coins[group].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return examples[drawn], numbers[drawn]
+        return Drawn(examples, numbers, drawn)
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """(example, copy number) of every copy, in the order of examples."""
+    """(example, copy number) of every copy, in the order of examples; no numbers where all are 0."""
     chosen = np.flatnonzero(copies)
     counts = copies[chosen].astype(np.int64)
     if counts.max(initial=0) <= 1:
-        return chosen, np.broadcast_to(np.int32(0), len(chosen))  # one zero for all: nothing to fetch
+        return chosen, np.empty(0, np.int32)
     examples = np.repeat(chosen, counts)
     numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
     return examples, numbers.astype(np.int32)

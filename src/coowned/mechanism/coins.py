@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.mechanism.kernels import draw_positions, skip_of_word
+from coowned.mechanism.kernels import WORDS, draw_positions, skip_of_word
 from coowned.mechanism.keys import StreamKey
 
 MARGIN = 2**6  # in units of 2^-64: what p is lowered by
@@ -72,6 +72,11 @@ class PoissonCoins:
         return np.array(above, np.uint64)
 
     @functools.cached_property
+    def _ended(self) -> npt.NDArray[np.uint64]:
+        """(K + 1,) the thresholds and 0, below which no word is: the search ends there."""
+        return np.append(self.thresholds, np.uint64(0))
+
+    @functools.cached_property
     def guide(self) -> tuple[npt.NDArray[np.int32], int]:
         """Where to begin looking among the thresholds: by the upper bits of a word, and how far to shift for them."""
         bits = min(14, len(self.thresholds).bit_length() + 4)  # most then begin where they end
@@ -92,15 +97,15 @@ class PoissonCoins:
             return np.empty(0, np.int64)
         guide, shift = self.guide
         expected = size * self.probability
-        capacity = min(size, int(expected + 8 * math.sqrt(expected)) + 64)
+        capacity = int(expected + 8 * math.sqrt(expected)) + 64 + WORDS
         while True:
             drawn = np.empty(capacity, np.int64)
-            count = draw_positions(key, size, self.thresholds, guide, shift, drawn)
+            count = draw_positions(key, size, self._ended, guide, shift, drawn)
             if count >= 0:
                 return drawn[:count]
-            capacity = min(size, 2 * capacity)  # nothing is dropped: the same coins into a longer array
+            capacity *= 2  # nothing is dropped: the same coins into a longer array
 
     def skips(self, words: npt.ArrayLike) -> list[int]:
         """How many copies each word skips; len(thresholds) means that none of those is drawn. For tests and audits."""
         guide, shift = self.guide
-        return [int(skip_of_word(word, self.thresholds, guide, shift)) for word in np.asarray(words, np.uint64)]
+        return [int(skip_of_word(word, self._ended, guide, shift)) for word in np.asarray(words, np.uint64)]

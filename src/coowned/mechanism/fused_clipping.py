@@ -32,7 +32,7 @@ _MOST_PARTS = 16
 MOST_COPIES = 2**17  # for which the proof above holds in 16 parts, padding by a quarter more included
 _AHEAD = 4  # rows: what lies scattered in memory is asked for before it is needed,
 _LINES = 4  # no more than its first lines: the processor then knows what comes
-_RAISED = 1 + 2.0**-20
+RAISED = 1 + 2.0**-20
 
 _njit = numba.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -95,17 +95,11 @@ def fused_clipped_logistic_sum(
     """
     weights, labels = np.ascontiguousarray(weights, np.float32), np.ascontiguousarray(labels, np.float32)
     mask = np.ascontiguousarray(mask, np.bool_)
-    if isinstance(features, RowsInPlace):
-        source, rows = features
-        if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or rows.max() >= len(source))):
-            raise InputError(f"rows must be whole numbers in [0, {len(source)}): where the features of each copy lie")
-    else:
-        source, rows = np.ascontiguousarray(features, np.float32), np.arange(len(mask))
-        validate.same_length(mask.size, features=source)
-    _check(weights, source, rows, labels, mask, clip_norm)
+    source, rows = checked_rows(features, labels, mask, weights.size)
+    if not clip_norm > 0:
+        raise InputError(f"clip_norm must be above 0, not {clip_norm}")
     if squared_norms is None:
-        squared_norms = np.empty(len(mask), np.float32)
-        squared_norms[mask] = _norms(source, rows[mask])
+        squared_norms = norms_of(source, rows, mask)
     norms = np.ascontiguousarray(squared_norms, np.float32)
     validate.same_length(mask.size, squared_norms=norms)
     clip_norm, intercept = float(np.float32(clip_norm)), np.float32(intercept)  # pyright: ignore[reportArgumentType]
@@ -114,36 +108,55 @@ def fused_clipped_logistic_sum(
     sums, clipped = np.zeros((parts, weights.size + 1)), np.zeros(parts, np.int64)
     taken = np.zeros(1, np.int64)
     given = weights, intercept, source, rows, labels, mask, clip_norm, norms, np.array(cuts), taken, sums, clipped
-    others = [_workers(os.getpid()).submit(_add_parts, *given) for _ in range(1, min(parts, usable_cores()))]
+    others = [workers(os.getpid()).submit(_add_parts, *given) for _ in range(1, min(parts, usable_cores()))]
     _add_parts(*given)
     for other in others:
         other.result()
-    total = sums.sum(axis=0)
-    with np.errstate(over="ignore"):  # beyond float32: infinite, as any sum would be
-        high = total.astype(np.float32)
-    low = np.where(np.isfinite(high), total - high, 0.0).astype(np.float32)
+    high, low = as_compensated(sums.sum(axis=0))
     return (CompensatedSum(high[:-1], low[:-1]), CompensatedSum(high[-1], low[-1])), int(clipped.sum())
 
 
-def _norms(source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    norms = np.empty(rows.size, np.float32)
-    fill_squared_norms(source, rows, norms)
+def checked_rows(
+    features: npt.ArrayLike | RowsInPlace, labels: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_], width: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """(source, rows) of the batch's features; refuses what a compiled loop, which looks at no bounds, would misread."""
+    if isinstance(features, RowsInPlace):
+        source, rows = features
+        if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or rows.max() >= len(source))):
+            raise InputError(f"rows must be whole numbers in [0, {len(source)}): where the features of each copy lie")
+    else:
+        source, rows = np.ascontiguousarray(features, np.float32), np.arange(len(mask))
+        validate.same_length(mask.size, features=source)
+    validate.same_length(mask.size, rows=rows, labels=labels)
+    if source.ndim != 2 or source.dtype != np.float32 or source.shape[1] != width:
+        raise InputError(f"features must be float32 of shape (rows, {width}), not {source.dtype} {source.shape}")
+    return source, rows
+
+
+def norms_of(
+    source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float32]:
+    """(batch,) squared norms of the rows that are real; others are not read."""
+    real = np.ascontiguousarray(rows[mask])
+    own, norms = np.empty(real.size, np.float32), np.zeros(mask.size, np.float32)
+    fill_squared_norms(source, real, own)
+    norms[mask] = own
     return norms
 
 
-def _check(weights: Any, source: Any, rows: Any, labels: Any, mask: Any, clip_norm: Any) -> None:
-    """The compiled loop looks at no bounds."""
-    validate.same_length(mask.size, rows=rows, labels=labels)
-    if source.ndim != 2 or source.dtype != np.float32 or source.shape[1] != weights.size:
-        raise InputError(f"features must be float32 of shape (rows, {weights.size}), not {source.dtype} {source.shape}")
-    if not clip_norm > 0:
-        raise InputError(f"clip_norm must be above 0, not {clip_norm}")
+def as_compensated(total: npt.NDArray[np.float64]) -> CompensatedSum:
+    """A float64 sum as two float32 numbers."""
+    with np.errstate(over="ignore"):  # beyond float32: infinite, as any sum would be
+        high = total.astype(np.float32)
+    return CompensatedSum(high, np.where(np.isfinite(high), total - high, 0.0).astype(np.float32))
 
 
 @functools.cache
-def _workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """A pool for each process: threads do not live on in one that was forked."""
-    return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gradient")
+def workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    """Threads beside the caller's, one for each further core; a pool for each process: threads do not live on in one
+    that was forked. Whatever the host does at the side of a step is given to them too: a thread more than there are
+    cores would halt one that others wait for."""
+    return concurrent.futures.ThreadPoolExecutor(max(1, usable_cores() - 1), thread_name_prefix="coowned-step")
 
 
 @_njit
@@ -203,7 +216,7 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
                 continue
             label, square = labels[first + i], np.float64(squared_norms[first + i])
             residual = np.float64(np.float32(1) / (np.float32(1) + np.exp(-(products[i] + intercept))) - label)
-            length = np.sqrt(square + 1.0) * _RAISED
+            length = np.sqrt(square + 1.0) * RAISED
             norm = abs(residual) * length
             factor = np.copysign(clip_norm / length, residual) if norm > clip_norm else residual
             if square < np.inf and np.isfinite(factor):
@@ -211,7 +224,7 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
                 factors[i] = factor
                 sums[width] += factor
             else:
-                clipped += _add_wide(weights, intercept, source[places[i]], label, clip_norm, sums)
+                clipped += add_wide_row(weights, intercept, source[places[i]], label, clip_norm, sums)
                 places[i], taken_out = -1, True
         if taken_out:
             x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
@@ -232,7 +245,7 @@ def _add_four(factors, x0, x1, x2, x3, sums):
 
 
 @_njit
-def _add_wide(weights, intercept, row, label, clip_norm, sums):
+def add_wide_row(weights, intercept, row, label, clip_norm, sums):
     """A row with numbers beyond float32 on the way, all in float64; nothing where its gradient is not finite."""
     logit, square = np.float64(intercept), 1.0
     for j in range(row.size):
@@ -240,7 +253,7 @@ def _add_wide(weights, intercept, row, label, clip_norm, sums):
         logit += x * np.float64(weights[j])
         square += x * x
     residual = 1.0 / (1.0 + np.exp(-logit)) - np.float64(label)
-    length = np.sqrt(square) * _RAISED
+    length = np.sqrt(square) * RAISED
     too_long = abs(residual) * length > clip_norm
     factor = np.copysign(clip_norm / length, residual) if too_long else residual
     if not (np.isfinite(square) and np.isfinite(factor)):

@@ -37,19 +37,8 @@ def _prepare(key, nonce):
 
 
 @_njit
-def _chunk(start, number, state, out, needed):
-    """out (WORDS,): the first `needed` words or more of chunk `number`; the words of a stream are in ChaCha20's order.
-
-    A short one costs less: only the blocks that hold those words are made, sixteen at a time.
-    """
-    lanes = min(LANES, (needed + 127) // 128 * 16)
-    for lane in range(lanes):
-        block = np.uint64(number) * np.uint64(LANES) + np.uint64(lane)
-        start[12, lane] = np.uint32(block & _LOW_32)
-        start[13, lane] = np.uint32(block >> _S32)
-    for i in range(16):
-        for lane in range(lanes):
-            state[i, lane] = start[i, lane]
+def _rounds(state, lanes):
+    """The twenty rounds of the first `lanes` blocks."""
     for half in range(20):
         shift = half & 1  # columns, then diagonals
         for i in range(4):
@@ -72,6 +61,23 @@ def _chunk(start, number, state, out, needed):
                 b = b ^ c
                 b = np.uint32(b << np.uint32(7)) | (b >> np.uint32(25))
                 row_a[lane], row_b[lane], row_c[lane], row_d[lane] = a, b, c, d
+
+
+@_njit
+def _chunk(start, number, state, out, needed):
+    """out (WORDS,): the first `needed` words or more of chunk `number`; the words of a stream are in ChaCha20's order.
+
+    A short one costs less: only the blocks that hold those words are made, sixteen at a time.
+    """
+    lanes = min(LANES, (needed + 127) // 128 * 16)
+    for lane in range(lanes):
+        block = np.uint64(number) * np.uint64(LANES) + np.uint64(lane)
+        start[12, lane] = np.uint32(block & _LOW_32)
+        start[13, lane] = np.uint32(block >> _S32)
+    for i in range(16):
+        for lane in range(lanes):
+            state[i, lane] = start[i, lane]
+    _rounds(state, lanes)
     for i in range(8):
         for lane in range(lanes):
             low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
@@ -90,6 +96,36 @@ def fill_words(key, nonce, first_chunk, out):
         _chunk(start, first_chunk + at // WORDS, state, chunk, length)
         for j in range(length):
             out[at + j] = chunk[j]
+
+
+@_njit
+def fill_words_of_keys(keys, nonce, out):
+    """out (n, size): the first words of n streams, as `fill_words` gives them; short ones are made side by side."""
+    size = out.shape[1]
+    each = (size + 7) // 8  # blocks of a stream
+    start, state = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
+    for i in range(4):
+        start[i] = _CONSTANTS[i]
+    start[14] = np.uint32(nonce & _LOW_32)
+    start[15] = np.uint32(nonce >> _S32)
+    for first in range(0, keys.shape[0] * each, LANES):
+        lanes = min(LANES, keys.shape[0] * each - first)
+        for lane in range(lanes):
+            row, block = divmod(first + lane, each)
+            for i in range(8):
+                start[4 + i, lane] = keys[row, i]
+            start[12, lane] = np.uint32(block & _LOW_32)
+            start[13, lane] = np.uint32(block >> _S32)
+        for i in range(16):
+            for lane in range(lanes):
+                state[i, lane] = start[i, lane]
+        _rounds(state, lanes)
+        for lane in range(lanes):
+            row, block = divmod(first + lane, each)
+            for i in range(min(8, size - 8 * block)):
+                low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
+                high = np.uint32(state[2 * i + 1, lane] + start[2 * i + 1, lane])
+                out[row, 8 * block + i] = np.uint64(low) | (np.uint64(high) << _S32)
 
 
 @_njit
@@ -152,28 +188,31 @@ def _central_normal(q):
 
 
 @_njit
-def _tail_normal(p):
-    """The z > 0 that a normal exceeds with probability p, 1e-300 < p <= 0.075."""
-    r = np.sqrt(-log(p))
-    if r <= 5.0:
-        r -= 1.6
-        top = 7.74545014278341407640e-4
-        top = top * r + 2.27238449892691845833e-2
-        top = top * r + 2.41780725177450611770e-1
-        top = top * r + 1.27045825245236838258e0
-        top = top * r + 3.64784832476320460504e0
-        top = top * r + 5.76949722146069140550e0
-        top = top * r + 4.63033784615654529590e0
-        top = top * r + 1.42343711074968357734e0
-        low = 1.05075007164441684324e-9
-        low = low * r + 5.47593808499534494600e-4
-        low = low * r + 1.51986665636164571966e-2
-        low = low * r + 1.48103976427480074590e-1
-        low = low * r + 6.89767334985100004550e-1
-        low = low * r + 1.67638483018380384940e0
-        low = low * r + 2.05319162663775882187e0
-        low = low * r + 1.0
-        return top / low
+def _near_tail(r):
+    """The z > 0 that a normal exceeds with probability e^(-r^2), sqrt(-log 0.075) <= r <= 5."""
+    r -= 1.6
+    top = 7.74545014278341407640e-4
+    top = top * r + 2.27238449892691845833e-2
+    top = top * r + 2.41780725177450611770e-1
+    top = top * r + 1.27045825245236838258e0
+    top = top * r + 3.64784832476320460504e0
+    top = top * r + 5.76949722146069140550e0
+    top = top * r + 4.63033784615654529590e0
+    top = top * r + 1.42343711074968357734e0
+    low = 1.05075007164441684324e-9
+    low = low * r + 5.47593808499534494600e-4
+    low = low * r + 1.51986665636164571966e-2
+    low = low * r + 1.48103976427480074590e-1
+    low = low * r + 6.89767334985100004550e-1
+    low = low * r + 1.67638483018380384940e0
+    low = low * r + 2.05319162663775882187e0
+    low = low * r + 1.0
+    return top / low
+
+
+@_njit
+def _far_tail(r):
+    """The same for 5 < r < 27."""
     r -= 5.0
     top = 2.01033439929228813265e-7
     top = top * r + 2.71155556874348757815e-5
@@ -192,6 +231,13 @@ def _tail_normal(p):
     low = low * r + 5.99832206555887937690e-1
     low = low * r + 1.0
     return top / low
+
+
+@_njit
+def _tail_normal(p):
+    """The z > 0 that a normal exceeds with probability p, 1e-300 < p <= 0.075."""
+    r = np.sqrt(-log(p))
+    return _near_tail(r) if r <= 5.0 else _far_tail(r)
 
 
 @_njit
@@ -219,11 +265,18 @@ def normals_of_words(words, out):
         q = np.float64(_MAGNITUDE - (words[i] & _MAGNITUDE)) * _TWO_M64 + 0.5 * _TWO_M64
         z = _central_normal(q)
         out[i] = z if words[i] & _SIGN else -z
+    places, roots, tails = np.empty(words.size, np.int64), np.empty(words.size), np.empty(words.size)
+    count = 0
     for i in range(words.size):
-        m = words[i] & _MAGNITUDE
-        if _MAGNITUDE - m > _CENTRAL:
-            z = _tail_normal((np.float64(m) + 0.5) * _TWO_M64)
-            out[i] = z if words[i] & _SIGN else -z
+        places[count] = i  # written over by the next, unless it is in a tail
+        count += _MAGNITUDE - (words[i] & _MAGNITUDE) > _CENTRAL
+    for j in range(count):  # again without a branch
+        p = (np.float64(words[places[j]] & _MAGNITUDE) + 0.5) * _TWO_M64
+        roots[j] = np.sqrt(-log(p))
+        tails[j] = _near_tail(roots[j])
+    for j in range(count):
+        z = tails[j] if roots[j] <= 5.0 else _far_tail(roots[j])
+        out[places[j]] = z if words[places[j]] & _SIGN else -z
 
 
 @_njit
@@ -248,34 +301,58 @@ def correlated_row(key, begin, coefficients, ring, head, out):
     state = np.empty((16, LANES), np.uint32)
     words = np.empty(WORDS, np.uint64)
     row = np.empty(WORDS, np.float64)
-    kept = ring.shape[0]
     for at in range(0, out.size, WORDS):
         chunk = (begin + at) // WORDS
         length = min(WORDS, out.size - at)
         _chunk(start, chunk, state, words, length)
-        normals_of_words(words[:length], row)
-        for j in range(length):
-            if needs_more_bits(words[j]):  # one of 65536
-                row[j] = tail_normal(words[j], word_at(key, TAIL_STREAM, chunk, j))
-        for lag in range(1, kept + 1):
-            earlier = ring[(head - lag + 1) % kept, begin + at : begin + at + length]
-            c = coefficients[lag]
-            for j in range(length):
-                row[j] -= c * np.float64(earlier[j])
-        first = coefficients[0]
-        for j in range(length):
-            out[at + j] = np.float32(row[j] / first)
-        if kept:
-            oldest = ring[(head + 1) % kept, begin + at : begin + at + length]
-            for j in range(length):
-                oldest[j] = out[at + j]
+        normals_of_words(words[:length], row[:length])
+        _carry_tails(key, chunk, words[:length], row)
+        _correlate(coefficients, ring[:, begin + at : begin + at + length], head, row, out[at : at + length])
 
 
 @_njit
 def correlated_rows(keys, coefficients, rings, head, out):
     """out (n, size): a whole row for each of n keys; rings (n, num_bands - 1, size)."""
-    for i in range(keys.shape[0]):
-        correlated_row(keys[i], 0, coefficients, rings[i], head, out[i])
+    size = out.shape[1]
+    if size > WORDS:
+        for i in range(keys.shape[0]):
+            correlated_row(keys[i], 0, coefficients, rings[i], head, out[i])
+        return
+    together = max(1, 8 * WORDS // size)  # rows, so that they stay near
+    words, rows = np.empty((together, size), np.uint64), np.empty((together, size), np.float64)
+    for first in range(0, keys.shape[0], together):
+        count = min(together, keys.shape[0] - first)
+        fill_words_of_keys(keys[first : first + count], WORD_STREAM, words[:count])
+        normals_of_words(words[:count].reshape(-1), rows[:count].reshape(-1))
+        for i in range(count):
+            _carry_tails(keys[first + i], 0, words[i], rows[i])
+            _correlate(coefficients, rings[first + i], head, rows[i], out[first + i])
+
+
+@_njit
+def _carry_tails(key, chunk, words, row):
+    """Normals of one chunk whose word has too few bits get those of a second."""
+    for j in range(words.size):
+        if needs_more_bits(words[j]):  # one of 65536
+            row[j] = tail_normal(words[j], word_at(key, TAIL_STREAM, chunk, j))
+
+
+@_njit
+def _correlate(coefficients, ring, head, row, out):
+    """out = row minus what earlier rows carry into it, over the first coefficient; it takes the oldest one's place."""
+    kept = ring.shape[0]
+    for lag in range(1, kept + 1):
+        earlier = ring[(head - lag + 1) % kept]
+        c = coefficients[lag]
+        for j in range(out.size):
+            row[j] -= c * np.float64(earlier[j])
+    first = coefficients[0]
+    for j in range(out.size):
+        out[j] = np.float32(row[j] / first)
+    if kept:
+        oldest = ring[(head + 1) % kept]
+        for j in range(out.size):
+            oldest[j] = out[j]
 
 
 # ---- coins -----------------------------------------------------------------------------------------------------------
@@ -283,38 +360,55 @@ def correlated_rows(keys, coefficients, rings, head, out):
 
 @_njit
 def skip_of_word(word, thresholds, guide, shift):
-    """How many of the next copies are not drawn: the number of thresholds above the word, at most their number."""
-    most = thresholds.size
-    skip = np.int64(guide[np.int64(word >> np.uint64(shift))])
-    while skip < most and word < thresholds[skip]:
-        skip += 1
-    return skip
+    """How many of the next copies are not drawn: the number of thresholds above the word; the last must be 0."""
+    skip = np.uint64(guide[word >> np.uint64(shift)])  # unsigned: no index is looked at for its sign
+    while word < thresholds[skip]:
+        skip += np.uint64(1)
+    return np.int64(skip)
 
 
 @_njit
 def draw_positions(key, size, thresholds, guide, shift, out):
-    """Fills out with the drawn positions in [0, size), increasing; gives how many, or -1 where out is too short."""
+    """Fills out with the drawn positions in [0, size), increasing; gives how many, or -1 where out might be too short.
+
+    It needs room for WORDS more than are drawn. A word that draws none (one of e) writes too, and is written over: as a
+    branch, nobody could foresee it.
+    """
     start = _prepare(key, WORD_STREAM)
     state = np.empty((16, LANES), np.uint32)
     words = np.empty(WORDS, np.uint64)
-    most = thresholds.size
+    skips = np.empty(WORDS, np.int64)
+    most = thresholds.size - 1
     position = chunk = drawn = 0
-    at = WORDS
-    while position < size:
-        if at == WORDS:
-            _chunk(start, chunk, state, words, WORDS)
-            chunk += 1
-            at = 0
-        skip = skip_of_word(words[at], thresholds, guide, shift)
-        at += 1
-        position += skip
-        if skip < most and position < size:
-            if drawn == out.size:
-                return -1
+    while drawn + WORDS <= out.size:
+        _chunk(start, chunk, state, words, WORDS)
+        chunk += 1
+        for i in range(WORDS):
+            skips[i] = skip_of_word(words[i], thresholds, guide, shift)
+        for i in range(WORDS):
+            position += skips[i]
+            if position >= size:
+                return drawn
             out[drawn] = position
-            drawn += 1
-            position += 1
-    return drawn
+            draws = np.int64(skips[i] < most)
+            drawn += draws
+            position += draws
+    return -1
+
+
+@_njit
+def pad_copies(places, examples, numbers, out_examples, out_numbers, mask):
+    """The copies at these places of two lists, then zeros; an empty list of numbers stands for zeros."""
+    count = places.size
+    for i in range(count):
+        out_examples[i] = examples[places[i]]
+    out_examples[count:] = 0
+    out_numbers[:] = 0
+    if numbers.size:
+        for i in range(count):
+            out_numbers[i] = numbers[places[i]]
+    mask[:count] = True
+    mask[count:] = False
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------

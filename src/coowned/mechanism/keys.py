@@ -112,8 +112,10 @@ class RunKey:
           tensor: the parameter the noise is for.
           copy: (example, copy number) for what is drawn for one copy, such as a mask.
         """
-        (key,) = self.derive_many(purpose, configurations=(configuration,), step=step, tensor=tensor, copy=copy)
-        return key
+        _check_place(purpose, (configuration,), step, tensor)
+        content = _encode(purpose.value) + _encode(configuration) + _encode_place(step, tensor, copy)
+        hashed = hashlib.blake2b(content, key=self.secret, digest_size=32, person=_PERSON)
+        return np.frombuffer(hashed.digest(), "<u4").astype(np.uint32)
 
     def derive_many(
         self,
@@ -131,15 +133,9 @@ class RunKey:
 
         Cost: one hash each, and what all have in common once.
         """
-        if not isinstance(purpose, Purpose):
-            raise InputError(f"purpose must be a Purpose, not {purpose!r}")
-        if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
-            raise InputError("a noise key needs configuration, step and tensor: no two gradients may share noise")
-        if purpose is Purpose.COINS and step is None:
-            raise InputError("a coin key needs a step: coins are drawn anew in every step")
-        example, number = (None, None) if copy is None else copy
-        rest = b"".join(_encode(field) for field in (step, tensor, example, number))
-        begun = hashlib.blake2b(_encode(purpose.value), key=self.secret, digest_size=32, person=b"coowned-keys-1")
+        _check_place(purpose, configurations, step, tensor)
+        rest = _encode_place(step, tensor, copy)
+        begun = hashlib.blake2b(_encode(purpose.value), key=self.secret, digest_size=32, person=_PERSON)
         digests = []
         for configuration in configurations:
             hashed = begun.copy()
@@ -186,10 +182,28 @@ def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDA
     return words
 
 
+def _check_place(purpose: Purpose, configurations: Sequence[str | None], step: int | None, tensor: str | None) -> None:
+    if not isinstance(purpose, Purpose):
+        raise InputError(f"purpose must be a Purpose, not {purpose!r}")
+    if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
+        raise InputError("a noise key needs configuration, step and tensor: no two gradients may share noise")
+    if purpose is Purpose.COINS and step is None:
+        raise InputError("a coin key needs a step: coins are drawn anew in every step")
+
+
+def _encode_place(step: int | None, tensor: str | None, copy: tuple[int, int] | None) -> bytes:
+    example, number = (None, None) if copy is None else copy
+    return _encode(step) + _encode(tensor) + _encode(example) + _encode(number)
+
+
 @functools.lru_cache(maxsize=4096)  # a sweep's names come again in every step
 def _encode_text(text: str) -> bytes:
     content = text.encode("utf-8", "surrogatepass")
     return b"s" + len(content).to_bytes(8, "little") + content
+
+
+_PERSON = b"coowned-keys-1"
+_NOTHING, _WHOLE_NUMBER = b"n" + bytes(8), b"i" + (8).to_bytes(8, "little")
 
 
 def _encode(value: Any) -> bytes:
@@ -197,8 +211,7 @@ def _encode(value: Any) -> bytes:
     if isinstance(value, str):
         return _encode_text(value)
     if value is None:
-        kind, content = b"n", b""
-    else:
+        return _NOTHING
+    if type(value) is not int or not 0 <= value < 2**64:
         validate.integer(at_least=0, at_most=2**64 - 1, key_field=value)
-        kind, content = b"i", int(value).to_bytes(8, "little")
-    return kind + len(content).to_bytes(8, "little") + content
+    return _WHOLE_NUMBER + int(value).to_bytes(8, "little")

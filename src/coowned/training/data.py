@@ -163,21 +163,7 @@ class FeatureTable:
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
-        if "features" not in out:
-            out["labels"][: rows.size] = self.labels[rows]
-            return
-        features, labels = out["features"], out["labels"]
-        # Threads and not numba's parallel loops: two threads, as of two trainers, must not enter one at once.
-        threads = max(1, min(usable_cores(), rows.size * features.shape[1] // _NUMBERS_A_THREAD))
-        if threads == 1:
-            gather_rows(self.features, self.labels, rows, features, labels)
-            return
-        cuts = [rows.size * part // threads for part in range(threads + 1)]
-
-        def piece(begin: int, end: int) -> None:
-            gather_rows(self.features, self.labels, rows[begin:end], features[begin:end], labels[begin:end])
-
-        list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
+        _gather(self.features, rows, self.labels[:, None], rows, out)
 
     @property
     def digest(self) -> str:
@@ -224,11 +210,9 @@ class WorldData:
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
-        if "features" not in out:
-            assert self.world.stored is not None  # else there are no rows in place
-            out["labels"][: rows.size] = self.world.stored[1][rows]
-        elif self.world.stored is not None:
-            gather_rows(self.world.stored[0], self.world.stored[1], rows, out["features"], out["labels"])
+        if self.world.stored is not None:
+            features, labels = self.world.stored
+            _gather(features, rows, labels[:, None], rows, out)
         else:
             out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
 
@@ -254,11 +238,12 @@ class WithNorms:
     Guarantees:
       - The norm given with a row is that row's, rounded up.   (test_norms_are_those_of_the_rows)
       - Content that was written over before a run has its own norms in it.   (test_norms_follow_what_was_written_over)
-    Cost: one pass over the features and 4 bytes an example; where features are made on demand, their norms are too.
+    Cost: one pass over the features and 8 bytes an example; where features are made on demand, their norms are too.
     """
 
     data: "FeatureTable | WorldData"
-    norms: npt.NDArray[np.float32] | None = dataclasses.field(repr=False)  # (num_examples,); None: made on demand
+    sides: npt.NDArray[np.float32] | None = dataclasses.field(repr=False)  # (num_examples, 2) labels and squared norms,
+    # side by side since they are fetched together; None where they are made on demand
 
     @property
     def graph(self) -> AttributionGraph:
@@ -275,23 +260,23 @@ class WithNorms:
         return {**self.data.dtypes(), "squared_norms": np.dtype(np.float32)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        self.data.fill(examples, out, draw)
-        if self.norms is None:
+        stored = _stored(self.data)
+        if self.sides is None or stored is None:
+            self.data.fill(examples, out, draw)
             squared_norms(out["features"], np.arange(examples.size), out["squared_norms"])
         else:
-            out["squared_norms"][: examples.size] = self.norms[examples]
+            rows = examples if self.data.rows is None else self.data.rows[examples]
+            _gather(stored[0], rows, self.sides, examples, out)
 
 
 def with_norms(data: TrainingData) -> TrainingData:
     """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
-    if isinstance(data, FeatureTable):
-        features = data.features
-    elif isinstance(data, WorldData):
-        features = None if data.world.stored is None else data.world.stored[0]
-    else:
+    if not isinstance(data, FeatureTable | WorldData):
         return data
-    if features is None:
-        return WithNorms(data=data, norms=None)
+    stored = _stored(data)
+    if stored is None:
+        return WithNorms(data=data, sides=None)
+    features, labels = stored
     rows = np.arange(data.graph.num_examples) if data.rows is None else data.rows
     norms = np.empty(rows.size, np.float32)
     cuts = [rows.size * part // usable_cores() for part in range(usable_cores() + 1)]
@@ -300,7 +285,7 @@ def with_norms(data: TrainingData) -> TrainingData:
         squared_norms(features, rows[begin:end], norms[begin:end])
 
     list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
-    return WithNorms(data=data, norms=norms)
+    return WithNorms(data=data, sides=np.stack([labels[rows], norms], axis=1))
 
 
 def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
@@ -311,30 +296,72 @@ def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsIn
     """
     if isinstance(data, WithNorms):
         data = data.data
-    if isinstance(data, FeatureTable):
-        features = data.features
-    elif isinstance(data, WorldData) and data.world.stored is not None:
-        features = data.world.stored[0]
-    else:
+    stored = _stored(data) if isinstance(data, FeatureTable | WorldData) else None
+    if stored is None:
         return None
-    return RowsInPlace(features, examples if data.rows is None else data.rows[examples])
+    return RowsInPlace(stored[0], examples if data.rows is None else data.rows[examples])
+
+
+def _stored(data: FeatureTable | WorldData) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+    """(features, labels) in memory, if they are there."""
+    return (data.features, data.labels) if isinstance(data, FeatureTable) else data.world.stored
+
+
+def _gather(
+    features: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64],
+    sides: npt.NDArray[np.float32],
+    places: npt.NDArray[np.int64],
+    out: dict[str, npt.NDArray[Any]],
+) -> None:
+    """Fills out with rows of features, if it has room for them, and with what lies in `sides` at these places."""
+    labels = out["labels"][: rows.size]
+    norms = out["squared_norms"][: rows.size] if sides.shape[1] > 1 else labels[:0]
+    if "features" not in out:
+        gather_sides(sides, places, labels, norms)
+        return
+    into = out["features"]
+    # Threads and not numba's parallel loops: two threads, as of two trainers, must not enter one at once.
+    threads = max(1, min(usable_cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
+    if threads == 1:
+        gather_rows(features, rows, into, sides, places, labels, norms)
+        return
+    cuts = [rows.size * part // threads for part in range(threads + 1)]
+
+    def piece(begin: int, end: int) -> None:
+        own = sides, places[begin:end], labels[begin:end], norms[begin:end]
+        gather_rows(features, rows[begin:end], into[begin:end], *own)
+
+    list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
 
 
 @numba.njit(cache=True, nogil=True)
-def gather_rows(source, source_labels, rows, out, out_labels):
-    """out[i] = source[rows[i]], out_labels[i] = source_labels[rows[i]].
+def gather_rows(source, rows, out, sides, places, out_labels, out_norms):
+    """out[i] = source[rows[i]], and what `gather_sides` does.
 
     Rows lie scattered, so that the first lines of each are asked for before they are needed.
     """
     width = source.shape[1]
     for i in range(rows.size):
         if i + _AHEAD < rows.size:
+            ask_for(sides, places[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
             for j in range(0, min(width, _LINES * LINE), LINE):
                 ask_for(source, rows[i + _AHEAD], j)  # pyright: ignore[reportCallIssue]
         row = rows[i]
         for j in range(width):
             out[i, j] = source[row, j]
-        out_labels[i] = source_labels[row]
+        out_labels[i] = sides[places[i], 0]
+        if out_norms.size:
+            out_norms[i] = sides[places[i], 1]
+
+
+@numba.njit(cache=True, nogil=True)
+def gather_sides(sides, places, out_labels, out_norms):
+    """out_labels[i] = sides[places[i], 0]; out_norms[i] = sides[places[i], 1], if there are norms."""
+    for i in range(places.size):
+        out_labels[i] = sides[places[i], 0]
+        if out_norms.size:
+            out_norms[i] = sides[places[i], 1]
 
 
 @functools.cache

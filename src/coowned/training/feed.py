@@ -5,6 +5,7 @@ when the step that read it has ended, since a device may read the host's memory 
 """
 
 import concurrent.futures
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.batching import Batches
+from coowned.mechanism.fused_clipping import workers
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.training.data import Draw, TrainingData, rows_in_place
@@ -35,7 +37,7 @@ class Feeder:
 
     An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
     a step, so that it is made while the device computes. With `in_place` the host computes: features that lie in memory
-    are not copied, and the next input is made by a thread of its own.
+    are not copied, and the next input is made by one of the threads that compute, before it joins the others.
 
     Guarantees:
       - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
@@ -64,13 +66,18 @@ class Feeder:
             for step in steps:
                 yield self._make(step, self._free.pop() if self._free else {})
             return
-        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="coowned-feed") as maker:
-            coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
+        maker = workers(os.getpid())
+        coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
+        try:
             for step in steps:
                 given = coming.pop().result()
                 if step + 1 < self._stop:
                     coming.append(maker.submit(self._make, step + 1, self._free.pop() if self._free else {}))
                 yield given
+        finally:
+            for unread in coming:  # nothing is made for a run that has ended
+                unread.cancel()
+                concurrent.futures.wait([unread])
 
     def release(self, given: StepInput) -> None:
         """Says that the step that read this has ended."""

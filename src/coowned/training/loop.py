@@ -31,7 +31,7 @@ NOT_COVERED = (
     "Not covered by the guarantee: losses, clipped shares and batch sizes are functions of raw content and of the "
     "secret coins. Keep them to those who may see the data."
 )
-_METRICS = ("step", "loss", "clipped_share", "copies")
+_METRICS = ("step", "loss", "clipped", "copies")  # as numbers; a table has the share of the copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,10 +171,10 @@ class Trainer:
         plan = self._plans[0]
         self._noisy = any(p.noise_scale for p in plans)
         clips = plan.clip_norm is not None
-        one = clips and not self._many and devices == 1 and platform() == "cpu"
+        here = clips and model.on_host and devices == 1 and platform() == "cpu"
         proven = most_copies(plan.expected_copies) <= MOST_COPIES
         width = sum(math.prod(shape) for shape in model.shapes().values())
-        self._on_host = one and proven and model.on_host and _host_is_faster(plan.batch_size, width)
+        self._on_host = here and proven and _host_is_faster(plan.batch_size, width, len(plans))
         self._step = compiled_step(model, plan.optimizer, clips, self._noisy, self._many, on_host=self._on_host)
         self._mean_loss = compiled_loss(model)
         self._settings = {
@@ -185,12 +185,12 @@ class Trainer:
         }
         self._settings = jax.tree.map(jax.numpy.asarray, self._settings)  # once, not in every step
         self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
-        self._multiple_of = model.row_multiple * devices
+        self._batches = plan.batches(multiple_of=model.row_multiple * devices)
         self._place, self._everywhere = _shardings(devices)
 
     def _noise_scale(self, plan: TrainingPlan) -> float:
         """The plan's, and more where what is added together and rounded depends on which copies are drawn."""
-        if self._on_host or plan.noise_scale == 0:
+        if (self._on_host and not self._many) or plan.noise_scale == 0:
             return plan.noise_scale
         together = self._model.rows_together(len(self._plans))
         more = plan.noise_scale * regrouping_factor(expected_copies=plan.expected_copies, rows_together=together)
@@ -221,10 +221,9 @@ class Trainer:
         if self._everywhere is not None:
             state = jax.device_put(state, self._everywhere)
         waiting: tuple[StepInput, Any] | None = None
-        batches = plan.batches(multiple_of=self._multiple_of)
         inputs = Feeder(
             data,
-            batches,
+            self._batches,
             self._noise(start),
             run_key=plan.run_key,
             start=start,
@@ -239,12 +238,12 @@ class Trainer:
             loss = self._mean_loss(state[0], gathered(batch), mask) if logged else None
             state, clipped = self._step(state, batch, mask, given.noise, self._settings)
             if waiting is not None:  # the step before has read its batch once it has a result
-                jax.block_until_ready(waiting[1])
+                _wait(waiting[1])
                 inputs.release(waiting[0])
             waiting = (given, (clipped, loss))  # both read the batch
             if logged:
                 copies = int(np.count_nonzero(given.mask))
-                rows.append((given.step, loss, clipped / max(1, copies), copies))  # read when they are needed
+                rows.append((given.step, loss, clipped, copies))  # read when they are needed
             after(given.step, state, rows)
         jax.block_until_ready(state)
         return state
@@ -270,7 +269,7 @@ class Trainer:
         parameters, optimizer = state
         named = {f"parameters/{name}": np.asarray(array) for name, array in parameters.items()}
         named |= {f"optimizer/{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(optimizer))}
-        own = [(step, float(loss), float(share), copies) for step, loss, share, copies in rows]
+        own = [(step, float(loss), float(clipped), copies) for step, loss, clipped, copies in rows]
         named["metrics"] = np.array(own, np.float64).reshape(-1, len(_METRICS))
         return named
 
@@ -293,12 +292,21 @@ class Trainer:
         optimizer = jax.tree.unflatten(
             structure, [jnp.array(stored.tensors[f"optimizer/{n}"]) for n in range(len(leaves))]
         )
-        rows = [(int(s), loss, share, int(copies)) for s, loss, share, copies in stored.tensors["metrics"].tolist()]
+        rows = [(int(s), loss, clipped, int(copies)) for s, loss, clipped, copies in stored.tensors["metrics"].tolist()]
         return (restored, optimizer), rows, stored.step
 
 
-def _host_is_faster(batch_size: float, width: int) -> bool:
+def _wait(results: tuple[Any, ...]) -> None:
+    """Until they are there; what the host made, or nobody made, is."""
+    for result in results:
+        if hasattr(result, "block_until_ready"):  # jax's function of this name looks through a tree for it
+            result.block_until_ready()
+
+
+def _host_is_faster(batch_size: float, width: int, models: int) -> bool:
     """Than XLA, which sums narrow rows and small batches while the next batch is made (benchmarks/training.py)."""
+    if models > 1:
+        return batch_size * width * models >= 40_000_000
     return width >= 256 and batch_size * width >= 1_000_000
 
 
@@ -372,7 +380,7 @@ def _digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
 def _metrics_table(rows: list) -> "pl.DataFrame":
     import polars as pl
 
-    rows = [(step, float(loss), float(share), copies) for step, loss, share, copies in rows]
+    rows = [(step, float(loss), float(clipped) / max(1, copies), copies) for step, loss, clipped, copies in rows]
     schema = {"step": pl.Int64, "loss": pl.Float64, "clipped_share": pl.Float64, "copies": pl.Int64}
     return pl.DataFrame(rows, schema=schema, orient="row").with_columns(covered_by_guarantee=pl.lit(False))
 

@@ -58,22 +58,27 @@ class LogisticRegression:
     ) -> tuple[dict[str, Any], Any]:
         """Coefficients (num_features + 1,), or (models, num_features + 1) with clip norms (models,).
 
-        Of one model, from arrays of numpy, the host's own loop sums clipped gradients; XLA all others.
+        From arrays of numpy, the host's own loops sum clipped gradients (of many models without counting them); XLA
+        sums all others.
         """
         import jax
         import jax.numpy as jnp
 
         from coowned.mechanism import clipping
         from coowned.mechanism.fused_clipping import RowsInPlace, fused_clipped_logistic_sum
+        from coowned.mechanism.tiled_clipping import tiled_clipped_logistic_sums
 
         coefficients = parameters["coefficients"]
         weights, intercept = coefficients[..., :-1], coefficients[..., -1]
         on_host = isinstance(coefficients, np.ndarray) and isinstance(batch["features"], np.ndarray | RowsInPlace)
-        if clip_norm is not None and coefficients.ndim == 1 and on_host:
+        if clip_norm is not None and on_host:
             given = batch["features"], batch["labels"], mask, clip_norm, batch.get("squared_norms")
-            (slope, total), clipped = fused_clipped_logistic_sum(weights, intercept, *given)
-            joined = type(slope)(*(np.append(*parts) for parts in zip(slope, total, strict=True)))
-            return {"coefficients": joined if compensated else joined.rounded}, clipped
+            if coefficients.ndim == 1:
+                (slope, total), clipped = fused_clipped_logistic_sum(weights, intercept, *given)
+                summed = type(slope)(*(np.append(*parts) for parts in zip(slope, total, strict=True)))
+            else:
+                summed, clipped = tiled_clipped_logistic_sums(coefficients, *given), None
+            return {"coefficients": summed if compensated else summed.rounded}, clipped
         if clip_norm is None:
             slope, total = _plain_sum(weights, intercept, batch["features"], batch["labels"], mask)
             clipped = jnp.zeros(intercept.shape, jnp.int32)
@@ -100,9 +105,9 @@ class LogisticRegression:
         return {"coefficients": jax.tree.map(join, slope, total)}, clipped
 
     def rows_together(self, models: int) -> int:
-        from coowned.mechanism import clipping
+        from coowned.mechanism import clipping, tiled_clipping
 
-        return clipping.BLOCK if models == 1 else clipping.WIDE_BLOCK
+        return clipping.BLOCK if models == 1 else max(clipping.WIDE_BLOCK, tiled_clipping.TILE)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp

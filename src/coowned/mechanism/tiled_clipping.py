@@ -1,0 +1,242 @@
+"""The clipped gradients of many logistic models on one batch, summed tile by tile, on the host.
+
+Two products with a matrix of all models' factors between them are what a compiled step is: it writes that matrix to
+memory and reads it again, and so it does the sums of its blocks. Here the logits of 64 rows and some models are made,
+clipped and multiplied back while they are in the nearest cache, and are added to float64.
+
+What a copy moves the sum by. Its norm is raised by 2^-20, so that it adds at most 1 - 2^-21 clip norms. Its logits are
+sums in one order, wherever it stands, and so are its factors. It moves the copies behind it into other tiles, in which
+64 rows are added in float32: `coowned.mechanism.noise.regrouping_factor` is for that. All further additions are of
+float64, and their roundings are those of `coowned.mechanism.fused_clipping`.
+"""
+
+import os
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.mechanism.compensated import CompensatedSum
+from coowned.mechanism.fused_clipping import (
+    RAISED,
+    RowsInPlace,
+    add_wide_row,
+    checked_rows,
+    norms_of,
+    workers,
+)
+from coowned.mechanism.intrinsics import LINE, ask_for, take_next
+from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
+from coowned.synthetic.logistic_data import usable_cores
+
+TILE = 64  # rows that are added in float32
+_MOST_PARTS = 8  # of a batch, summed apart; their number follows from its size alone: so do the bits
+_LINES = 4  # of each row of the next tile that are asked for ahead of time
+
+_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
+
+
+def tiled_clipped_logistic_sums(
+    coefficients: npt.ArrayLike,
+    features: npt.ArrayLike | RowsInPlace,
+    labels: npt.ArrayLike,
+    mask: npt.ArrayLike,
+    clip_norms: npt.ArrayLike,
+    squared_norms: npt.ArrayLike | None = None,
+) -> CompensatedSum:
+    """What `clipping.clipped_logistic_gradient_sums` is, of the host's arrays; how many were clipped is not counted.
+
+    Guarantees:
+      - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
+      - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
+        (test_not_finite_adds_zero, test_padding_adds_zero)
+      - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
+      - Nor on its place, or on how many others there are.   (test_a_row_adds_the_same_in_every_place)
+      - A sum is that of Algorithm 1, and that of the compiled function.   (test_equals_the_reference)
+      - A model's sum does not depend on the other models.   (test_a_model_alone_has_the_same_sum)
+      - Neither the number of threads nor where rows lie in memory changes a bit.
+        (test_threads_and_places_change_nothing)
+    Cost: two products of float32, and one pass over the rows; float64 sums for each part of a large batch.
+
+    Args:
+      coefficients: (models, num_features + 1) float32: weights, and the intercept last.
+      features: (batch, num_features) float32, or where such rows lie. Rows that the mask leaves out are not read, but
+        must lie there.
+      labels: (batch,) 0 or 1 (any finite number is clipped soundly).
+      mask: (batch,) True where the row is real.
+      clip_norms: (models,) above 0, float32.
+      squared_norms: (batch,) `clipping.squared_norms_of` these very rows. Norms of other rows would void the bound.
+
+    Returns:
+      (models, num_features + 1) sums.
+
+    Example:
+      >>> features, mask = np.float32([[3.0, 4.0], [np.inf, 0.0]]), np.array([True, True])
+      >>> tiled_clipped_logistic_sums(
+      ...     np.zeros((2, 3)), features, np.ones(2), mask, np.float32([0.1, 10.0])).rounded.round(4).tolist()
+    """
+    coefficients = np.ascontiguousarray(coefficients, np.float32)
+    labels, mask = np.ascontiguousarray(labels, np.float32), np.ascontiguousarray(mask, np.bool_)
+    clip_norms = np.ascontiguousarray(clip_norms, np.float32)
+    if coefficients.ndim != 2 or coefficients.shape[1] < 2:
+        raise InputError(f"coefficients must be of shape (models, num_features + 1), not {coefficients.shape}")
+    models, num_features = len(coefficients), coefficients.shape[1] - 1
+    validate.same_length(models, clip_norms=clip_norms)
+    if not (clip_norms > 0).all():
+        raise InputError("clip_norms must be above 0")
+    source, rows = checked_rows(features, labels, mask, num_features)
+    if squared_norms is None:
+        squared_norms = norms_of(source, rows, mask)
+    norms = np.ascontiguousarray(squared_norms, np.float32)
+    validate.same_length(mask.size, squared_norms=norms)
+
+    width = -(-(num_features + 1) // ROWS) * ROWS  # weights, the intercept, and zeros until it comes out even
+    panels = -(-models // COLUMNS)
+    columns = np.zeros((panels, width, COLUMNS), np.float32)
+    _spread(coefficients, columns)
+    bounds = np.ones(panels * COLUMNS, np.float32)
+    bounds[:models] = clip_norms
+
+    tiles = -(-mask.size // TILE)
+    parts = min(_MOST_PARTS, max(1, tiles // 4))
+    cuts = np.array([tiles * part // parts for part in range(parts + 1)]) * TILE
+    sums = np.empty((parts, panels, width, COLUMNS))
+    taken = np.zeros(1, np.int64)
+    given = columns, bounds, num_features, source, rows, labels, mask, norms, cuts, taken, sums
+    others = [workers(os.getpid()).submit(_add_parts, *given) for _ in range(1, min(parts, usable_cores()))]
+    _add_parts(*given)
+    for other in others:
+        other.result()
+    high, low = np.empty_like(coefficients), np.empty_like(coefficients)
+    _join(sums, high, low)
+    return CompensatedSum(high, low)
+
+
+@_njit
+def _add_parts(columns, bounds, num_features, source, rows, labels, mask, squared_norms, cuts, taken, sums):
+    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    panels, width, _ = columns.shape
+    tile, factors = np.zeros((TILE, width), np.float32), np.empty((TILE, COLUMNS), np.float32)
+    targets, inverses = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    while True:
+        part = take_next(taken)  # pyright: ignore[reportCallIssue]
+        if part >= cuts.size - 1:
+            return
+        sums[part] = 0
+        end = min(cuts[part + 1], mask.size)
+        for first in range(cuts[part], end, TILE):
+            if not mask[first : min(first + TILE, end)].any():
+                continue  # all padding
+            for i in range(TILE):
+                _fill_row(source, rows, labels, mask, squared_norms, first + i, end, num_features, tile[i])
+                at = first + i
+                square = squared_norms[at] if tile[i, num_features] else np.float32(0)
+                inverses[i] = 1.0 / (np.sqrt(np.float64(square) + 1.0) * RAISED)
+                targets[i] = labels[at] if tile[i, num_features] else np.float32(0.5)  # that of a logit of 0
+            for panel in range(panels):
+                for i in range(0, TILE, ROWS):
+                    multiply_tile(tile, i, 0, width, 1, width, columns[panel], factors, i)
+                _clip(factors, targets, inverses, bounds[panel * COLUMNS : (panel + 1) * COLUMNS])
+                for j in range(0, width, ROWS):
+                    multiply_tile(tile, 0, j, 1, width, TILE, factors, sums[part, panel], j)
+            for i in range(first, min(first + TILE, end)):  # beyond float32 on the way: rare, and all in float64
+                if mask[i] and np.isfinite(labels[i]) and not squared_norms[i] < np.inf:
+                    _add_wide(columns, bounds, num_features, source[rows[i]], labels[i], sums[part])
+
+
+@_njit
+def _fill_row(source, rows, labels, mask, squared_norms, at, end, num_features, row):
+    """A row of the tile: features and a one, or zeros where it adds nothing to the tile, whatever it holds."""
+    following = at + TILE
+    if following < end:
+        for j in range(0, min(num_features, _LINES * LINE), LINE):
+            ask_for(source, rows[following], j)  # pyright: ignore[reportCallIssue]
+    if at < end and mask[at] and np.isfinite(labels[at]) and squared_norms[at] < np.inf:
+        place = rows[at]
+        for j in range(num_features):
+            row[j] = source[place, j]
+        row[num_features] = 1
+    else:
+        row[:] = 0
+
+
+_LOG2_E, _LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+_ROUNDER = np.float32(3 * 2**22)  # a number below 2^21 that it is added to is rounded to a whole one, in its last bits
+_EXPONENT, _BIAS = np.uint32(23), np.uint32(127 << 23)
+_LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
+_SMALLEST = np.float32(2.0**-126)  # below which a product is rounded by more than its 2^24th part
+
+
+# A product that is added without being rounded first only makes a residual better.
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _clip(factors, targets, inverses, bounds):
+    """Logits become sigmoid(logit) - target, at most bound * inverse; what is not a number becomes zero."""
+    for i in range(TILE):
+        target, inverse = targets[i], inverses[i]
+        row = factors[i]
+        for j in range(COLUMNS):
+            x = row[j]
+            x = _LARGEST if x > _LARGEST else x
+            x = -_LARGEST if x < -_LARGEST else x
+            # e^-x = 2^n e^r: n in the last bits of a sum, e^r by its series, below 1e-8 from it
+            moved = x * -_LOG2_E + _ROUNDER
+            r = -x - (moved - _ROUNDER) * _LN_2
+            series = np.float32(1 / 5040)
+            series = series * r + np.float32(1 / 720)
+            series = series * r + np.float32(1 / 120)
+            series = series * r + np.float32(1 / 24)
+            series = series * r + np.float32(1 / 6)
+            series = series * r + np.float32(1 / 2)
+            series = series * r + np.float32(1)
+            series = series * r + np.float32(1)
+            power = np.uint32((np.float32(moved).view(np.uint32) << _EXPONENT) + _BIAS).view(np.float32)
+            residual = np.float32(1) / (np.float32(1) + series * power) - target
+            longest = bounds[j] * inverse
+            longest = longest if longest >= _SMALLEST else np.float32(0)
+            factor = longest if residual > longest else residual
+            factor = -longest if factor < -longest else factor
+            row[j] = factor if factor == factor else np.float32(0)
+
+
+@_njit
+def _add_wide(columns, bounds, num_features, row, label, sums):
+    """A row that float32 cannot hold on the way, for every model."""
+    weights, added = np.empty(num_features, np.float32), np.empty(num_features + 1)
+    for panel in range(columns.shape[0]):
+        for j in range(COLUMNS):
+            weights[:] = columns[panel, :num_features, j]
+            added[:] = 0
+            intercept, clip_norm = columns[panel, num_features, j], np.float64(bounds[panel * COLUMNS + j])
+            add_wide_row(weights, intercept, row, label, clip_norm, added)
+            sums[panel, : num_features + 1, j] += added
+
+
+@_njit
+def _spread(coefficients, columns):
+    """columns (panels, width, COLUMNS): the models' coefficients, a column each."""
+    for m in range(coefficients.shape[0]):
+        panel, column = columns[m // COLUMNS], m % COLUMNS
+        for j in range(coefficients.shape[1]):
+            panel[j, column] = coefficients[m, j]
+
+
+@_njit
+def _join(sums, high, low):
+    """high + low (models, num_features + 1): the parts' sums, as two float32 numbers; infinite beyond them."""
+    parts, panels = sums.shape[0], sums.shape[1]
+    models, width = high.shape
+    total = np.empty((width, COLUMNS))
+    for panel in range(panels):
+        total[:] = 0.0
+        for part in range(parts):
+            for j in range(width):
+                for column in range(COLUMNS):
+                    total[j, column] += sums[part, panel, j, column]
+        for column in range(min(COLUMNS, models - panel * COLUMNS)):
+            m = panel * COLUMNS + column
+            for j in range(width):
+                rounded = np.float32(total[j, column])
+                high[m, j] = rounded
+                low[m, j] = total[j, column] - np.float64(rounded) if np.isfinite(rounded) else 0.0
