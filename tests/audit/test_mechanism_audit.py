@@ -3,6 +3,8 @@
 Every honest audit here may alarm falsely with probability 1e-3 at most; seeds are fixed, so that a pass is repeatable.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
@@ -16,7 +18,7 @@ from coowned.audit.clopper_pearson import lower_bound, upper_bound
 from coowned.audit.mechanism_audit import audit_mechanism, judge
 from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError
-from coowned.mechanism import fused_clipping
+from coowned.mechanism import fused_clipping, tiled_clipping
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
@@ -285,24 +287,26 @@ def test_wrong_releases_are_caught(bug):
 def test_a_copy_that_changes_others_is_caught():
     found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=planted_bugs.OthersAreChanged())
     # With all kinds of steps and norms, zeroed and replaced; and by nothing that looks at one copy alone.
-    assert len(found.failures) == 12
+    assert len(found.failures) == 16
     assert all("a crowd" in check.name for check in found.failures)
     assert max(check.observed for check in found.checks) < 1.01
 
 
-def test_a_part_that_is_summed_twice_is_caught(monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "at", "models"), [(fused_clipping, 8, "one model"), (tiled_clipping, 9, "many models")]
+)
+def test_a_part_that_is_summed_twice_is_caught(module, at, models, monkeypatch):
     """What threads share of a large batch is audited too."""
-    honest = fused_clipping._add_parts
+    honest = module._add_parts
 
     def twice(*given):
-        *others, sums, clipped = given
         honest(*given)
-        honest(*others[:-1], np.ones(1, np.int64), sums, clipped)  # again, from the second part on
+        given[at][1:] *= 2  # the sums, from the second part on
 
-    monkeypatch.setattr(fused_clipping, "_add_parts", twice)
+    monkeypatch.setattr(module, "_add_parts", twice)
     monkeypatch.setattr(fused_clipping, "usable_cores", lambda: 1)
     found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4)
-    assert {"one model, summed on the host" in check.name for check in found.failures} == {True}
+    assert {f"{models}, summed on the host" in check.name for check in found.failures} == {True}
 
 
 def test_a_sum_that_is_not_a_number_is_caught():
@@ -315,18 +319,19 @@ def test_a_sum_that_is_not_a_number_is_caught():
 
 
 def test_steps_are_driven_as_in_training():
-    """One model, compiled and summed on the host, and many; and norms that come with the rows."""
+    """One model and many, compiled and summed on the host; and norms that come with the rows."""
     seen = set()
 
     class Watched(AuditedParts):
         def release(self, batch, mask, **settings):
-            way = "host" if settings.get("on_host") else settings.get("models")
+            way = settings.get("models"), bool(settings.get("on_host"))
             seen.add((way, "squared_norms" in batch, rows_of(batch).shape[1]))
             return super().release(batch, mask, **settings)
 
     assert release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=Watched()).holds
-    single = {(way, True, 1) for way in (None, "host")}
-    crowds = {(way, norms, width) for way, width in ((None, 100), ("host", 512), (2, 100)) for norms in (True, False)}
+    single = {((None, on_host), True, 1) for on_host in (False, True)}
+    ways = itertools.product((None, 2), (False, True), (True, False))
+    crowds = {((models, on_host), norms, 512 if on_host else 100) for models, on_host, norms in ways}
     assert seen == single | crowds
 
 

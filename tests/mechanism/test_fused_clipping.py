@@ -1,6 +1,8 @@
 """One pass on the host: the sums of Algorithm 1, and what one copy can do to them, roundings included."""
 
 import os
+import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -257,6 +259,36 @@ def test_every_process_has_threads_of_its_own(monkeypatch):
     fused_clipping.workers(forked).shutdown()
     with pytest.raises(RuntimeError):  # its own were asked: the comparison can fail
         fused(*given, 0.7)
+
+
+def test_who_is_late_is_not_waited_for(monkeypatch):
+    """The other thread has something else to do: all parts are done here."""
+    monkeypatch.setattr(fused_clipping, "usable_cores", lambda: 2)
+    given = batch(4096, 150)
+    wanted = fused(*given, 0.7)[0]
+    number = os.getpid() + 10**9 + 1
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    finished = threading.Event()
+    busy = fused_clipping.workers(number).submit(finished.wait, 60)
+    assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
+    assert not busy.done()
+    finished.set()
+
+
+def test_an_error_of_another_thread_is_raised(monkeypatch):
+    monkeypatch.setattr(fused_clipping, "usable_cores", lambda: 2)
+    here = threading.current_thread()
+
+    def add_parts(taken, done):
+        if threading.current_thread() is not here:
+            taken[0] += 1
+            raise MemoryError("of the other thread")
+        while not taken[0]:  # until the other has taken its part
+            time.sleep(0.001)
+        done[0] += 1
+
+    with pytest.raises(MemoryError, match="other thread"):
+        fused_clipping.in_parts(add_parts, (), 2)
 
 
 def test_threads_and_places_change_nothing(monkeypatch):

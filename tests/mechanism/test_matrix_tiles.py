@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
+from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, add_four, multiply_four, multiply_tile
 
 
 @numba.njit
@@ -60,3 +60,39 @@ def test_what_is_not_a_number_stays_where_it_is():
     expected[:, 4] = np.inf
     expected[3] = np.nan
     np.testing.assert_array_equal(out, expected)
+
+
+@numba.njit
+def four_products(source, places, weights, out):
+    multiply_four(source, np.zeros(source.shape[1], np.float32), places, weights, weights.size, out)
+
+
+@numba.njit
+def four_added(source, places, factors, sums):
+    add_four(source, np.zeros(source.shape[1], np.float32), places, factors, places, sums.size, sums)
+
+
+def test_four_products():
+    generator = np.random.default_rng(1)
+    source = generator.standard_normal((9, 5 * STRIDE)).astype(np.float32)
+    source[3] = np.nan  # nobody reads it
+    weights, out = generator.standard_normal(5 * STRIDE).astype(np.float32), np.empty(4, np.float32)
+    for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1]):
+        four_products(source, np.array(places), weights, out)
+        wanted = [0.0 if row < 0 else np.float64(source[row]) @ np.float64(weights) for row in places]
+        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
+    four_products(source, np.array([5, 5, 5, 5]), weights, out)
+    assert len(set(out.tolist())) == 1  # in whatever place
+
+
+def test_four_rows_are_added():
+    generator = np.random.default_rng(2)
+    source = generator.standard_normal((9, 3 * STRIDE)).astype(np.float32)
+    source[3] = np.nan
+    factors, start = generator.standard_normal(4), generator.standard_normal(3 * STRIDE)
+    for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1]):
+        sums = start.copy()
+        four_added(source, np.array(places), factors, sums)
+        wanted = start + sum(f * np.float64(source[row]) for f, row in zip(factors, places, strict=True) if row >= 0)
+        np.testing.assert_allclose(sums, wanted, rtol=0, atol=1e-14)
+    assert np.array_equal(sums, start)

@@ -159,7 +159,7 @@ class AuditedParts:
           settings: clip_norm, noise_scale and the divisor.
           noise: the unit noise along e1.
           models: None is the step of one model; a number, that of a sweep, every member with these settings.
-          on_host: as above, for one model.
+          on_host: as above.
         """
         import jax
         import jax.numpy as jnp

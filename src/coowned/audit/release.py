@@ -27,8 +27,8 @@ def audit_release(
     Guarantees:
       - A clip that lets more through, a division by what was drawn, and too little noise are caught, without chance.
         (test_wrong_releases_are_caught)
-      - So is one example that changes what others add, whatever it holds, in every step: of one model, compiled or
-        summed on the host, and of many; with norms that come with the rows and without.
+      - So is one example that changes what others add, whatever it holds, in every step: of one model and of many,
+        compiled and summed on the host; with norms that come with the rows and without.
         (test_a_copy_that_changes_others_is_caught)
     What it is not: a proof for other models than logistic regression, whose step is run.
 
@@ -75,6 +75,7 @@ def audit_release(
         "one model": {},
         "one model, summed on the host": {"on_host": True},
         "many models": {"models": 2},
+        "many models, summed on the host": {"models": 2, "on_host": True},
     }
     for (name, step), with_norms in itertools.product(steps.items(), (True, False)):
         kind = f"{name}, norms {'given' if with_norms else 'computed'}"

@@ -14,6 +14,7 @@ in 16: there one copy more or less moves the sum by less than a clip norm, and t
 import concurrent.futures
 import functools
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
@@ -23,15 +24,14 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.compensated import CompensatedSum
-from coowned.mechanism.intrinsics import LINE, ask_for, take_next
+from coowned.mechanism.intrinsics import count_up
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
+from coowned.mechanism.matrix_tiles import STRIDE, add_four, multiply_four
 from coowned.synthetic.logistic_data import usable_cores
 
 _NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
 MOST_COPIES = 2**17  # for which the proof above holds in 16 parts, padding by a quarter more included
-_AHEAD = 4  # rows: what lies scattered in memory is asked for before it is needed,
-_LINES = 4  # no more than its first lines: the processor then knows what comes
 RAISED = 1 + 2.0**-20
 
 _njit = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -103,16 +103,12 @@ def fused_clipped_logistic_sum(
     norms = np.ascontiguousarray(squared_norms, np.float32)
     validate.same_length(mask.size, squared_norms=norms)
     clip_norm, intercept = float(np.float32(clip_norm)), np.float32(intercept)  # pyright: ignore[reportArgumentType]
-    parts = min(_MOST_PARTS, max(1, mask.size * weights.size // _NUMBERS_A_PART))
-    cuts = [mask.size * part // parts // 4 * 4 for part in range(parts)] + [mask.size]
-    sums, clipped = np.zeros((parts, weights.size + 1)), np.zeros(parts, np.int64)
-    taken = np.zeros(1, np.int64)
-    given = weights, intercept, source, rows, labels, mask, clip_norm, norms, np.array(cuts), taken, sums, clipped
-    others = [workers(os.getpid()).submit(_add_parts, *given) for _ in range(1, min(parts, usable_cores()))]
-    _add_parts(*given)
-    for other in others:
-        other.result()
-    high, low = as_compensated(sums.sum(axis=0))
+    parts = min(_MOST_PARTS, max(1, -(-mask.size * weights.size // _NUMBERS_A_PART)))
+    sums, clipped = np.empty((parts, weights.size + 1)), np.empty(parts, np.int64)
+    given = weights, intercept, source, rows, labels, mask, clip_norm, norms, sums, clipped
+    in_parts(_add_parts, given, parts)
+    high, low = np.empty(weights.size + 1, np.float32), np.empty(weights.size + 1, np.float32)
+    _join(sums, high, low)
     return (CompensatedSum(high[:-1], low[:-1]), CompensatedSum(high[-1], low[-1])), int(clipped.sum())
 
 
@@ -144,11 +140,16 @@ def norms_of(
     return norms
 
 
-def as_compensated(total: npt.NDArray[np.float64]) -> CompensatedSum:
-    """A float64 sum as two float32 numbers."""
-    with np.errstate(over="ignore"):  # beyond float32: infinite, as any sum would be
-        high = total.astype(np.float32)
-    return CompensatedSum(high, np.where(np.isfinite(high), total - high, 0.0).astype(np.float32))
+@_njit
+def _join(sums, high, low):
+    """high + low (num_features + 1,): the parts' sums, as two float32 numbers; infinite beyond them."""
+    total = np.zeros(high.size)
+    for part in range(sums.shape[0]):
+        for j in range(high.size):
+            total[j] += sums[part, j]
+    for j in range(high.size):
+        high[j] = np.float32(total[j])
+        low[j] = total[j] - np.float64(high[j]) if np.isfinite(high[j]) else 0.0
 
 
 @functools.cache
@@ -159,89 +160,141 @@ def workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(max(1, usable_cores() - 1), thread_name_prefix="coowned-step")
 
 
+def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int) -> None:
+    """Has all parts done by this thread and by others that are free; add_parts(*given, taken, done) does them.
+
+    Who is late, having had something else to do, finds none left and is not waited for.
+    """
+    taken, done = np.zeros(1, np.int64), np.zeros(1, np.int64)  # how many parts were begun, and how many ended
+    others = [workers(os.getpid()).submit(add_parts, *given, taken, done) for _ in range(1, min(parts, usable_cores()))]
+    add_parts(*given, taken, done)
+    if not _all_done(done, parts):
+        for other in others:  # slow, or ended by an error, which is raised here
+            other.result()
+
+
 @_njit
-def _add_parts(weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, cuts, taken, sums, clipped):
+def _all_done(done, parts):
+    """Waits for others' last parts, a moment only: it is awake, where a sleeping thread takes long to wake."""
+    looks = 100_000
+    while looks and count_up(done, 0) < parts:  # pyright: ignore[reportCallIssue]
+        looks -= 1
+    return looks > 0
+
+
+@_njit
+def _add_parts(weights, intercept, source, rows, labels, mask, clip_norm, norms, sums, clipped, taken, done):
     """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    size, parts = mask.size, clipped.size
     while True:
-        part = take_next(taken)  # pyright: ignore[reportCallIssue]
-        if part >= clipped.size:
+        part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        if part >= parts:
             return
-        begin, end, own = cuts[part], cuts[part + 1], sums[part]
-        clipped[part] = _add_rows(
-            weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, begin, end, own
-        )
+        begin = size * part // parts // 4 * 4  # rows are added by fours
+        end = size * (part + 1) // parts // 4 * 4 if part + 1 < parts else size
+        own = sums[part]
+        own[:] = 0
+        clipped[part] = _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, norms, begin, end, own)
+        count_up(done, 1)  # pyright: ignore[reportCallIssue]
 
 
-# The order of a logit's additions is left to the compiler, so that it can use vector instructions: whatever a logit is
-# rounded to, its row is clipped by what came out. Nothing else of fast-math is allowed, least of all that numbers are
-# finite.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _four_products(x0, x1, x2, x3, weights, products):
-    """products (4,): the rows times the weights."""
-    s0 = s1 = s2 = s3 = np.float32(0)
-    for j in range(weights.size):
-        s0 += x0[j] * weights[j]
-        s1 += x1[j] * weights[j]
-        s2 += x2[j] * weights[j]
-        s3 += x3[j] * weights[j]
-    products[0], products[1], products[2], products[3] = s0, s1, s2, s3
+_LOG2_E, _LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+_ROUNDER = np.float32(3 * 2**22)  # a number below 2^21 that it is added to is rounded to a whole one, in its last bits
+_EXPONENT, _BIAS = np.uint32(23), np.uint32(127 << 23)
+_LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
 
 
-@_njit
-def _row(source, place, nothing):
-    return source[place] if place >= 0 else nothing
+# A product that is added without being rounded first only makes it better.
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def sigmoid(x):
+    """1 / (1 + e^-x) in float32, to a few units in the last place; without a branch, so that loops become vector code.
+
+    What is not a number stays so.
+    """
+    x = _LARGEST if x > _LARGEST else x
+    x = -_LARGEST if x < -_LARGEST else x
+    # e^-x = 2^n e^r: n in the last bits of a sum, e^r by its series, below 1e-8 from it
+    moved = x * -_LOG2_E + _ROUNDER
+    r = -x - (moved - _ROUNDER) * _LN_2
+    series = np.float32(1 / 5040)
+    series = series * r + np.float32(1 / 720)
+    series = series * r + np.float32(1 / 120)
+    series = series * r + np.float32(1 / 24)
+    series = series * r + np.float32(1 / 6)
+    series = series * r + np.float32(1 / 2)
+    series = series * r + np.float32(1)
+    series = series * r + np.float32(1)
+    power = np.uint32((np.float32(moved).view(np.uint32) << _EXPONENT) + _BIAS).view(np.float32)
+    return np.float32(1) / (np.float32(1) + series * power)
 
 
 @_njit
 def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared_norms, begin, end, sums):
-    """Adds the clipped gradients of rows `begin` to `end` of the batch to sums (num_features + 1,) float64."""
+    """Adds the clipped gradients of rows `begin` to `end` of the batch to sums (num_features + 1,) float64.
+
+    Four rows at once, which with the next four are in the nearest cache: their logits, their factors, their sums.
+    """
     width = weights.size
+    whole = width // STRIDE * STRIDE
     nothing = np.zeros(width, np.float32)  # in the place of a row that adds nothing, whatever that row holds
-    places, products, factors = np.empty(4, np.int64), np.empty(4, np.float32), np.empty(4, np.float64)
+    places, following = np.empty(4, np.int64), np.empty(4, np.int64)
+    products, targets, squares = np.zeros(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.float32)
+    factors, longest = np.zeros(4, np.float64), np.zeros(4, np.float64)
     clipped = 0
     for first in range(begin, end, 4):
         for i in range(4):
-            counts = first + i < end and mask[first + i] and np.isfinite(labels[first + i])
-            places[i] = rows[first + i] if counts else -1
-        x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
-        x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
-        for i in range(first + _AHEAD, min(end, first + _AHEAD + 4)):
-            for j in range(0, min(width, _LINES * LINE), LINE):
-                ask_for(source, rows[i], j)  # pyright: ignore[reportCallIssue]
-        _four_products(x0, x1, x2, x3, weights, products)
-        taken_out = False
+            at = first + i
+            counts = at < end and mask[at] and np.isfinite(labels[at])
+            places[i] = rows[at] if counts else -1
+            targets[i] = labels[at] if counts else np.float32(0)
+            squares[i] = squared_norms[at] if counts else np.float32(0)
+        products[:] = 0
+        if whole:
+            multiply_four(source, nothing, places, weights, whole, products)  # pyright: ignore[reportCallIssue]
+        if whole < width:
+            _multiply_rest(source, places, weights, whole, products)
         for i in range(4):
-            factors[i] = 0.0
+            longest[i] = clip_norm / (np.sqrt(np.float64(squares[i]) + 1.0) * RAISED)
+            factors[i] = np.float64(sigmoid(products[i] + intercept) - targets[i])
+        for i in range(4):
+            residual, bound = factors[i], longest[i]
             if places[i] < 0:
-                continue
-            label, square = labels[first + i], np.float64(squared_norms[first + i])
-            residual = np.float64(np.float32(1) / (np.float32(1) + np.exp(-(products[i] + intercept))) - label)
-            length = np.sqrt(square + 1.0) * RAISED
-            norm = abs(residual) * length
-            factor = np.copysign(clip_norm / length, residual) if norm > clip_norm else residual
-            if square < np.inf and np.isfinite(factor):
-                clipped += norm > clip_norm
-                factors[i] = factor
-                sums[width] += factor
+                factors[i] = 0.0
+            elif squares[i] < np.inf and np.isfinite(residual):
+                clipped += abs(residual) > bound
+                factors[i] = min(max(residual, -bound), bound)
+                sums[width] += factors[i]
             else:
-                clipped += add_wide_row(weights, intercept, source[places[i]], label, clip_norm, sums)
-                places[i], taken_out = -1, True
-        if taken_out:
-            x0, x1 = _row(source, places[0], nothing), _row(source, places[1], nothing)
-            x2, x3 = _row(source, places[2], nothing), _row(source, places[3], nothing)
-        _add_four(factors, x0, x1, x2, x3, sums)
+                clipped += add_wide_row(weights, intercept, source[places[i]], targets[i], clip_norm, sums)
+                places[i], factors[i] = -1, 0.0
+        for i in range(4):
+            following[i] = rows[min(first + 4 + i, end - 1)]
+        add_four(source, nothing, places, factors, following, whole, sums)  # pyright: ignore[reportCallIssue]
+        if whole < width:
+            _add_rest(source, places, factors, whole, sums)
     return clipped
 
 
-# A product that is added without being rounded first only makes the sum better.
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-def _add_four(factors, x0, x1, x2, x3, sums):
-    f0, f1, f2, f3 = factors[0], factors[1], factors[2], factors[3]
-    for j in range(x0.size):
-        added = f3 * np.float64(x3[j]) + sums[j]
-        added = f2 * np.float64(x2[j]) + added
-        added = f1 * np.float64(x1[j]) + added
-        sums[j] = f0 * np.float64(x0[j]) + added
+def _multiply_rest(source, places, weights, begin, products):
+    """What `multiply_four` leaves, from `begin` on; of a place below 0, whose product nobody looks at, anything."""
+    p0, p1, p2, p3 = max(places[0], 0), max(places[1], 0), max(places[2], 0), max(places[3], 0)
+    s0, s1, s2, s3 = products[0], products[1], products[2], products[3]
+    for j in range(begin, weights.size):
+        s0 += source[p0, j] * weights[j]
+        s1 += source[p1, j] * weights[j]
+        s2 += source[p2, j] * weights[j]
+        s3 += source[p3, j] * weights[j]
+    products[0], products[1], products[2], products[3] = s0, s1, s2, s3
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _add_rest(source, places, factors, begin, sums):
+    """What `add_four` leaves, from `begin` on."""
+    for i in range(places.size):
+        if places[i] >= 0:
+            for j in range(begin, source.shape[1]):
+                sums[j] += factors[i] * np.float64(source[places[i], j])
 
 
 @_njit

@@ -1,5 +1,7 @@
 """Two instructions of the processor that numba has no name for, for compiled loops."""
 
+from typing import Any
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -14,25 +16,28 @@ def ask_for(typing_context, array, row, column):
 
     def generate(context, builder, signature, arguments):
         view = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = cgutils.get_item_pointer(context, builder, signature.args[0], view, arguments[1:])
-        number = ir.IntType(32)
-        pointer = builder.bitcast(place, cgutils.voidptr_t)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
-        builder.call(prefetch, [pointer, number(0), number(3), number(1)])
+        ask_for_place(builder, cgutils.get_item_pointer(context, builder, signature.args[0], view, arguments[1:]))
         return context.get_dummy_value()
 
     return types.none(array, types.intp, types.intp), generate
 
 
+def ask_for_place(builder: Any, place: Any) -> None:
+    """The same inside of another intrinsic: `place` is a pointer of LLVM's."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+    builder.call(prefetch, [builder.bitcast(place, cgutils.voidptr_t), number(0), number(3), number(1)])
+
+
 @intrinsic
-def take_next(typing_context, taken):
-    """taken[0]++, as one operation among all threads; what it was."""
+def count_up(typing_context, counter, by):
+    """counter[0] += by, as one operation among all threads; what it was. Others then see what was written before."""
 
     def generate(context, builder, signature, arguments):
         view = context.make_array(signature.args[0])(context, builder, arguments[0])
         first = context.get_constant(types.intp, 0)
         place = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
-        return builder.atomic_rmw("add", place, context.get_constant(types.int64, 1), "monotonic")
+        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
 
-    return types.int64(taken), generate
+    return types.int64(counter, types.int64), generate

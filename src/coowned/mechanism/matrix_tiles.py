@@ -13,12 +13,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_FLOAT, _DOUBLE, _INDEX = ir.FloatType(), ir.DoubleType(), ir.IntType(64)
+from coowned.mechanism.intrinsics import LINE, ask_for_place
+
+_FLOAT, _DOUBLE, _INDEX, _INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64), ir.IntType(32)
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # 32 registers of 16 numbers, else 16 of 8
-_LANES = 16 if _WIDE else 8
 _VECTORS = 3
+_LANES = 16 if _WIDE else 8
 ROWS = 8 if _WIDE else 4  # with three vectors a row they fill the registers
 COLUMNS = _VECTORS * _LANES
+STRIDE = LINE  # numbers that `multiply_four` and `add_four` do at once, on every machine
 
 
 @intrinsic
@@ -42,68 +45,138 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
       out: (r, COLUMNS), contiguous: float32 is written over, to float64 it is added.
       out_row: where its ROWS rows begin.
     """
-    adds = out.dtype == types.float64
-    signature = types.void(left, *[types.intp] * 5, right, out, types.intp)
-    return signature, _generator(adds)
-
-
-def _generator(adds: bool) -> Any:
-    vector = ir.VectorType(_FLOAT, _LANES)
+    adds, vector = out.dtype == types.float64, ir.VectorType(_FLOAT, _LANES)
 
     def generate(context, builder, signature, arguments):
         left, row, column, down, along, length, right, out, out_row = arguments
+        a = _pointer(context, builder, signature.args[0], left, [row, column])
+        b = _pointer(context, builder, signature.args[6], right, [_INDEX(0), _INDEX(0)])
+        c = _pointer(context, builder, signature.args[7], out, [out_row, _INDEX(0)])
 
-        def pointer(kind, value, indices, number):
-            view = context.make_array(kind)(context, builder, value)
-            place = cgutils.get_item_pointer(context, builder, kind, view, indices)
-            return builder.bitcast(place, number.as_pointer())
+        def step(k, sums):
+            at, start = builder.mul(k, along), builder.mul(k, _INDEX(COLUMNS))
+            factors = [
+                _load(builder, builder.gep(b, [builder.add(start, _INDEX(v * _LANES))]), vector)
+                for v in range(_VECTORS)
+            ]
+            for i in range(ROWS):
+                place = builder.gep(a, [builder.add(at, builder.mul(down, _INDEX(i)))])
+                number = _everywhere(builder, builder.load(place), vector)
+                for v in range(_VECTORS):
+                    yield _fused(builder, number, factors[v], sums[i * _VECTORS + v])
 
-        zero = ir.Constant(_INDEX, 0)
-        a = pointer(signature.args[0], left, [row, column], _FLOAT)
-        b = pointer(signature.args[6], right, [zero, zero], _FLOAT)
-        c = pointer(signature.args[7], out, [out_row, zero], _DOUBLE if adds else _FLOAT)
-        fused = _fused(builder.module, vector)
-        before = builder.block
-        loop, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.end")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k = builder.phi(_INDEX)
-        k.add_incoming(zero, before)
-        nothing = ir.Constant(vector, [0.0] * _LANES)
-        sums = [[builder.phi(vector) for _ in range(_VECTORS)] for _ in range(ROWS)]
-        factors = [
-            _load(builder, builder.gep(b, [builder.add(builder.mul(k, _INDEX(COLUMNS)), _INDEX(v * _LANES))]), vector)
-            for v in range(_VECTORS)
-        ]
-        at = builder.mul(k, along)
-        added = []
-        for i in range(ROWS):
-            place = builder.gep(a, [builder.add(at, builder.mul(down, _INDEX(i)))])
-            number = builder.load(place)
-            everywhere = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.IntType(32)(0))
-            zeros = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-            everywhere = builder.shuffle_vector(everywhere, ir.Constant(vector, ir.Undefined), zeros)
-            added.append([builder.call(fused, [everywhere, factors[v], sums[i][v]]) for v in range(_VECTORS)])
-        following = builder.add(k, _INDEX(1))
-        k.add_incoming(following, loop)
+        sums = _sum_up(builder, [vector] * (ROWS * _VECTORS), length, 1, step)
         for i in range(ROWS):
             for v in range(_VECTORS):
-                sums[i][v].add_incoming(nothing, before)
-                sums[i][v].add_incoming(added[i][v], loop)
-        builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
-        builder.position_at_end(after)
-        for i in range(ROWS):
-            for v in range(_VECTORS):
-                place = builder.gep(c, [_INDEX(i * COLUMNS + v * _LANES)])
-                if not adds:
-                    _store(builder, added[i][v], place)
-                    continue
-                double = ir.VectorType(_DOUBLE, _LANES)
-                sum_before = _load(builder, place, double)
-                _store(builder, builder.fadd(sum_before, builder.fpext(added[i][v], double)), place)
+                place, added = builder.gep(c, [_INDEX(i * COLUMNS + v * _LANES)]), sums[i * _VECTORS + v]
+                if adds:
+                    double = ir.VectorType(_DOUBLE, _LANES)
+                    added = builder.fadd(_load(builder, place, double), builder.fpext(added, double))
+                _store(builder, added, place)
         return context.get_dummy_value()
 
-    return generate
+    return types.void(left, *[types.intp] * 5, right, out, types.intp), generate
+
+
+@intrinsic
+def multiply_four(typing_context, source, nothing, places, weights, length, out):
+    """out[i] = source[places[i], :length] @ weights[:length] for i < 4, all float32.
+
+    A place below 0 stands for `nothing`, a row of zeros. length is a multiple of STRIDE and at least that.
+
+    Guarantees:
+      - STRIDE chains of fused operations a row, added up by halves: one order for all four.   (test_four_products)
+    """
+    vector = ir.VectorType(_FLOAT, STRIDE)
+
+    def generate(context, builder, signature, arguments):
+        rows = _rows(context, builder, signature, arguments)
+        right = _pointer(context, builder, signature.args[3], arguments[3], [_INDEX(0)])
+        result = _pointer(context, builder, signature.args[5], arguments[5], [_INDEX(0)])
+
+        def step(k, sums):
+            factor = _load(builder, builder.gep(right, [k]), vector)
+            for row, total in zip(rows, sums, strict=True):
+                yield _fused(builder, _load(builder, builder.gep(row, [k]), vector), factor, total)
+
+        for i, total in enumerate(_sum_up(builder, [vector] * 4, arguments[4], STRIDE, step)):
+            half = STRIDE
+            while half > 1:
+                half //= 2
+                total = builder.fadd(_part(builder, total, 0, half), _part(builder, total, half, 2 * half))
+            builder.store(builder.extract_element(total, _INT(0)), builder.gep(result, [_INDEX(i)]))
+        return context.get_dummy_value()
+
+    return types.void(source, nothing, places, weights, types.intp, out), generate
+
+
+@intrinsic
+def add_four(typing_context, source, nothing, places, factors, following, length, sums):
+    """sums[:length] += factors[i] * source[places[i], :length] for i = 3, 2, 1, 0.
+
+    Places as above; factors and sums are float64. The rows `following[i]` are asked for meanwhile, which costs little:
+    this loop has its own rows in a near cache and waits for their conversion. length is a multiple of STRIDE.
+
+    Guarantees:
+      - Every sum is a chain of four fused float64 operations.   (test_four_rows_are_added)
+    """
+    single, double = ir.VectorType(_FLOAT, STRIDE), ir.VectorType(_DOUBLE, STRIDE)
+
+    def generate(context, builder, signature, arguments):
+        rows = _rows(context, builder, signature, arguments)
+        coming = _rows(context, builder, signature, [*arguments[:2], arguments[4]])
+        number = _pointer(context, builder, signature.args[3], arguments[3], [_INDEX(0)])
+        into = _pointer(context, builder, signature.args[6], arguments[6], [_INDEX(0)])
+        numbers = [_everywhere(builder, builder.load(builder.gep(number, [_INDEX(i)])), double) for i in range(4)]
+        with cgutils.for_range_slice(builder, _INDEX(0), arguments[5], _INDEX(STRIDE), inc=True) as (j, _):
+            for row in coming:
+                ask_for_place(builder, builder.gep(row, [j]))
+            total = _load(builder, builder.gep(into, [j]), double)
+            for i in (3, 2, 1, 0):
+                row = builder.fpext(_load(builder, builder.gep(rows[i], [j]), single), double)
+                total = _fused(builder, row, numbers[i], total)
+            _store(builder, total, builder.gep(into, [j]))
+        return context.get_dummy_value()
+
+    return types.void(source, nothing, places, factors, places, types.intp, sums), generate
+
+
+def _rows(context: Any, builder: Any, signature: Any, arguments: Any) -> list[Any]:
+    """Pointers to the four rows of (source, nothing, places)."""
+    source, nothing, places = arguments[:3]
+    place = _pointer(context, builder, signature.args[2], places, [_INDEX(0)])
+    zeros = _pointer(context, builder, signature.args[1], nothing, [_INDEX(0)])
+    found = []
+    for i in range(4):
+        row = builder.load(builder.gep(place, [_INDEX(i)]))
+        begin = _pointer(context, builder, signature.args[0], source, [row, _INDEX(0)])
+        found.append(builder.select(builder.icmp_signed("<", row, _INDEX(0)), zeros, begin))
+    return found
+
+
+def _sum_up(builder: Any, kinds: list[Any], length: Any, stride: int, step: Any) -> list[Any]:
+    """for k in range(0, length, stride): sums = step(k, sums), from zeros, at least once; all sums in registers."""
+    before = builder.block
+    loop, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(_INDEX)
+    sums = [builder.phi(kind) for kind in kinds]
+    added = list(step(k, sums))
+    following = builder.add(k, _INDEX(stride))
+    k.add_incoming(_INDEX(0), before)
+    k.add_incoming(following, loop)
+    for total, more in zip(sums, added, strict=True):
+        total.add_incoming(ir.Constant(total.type, [0.0] * total.type.count), before)
+        total.add_incoming(more, loop)
+    builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
+    builder.position_at_end(after)
+    return added
+
+
+def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: list[Any]) -> Any:
+    view = context.make_array(kind)(context, builder, value)
+    return cgutils.get_item_pointer(context, builder, kind, view, indices)
 
 
 def _load(builder: Any, place: Any, vector: Any) -> Any:
@@ -117,6 +190,22 @@ def _store(builder: Any, value: Any, place: Any) -> None:
     stored.align = 4
 
 
-def _fused(module: Any, vector: Any) -> Any:
-    name = f"llvm.fma.v{_LANES}f32"
-    return module.globals.get(name) or ir.Function(module, ir.FunctionType(vector, [vector] * 3), name)
+def _part(builder: Any, value: Any, begin: int, end: int) -> Any:
+    lanes = ir.Constant(ir.VectorType(_INT, end - begin), list(range(begin, end)))
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
+
+
+def _everywhere(builder: Any, number: Any, vector: Any) -> Any:
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), number, _INT(0))
+    lanes = ir.Constant(ir.VectorType(_INT, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
+
+
+def _fused(builder: Any, one: Any, other: Any, added: Any) -> Any:
+    """one * other + added, rounded once."""
+    kind = added.type
+    name = f"llvm.fma.v{kind.count}f{64 if kind.element == _DOUBLE else 32}"
+    known = builder.module.globals.get(name)
+    return builder.call(
+        known or ir.Function(builder.module, ir.FunctionType(kind, [kind] * 3), name), [one, other, added]
+    )

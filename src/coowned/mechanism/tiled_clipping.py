@@ -10,8 +10,6 @@ sums in one order, wherever it stands, and so are its factors. It moves the copi
 float64, and their roundings are those of `coowned.mechanism.fused_clipping`.
 """
 
-import os
-
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +22,12 @@ from coowned.mechanism.fused_clipping import (
     RowsInPlace,
     add_wide_row,
     checked_rows,
+    in_parts,
     norms_of,
-    workers,
+    sigmoid,
 )
-from coowned.mechanism.intrinsics import LINE, ask_for, take_next
+from coowned.mechanism.intrinsics import LINE, ask_for, count_up
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
-from coowned.synthetic.logistic_data import usable_cores
 
 TILE = 64  # rows that are added in float32
 _MOST_PARTS = 8  # of a batch, summed apart; their number follows from its size alone: so do the bits
@@ -103,25 +101,20 @@ def tiled_clipped_logistic_sums(
     parts = min(_MOST_PARTS, max(1, tiles // 4))
     cuts = np.array([tiles * part // parts for part in range(parts + 1)]) * TILE
     sums = np.empty((parts, panels, width, COLUMNS))
-    taken = np.zeros(1, np.int64)
-    given = columns, bounds, num_features, source, rows, labels, mask, norms, cuts, taken, sums
-    others = [workers(os.getpid()).submit(_add_parts, *given) for _ in range(1, min(parts, usable_cores()))]
-    _add_parts(*given)
-    for other in others:
-        other.result()
+    in_parts(_add_parts, (columns, bounds, num_features, source, rows, labels, mask, norms, cuts, sums), parts)
     high, low = np.empty_like(coefficients), np.empty_like(coefficients)
     _join(sums, high, low)
     return CompensatedSum(high, low)
 
 
 @_njit
-def _add_parts(columns, bounds, num_features, source, rows, labels, mask, squared_norms, cuts, taken, sums):
+def _add_parts(columns, bounds, num_features, source, rows, labels, mask, squared_norms, cuts, sums, taken, done):
     """Adds up parts, each taken by whichever thread is free, until there are none left."""
     panels, width, _ = columns.shape
     tile, factors = np.zeros((TILE, width), np.float32), np.empty((TILE, COLUMNS), np.float32)
     targets, inverses = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     while True:
-        part = take_next(taken)  # pyright: ignore[reportCallIssue]
+        part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
         if part >= cuts.size - 1:
             return
         sums[part] = 0
@@ -144,6 +137,7 @@ def _add_parts(columns, bounds, num_features, source, rows, labels, mask, square
             for i in range(first, min(first + TILE, end)):  # beyond float32 on the way: rare, and all in float64
                 if mask[i] and np.isfinite(labels[i]) and not squared_norms[i] < np.inf:
                     _add_wide(columns, bounds, num_features, source[rows[i]], labels[i], sums[part])
+        count_up(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -162,10 +156,6 @@ def _fill_row(source, rows, labels, mask, squared_norms, at, end, num_features, 
         row[:] = 0
 
 
-_LOG2_E, _LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
-_ROUNDER = np.float32(3 * 2**22)  # a number below 2^21 that it is added to is rounded to a whole one, in its last bits
-_EXPONENT, _BIAS = np.uint32(23), np.uint32(127 << 23)
-_LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
 _SMALLEST = np.float32(2.0**-126)  # below which a product is rounded by more than its 2^24th part
 
 
@@ -177,22 +167,7 @@ def _clip(factors, targets, inverses, bounds):
         target, inverse = targets[i], inverses[i]
         row = factors[i]
         for j in range(COLUMNS):
-            x = row[j]
-            x = _LARGEST if x > _LARGEST else x
-            x = -_LARGEST if x < -_LARGEST else x
-            # e^-x = 2^n e^r: n in the last bits of a sum, e^r by its series, below 1e-8 from it
-            moved = x * -_LOG2_E + _ROUNDER
-            r = -x - (moved - _ROUNDER) * _LN_2
-            series = np.float32(1 / 5040)
-            series = series * r + np.float32(1 / 720)
-            series = series * r + np.float32(1 / 120)
-            series = series * r + np.float32(1 / 24)
-            series = series * r + np.float32(1 / 6)
-            series = series * r + np.float32(1 / 2)
-            series = series * r + np.float32(1)
-            series = series * r + np.float32(1)
-            power = np.uint32((np.float32(moved).view(np.uint32) << _EXPONENT) + _BIAS).view(np.float32)
-            residual = np.float32(1) / (np.float32(1) + series * power) - target
+            residual = sigmoid(row[j]) - target
             longest = bounds[j] * inverse
             longest = longest if longest >= _SMALLEST else np.float32(0)
             factor = longest if residual > longest else residual

@@ -296,10 +296,10 @@ def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsIn
     """
     if isinstance(data, WithNorms):
         data = data.data
-    stored = _stored(data) if isinstance(data, FeatureTable | WorldData) else None
-    if stored is None:
+    if not isinstance(data, FeatureTable | WorldData):
         return None
-    return RowsInPlace(stored[0], examples if data.rows is None else data.rows[examples])
+    stored = _stored(data)
+    return None if stored is None else RowsInPlace(stored[0], examples if data.rows is None else data.rows[examples])
 
 
 def _stored(data: FeatureTable | WorldData) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
