@@ -73,7 +73,9 @@ def tiled_clipped_logistic_sums(
     Example:
       >>> features, mask = np.float32([[3.0, 4.0], [np.inf, 0.0]]), np.array([True, True])
       >>> tiled_clipped_logistic_sums(
-      ...     np.zeros((2, 3)), features, np.ones(2), mask, np.float32([0.1, 10.0])).rounded.round(4).tolist()
+      ...     np.zeros((2, 3)), features, np.ones(2), mask, np.float32([0.1, 10.0])).rounded.round(4)
+      array([[-0.0588, -0.0784, -0.0196],
+             [-1.5   , -2.    , -0.5   ]], dtype=float32)
     """
     coefficients = np.ascontiguousarray(coefficients, np.float32)
     labels, mask = np.ascontiguousarray(labels, np.float32), np.ascontiguousarray(mask, np.bool_)
