@@ -231,6 +231,9 @@ def test_a_row_adds_the_same_in_every_place(num_features):
         ("features", RowsInPlace(np.zeros((4, 6), np.float32), np.array([0, 1, 2, 4]))),
         ("features", RowsInPlace(np.zeros((4, 6), np.float32), np.array([0, -1, 2, 3]))),
         ("features", RowsInPlace(np.zeros((4, 6), np.float64), np.arange(4))),  # pyright: ignore[reportArgumentType]
+        ("features", RowsInPlace(np.zeros((6, 4), np.float32).T, np.arange(4))),
+        ("features", RowsInPlace(np.zeros((4, 12), np.float32)[:, ::2], np.arange(4))),
+        ("features", RowsInPlace(np.zeros((4, 6), np.float32)[:, ::-1], np.arange(4))),
     ],
 )
 def test_what_does_not_fit_is_refused(name, value):

@@ -1,5 +1,7 @@
 """Products in registers: those of plain loops, to the bit."""
 
+from fractions import Fraction
+
 import numba
 import numpy as np
 import pytest
@@ -72,17 +74,31 @@ def four_added(source, places, factors, sums):
     add_four(source, np.zeros(source.shape[1], np.float32), places, factors, places, sums.size, sums)
 
 
+def with_few_bits(generator, *shape):
+    """Numbers whose products, and sums of these, are exact in float64, but not in float32."""
+    return (generator.integers(-(2**15), 2**15, shape) / 2**12).astype(np.float32)
+
+
 def test_four_products():
     generator = np.random.default_rng(1)
-    source = generator.standard_normal((9, 5 * STRIDE)).astype(np.float32)
+    source, weights = with_few_bits(generator, 9, 5 * STRIDE), with_few_bits(generator, 5 * STRIDE)
+
+    def in_order(row, *, fused=True):
+        lanes = np.zeros(STRIDE, np.float32)
+        for x, w in zip(row.reshape(-1, STRIDE), weights.reshape(-1, STRIDE), strict=True):
+            product = np.float64(x) * np.float64(w)
+            lanes = ((product if fused else np.float32(product)) + np.float64(lanes)).astype(np.float32)
+        while len(lanes) > 1:
+            lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+        return lanes[0]
+
+    assert [in_order(row) for row in source] != [in_order(row, fused=False) for row in source]
+    wanted = [in_order(row) for row in source] + [np.float32(0)]  # the last is that of no row
     source[3] = np.nan  # nobody reads it
-    weights, out = generator.standard_normal(5 * STRIDE).astype(np.float32), np.empty(4, np.float32)
-    for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1]):
+    out = np.empty(4, np.float32)
+    for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1], [7, 6, 4, 1]):
         four_products(source, np.array(places), weights, out)
-        wanted = [0.0 if row < 0 else np.float64(source[row]) @ np.float64(weights) for row in places]
-        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5)
-    four_products(source, np.array([5, 5, 5, 5]), weights, out)
-    assert len(set(out.tolist())) == 1  # in whatever place
+        assert out.tolist() == [wanted[place] for place in places]
 
 
 def test_four_rows_are_added():
@@ -91,8 +107,11 @@ def test_four_rows_are_added():
     source[3] = np.nan
     factors, start = generator.standard_normal(4), generator.standard_normal(3 * STRIDE)
     for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1]):
-        sums = start.copy()
+        sums, wanted = start.copy(), start.tolist()
         four_added(source, np.array(places), factors, sums)
-        wanted = start + sum(f * np.float64(source[row]) for f, row in zip(factors, places, strict=True) if row >= 0)
-        np.testing.assert_allclose(sums, wanted, rtol=0, atol=1e-14)
-    assert np.array_equal(sums, start)
+        for f, place in reversed(list(zip(factors.tolist(), places, strict=True))):
+            if place >= 0:
+                row = source[place].tolist()
+                wanted = [float(Fraction(f) * Fraction(x) + Fraction(w)) for x, w in zip(row, wanted, strict=True)]
+        assert sums.tolist() == wanted
+    assert sums.tolist() == start.tolist()

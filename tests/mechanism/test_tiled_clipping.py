@@ -80,6 +80,17 @@ def test_no_copy_adds_more(sizes, signs, weight, label):
     assert (np.linalg.norm(sums, axis=1) <= allowed).all()
 
 
+def test_small_clip_norms_of_long_rows():
+    """Products below float32's normal numbers are rounded by a fixed step each, which for many of them could add up."""
+    generator = np.random.default_rng(0)
+    clip_norms = np.geomspace(1e-38, 1e-30, 100).astype(np.float32)
+    for scale in (1.0, 1e-3, 1e3):
+        features = (generator.uniform(0.5, 4, (1, 20_000)) * scale / np.sqrt(20_000)).astype(np.float32)
+        sums = tiled(np.zeros((100, 20_001), np.float32), features, np.ones(1), np.ones(1, bool), clip_norms)
+        assert (np.linalg.norm(sums, axis=1) <= clip_norms).all()
+        assert np.linalg.norm(sums[-1]) > 0.999 * clip_norms[-1]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["feature", "label", "weights"])
 def test_not_finite_adds_zero(bad, where):
@@ -204,6 +215,7 @@ def test_regrouped_tiles_are_covered():
         ("features", RowsInPlace(np.zeros((4, 6), np.float32), np.array([0, 1, 2, 4]))),
         ("features", RowsInPlace(np.zeros((4, 6), np.float32), np.array([0, -1, 2, 3]))),
         ("features", RowsInPlace(np.zeros((4, 6), np.float64), np.arange(4))),  # pyright: ignore[reportArgumentType]
+        ("features", RowsInPlace(np.zeros((6, 4), np.float32).T, np.arange(4))),
     ],
 )
 def test_what_does_not_fit_is_refused(name, value):

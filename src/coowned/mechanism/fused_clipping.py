@@ -17,13 +17,13 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.compensated import CompensatedSum
+from coowned.mechanism.compiled import compiled
 from coowned.mechanism.intrinsics import count_up
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.mechanism.matrix_tiles import STRIDE, add_four, multiply_four
@@ -34,7 +34,7 @@ _MOST_PARTS = 16
 MOST_COPIES = 2**17  # for which the proof above holds in 16 parts, padding by a quarter more included
 RAISED = 1 + 2.0**-20
 
-_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
+_njit = compiled()
 
 
 class RowsInPlace(NamedTuple):
@@ -126,7 +126,14 @@ def checked_rows(
     validate.same_length(mask.size, rows=rows, labels=labels)
     if source.ndim != 2 or source.dtype != np.float32 or source.shape[1] != width:
         raise InputError(f"features must be float32 of shape (rows, {width}), not {source.dtype} {source.shape}")
+    if not rows_are_contiguous(source):
+        raise InputError("the numbers of a row of features must lie side by side in memory; use np.ascontiguousarray")
     return source, rows
+
+
+def rows_are_contiguous(source: npt.NDArray[np.float32]) -> bool:
+    """Whether each row is one piece of memory, wherever the rows lie."""
+    return source.flags.aligned and (source.shape[1] == 1 or source.strides[1] == source.itemsize)
 
 
 def norms_of(
@@ -205,7 +212,7 @@ _LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
 
 
 # A product that is added without being rounded first only makes it better.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def sigmoid(x):
     """1 / (1 + e^-x) in float32, to a few units in the last place; without a branch, so that loops become vector code.
 
@@ -275,7 +282,7 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
     return clipped
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _multiply_rest(source, places, weights, begin, products):
     """What `multiply_four` leaves, from `begin` on; of a place below 0, whose product nobody looks at, anything."""
     p0, p1, p2, p3 = max(places[0], 0), max(places[1], 0), max(places[2], 0), max(places[3], 0)
@@ -288,7 +295,7 @@ def _multiply_rest(source, places, weights, begin, products):
     products[0], products[1], products[2], products[3] = s0, s1, s2, s3
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _add_rest(source, places, factors, begin, sums):
     """What `add_four` leaves, from `begin` on."""
     for i in range(places.size):

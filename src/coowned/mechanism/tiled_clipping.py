@@ -10,13 +10,13 @@ sums in one order, wherever it stands, and so are its factors. It moves the copi
 float64, and their roundings are those of `coowned.mechanism.fused_clipping`.
 """
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.compensated import CompensatedSum
+from coowned.mechanism.compiled import compiled
 from coowned.mechanism.fused_clipping import (
     RAISED,
     RowsInPlace,
@@ -33,7 +33,7 @@ TILE = 64  # rows that are added in float32
 _MOST_PARTS = 8  # of a batch, summed apart; their number follows from its size alone: so do the bits
 _LINES = 4  # of each row of the next tile that are asked for ahead of time
 
-_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
+_njit = compiled()
 
 
 def tiled_clipped_logistic_sums(
@@ -158,11 +158,11 @@ def _fill_row(source, rows, labels, mask, squared_norms, at, end, num_features, 
         row[:] = 0
 
 
-_SMALLEST = np.float32(2.0**-126)  # below which a product is rounded by more than its 2^24th part
+_SMALLEST = np.float32(2.0**-116)  # a factor below it is 0: its products could be so small that float32 rounds them up
 
 
 # A product that is added without being rounded first only makes a residual better.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _clip(factors, targets, inverses, bounds):
     """Logits become sigmoid(logit) - target, at most bound * inverse; what is not a number becomes zero."""
     for i in range(TILE):

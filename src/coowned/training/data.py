@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -20,7 +19,8 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
-from coowned.mechanism.fused_clipping import RowsInPlace
+from coowned.mechanism.compiled import compiled
+from coowned.mechanism.fused_clipping import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.intrinsics import LINE, ask_for
 from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
@@ -289,7 +289,8 @@ def with_norms(data: TrainingData) -> TrainingData:
 
 
 def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
-    """Where the features of these examples lie in memory; None where they are made on demand, or data of other kinds.
+    """Where the features of these examples lie in memory; None where they are made on demand or lie in pieces, and for
+    data of other kinds.
 
     Guarantees:
       - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
@@ -299,7 +300,9 @@ def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsIn
     if not isinstance(data, FeatureTable | WorldData):
         return None
     stored = _stored(data)
-    return None if stored is None else RowsInPlace(stored[0], examples if data.rows is None else data.rows[examples])
+    if stored is None or not rows_are_contiguous(stored[0]):
+        return None
+    return RowsInPlace(stored[0], examples if data.rows is None else data.rows[examples])
 
 
 def _stored(data: FeatureTable | WorldData) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
@@ -335,7 +338,7 @@ def _gather(
     list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def gather_rows(source, rows, out, sides, places, out_labels, out_norms):
     """out[i] = source[rows[i]], and what `gather_sides` does.
 
@@ -355,7 +358,7 @@ def gather_rows(source, rows, out, sides, places, out_labels, out_norms):
             out_norms[i] = sides[places[i], 1]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled()
 def gather_sides(sides, places, out_labels, out_norms):
     """out_labels[i] = sides[places[i], 0]; out_norms[i] = sides[places[i], 1], if there are norms."""
     for i in range(places.size):

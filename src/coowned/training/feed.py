@@ -4,7 +4,6 @@ What a step gets is a pure function of the step, so timing changes no bit. Array
 when the step that read it has ended, since a device may read the host's memory in place.
 """
 
-import concurrent.futures
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -70,14 +69,14 @@ class Feeder:
         coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
         try:
             for step in steps:
-                given = coming.pop().result()
+                given = coming[0].result()
+                coming.pop()
                 if step + 1 < self._stop:
                     coming.append(maker.submit(self._make, step + 1, self._free.pop() if self._free else {}))
                 yield given
         finally:
-            for unread in coming:  # nothing is made for a run that has ended
+            for unread in coming:  # one that has begun ends by itself: its arrays are nobody's
                 unread.cancel()
-                concurrent.futures.wait([unread])
 
     def release(self, given: StepInput) -> None:
         """Says that the step that read this has ended."""

@@ -5,18 +5,18 @@ from the whole vocabulary, 10% left as they are. Nothing of any other example ma
 example's own gradient and need no accounting.
 """
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import WORDS, fill_words
 from coowned.mechanism.keys import Purpose, RunKey, StreamKey
 
 _CHUNKS_A_COPY = np.int64(1 << 26)  # a copy number has 31 bits, a chunk's number 58: no two copies share a chunk
 _PUBLIC_SEED = 1_810_048_050  # what is held out is scored under masks anybody can repeat
 
-_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
+_njit = compiled()
 
 
 def max_predictions(sequence_length: int) -> int:

@@ -1,0 +1,46 @@
+"""Compiled loops that are kept on disk, and made again when any file of the mechanism changes.
+
+Numba keeps what it compiled beside a function's file and looks at that file alone. A loop that calls one of another
+file would go on with the old one after a change there: old machine code under a new version's name.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` without Python's lock, kept on disk for as long as no file of this folder changes.
+
+    Guarantees:
+      - A change in another file of the mechanism is seen.   (test_a_change_in_another_file_is_seen)
+    What it is not: for loops that call files of other folders.
+
+    >>> @compiled(fastmath={"contract"})
+    ... def twice(x):
+    ...     return x + x
+    >>> twice(2.0)
+    4.0
+    """
+
+    def compile_later(function: Callable[..., Any]) -> Any:
+        made: Any = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        try:
+            made.enable_caching()
+        except RuntimeError:  # there is no file, as in a console
+            return made
+        kept = made._cache._cache_file  # not numba's public part: without it, an error here and no old code
+        kept._source_stamp = (kept._source_stamp, _stamps(Path(__file__).parent))
+        return made
+
+    return compile_later
+
+
+@functools.cache
+def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """(name, time of the last change, size) of every source file."""
+    found = ((path.name, path.stat()) for path in sorted(folder.glob("*.py")))
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
