@@ -16,7 +16,7 @@ from coowned.audit.checks import CheckedLaw, certain_check, checked_law
 from coowned.mechanism.noise import ROUNDING_FACTOR
 
 _CROWD, _FEATURES = 512, 100
-_LARGE_CROWD, _MANY_FEATURES = 1024, 512  # on the host: in several parts
+_LARGE_CROWD, _MANY_FEATURES = 2048, 512  # on the host: in several parts
 
 
 def audit_release(
