@@ -29,7 +29,7 @@ from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.mechanism.matrix_tiles import STRIDE, add_four, multiply_four
 from coowned.synthetic.logistic_data import usable_cores
 
-_NUMBERS_A_PART = 2**19  # parts are summed apart, and their number follows from the shape alone: so do the bits
+_NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
 MOST_COPIES = 2**17  # for which the proof above holds in 16 parts, padding by a quarter more included
 RAISED = 1 + 2.0**-20
@@ -62,7 +62,7 @@ def fused_clipped_logistic_sum(
     Guarantees:
       - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
       - One copy more or less moves the sum by at most a clip norm, wherever the copies behind it move: among 2^15, and
-        2^17 of rows of 64 numbers and more.
+        2^17 of rows of 32 numbers and more.
         (test_one_copy_of_many_moves_the_sum_by_itself, test_copies_that_move_up_change_nothing)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
