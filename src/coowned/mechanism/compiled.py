@@ -32,7 +32,9 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             made.enable_caching()
         except RuntimeError:  # there is no file, as in a console
             return made
-        kept = made._cache._cache_file  # not numba's public part: without it, an error here and no old code
+        kept: Any = getattr(made._cache, "_cache_file", None)
+        if not hasattr(kept, "_source_stamp"):  # not a public part of numba: without it nothing is kept
+            return numba.njit(nogil=True, error_model="numpy", **options)(function)
         kept._source_stamp = (kept._source_stamp, _stamps(Path(__file__).parent))
         return made
 
