@@ -1,9 +1,5 @@
 """One pass on the host: the sums of Algorithm 1, and what one copy can do to them, roundings included."""
 
-import os
-import threading
-import time
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +8,7 @@ from hypothesis import strategies as st
 from tests.mechanism.test_clipping import batch, joined, magnitudes, reference
 
 from coowned.errors import InputError
-from coowned.mechanism import fused_clipping
+from coowned.mechanism import shared_parts
 from coowned.mechanism.clipping import clipped_logistic_gradient_sum, squared_norms_of
 from coowned.mechanism.fused_clipping import RowsInPlace, fused_clipped_logistic_sum
 
@@ -251,49 +247,6 @@ def test_what_does_not_fit_is_refused(name, value):
         fused_clipped_logistic_sum(**(given | {name: value}))
 
 
-def test_every_process_has_threads_of_its_own(monkeypatch):
-    """Those of the process that was forked are not there in the new one: waiting for them would never end."""
-    monkeypatch.setattr(fused_clipping, "usable_cores", lambda: 2)
-    given = batch(4096, 150)
-    wanted = fused(*given, 0.7)[0]
-    forked = os.getpid() + 10**9
-    monkeypatch.setattr(os, "getpid", lambda: forked)
-    assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
-    fused_clipping.workers(forked).shutdown()
-    with pytest.raises(RuntimeError):  # its own were asked: the comparison can fail
-        fused(*given, 0.7)
-
-
-def test_who_is_late_is_not_waited_for(monkeypatch):
-    """The other thread has something else to do: all parts are done here."""
-    monkeypatch.setattr(fused_clipping, "usable_cores", lambda: 2)
-    given = batch(4096, 150)
-    wanted = fused(*given, 0.7)[0]
-    number = os.getpid() + 10**9 + 1
-    monkeypatch.setattr(os, "getpid", lambda: number)
-    finished = threading.Event()
-    busy = fused_clipping.workers(number).submit(finished.wait, 60)
-    assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
-    assert not busy.done()
-    finished.set()
-
-
-def test_an_error_of_another_thread_is_raised(monkeypatch):
-    monkeypatch.setattr(fused_clipping, "usable_cores", lambda: 2)
-    here = threading.current_thread()
-
-    def add_parts(taken, done):
-        if threading.current_thread() is not here:
-            taken[0] += 1
-            raise MemoryError("of the other thread")
-        while not taken[0]:  # until the other has taken its part
-            time.sleep(0.001)
-        done[0] += 1
-
-    with pytest.raises(MemoryError, match="other thread"):
-        fused_clipping.in_parts(add_parts, (), 2)
-
-
 def test_threads_and_places_change_nothing(monkeypatch):
     weights, intercept, features, labels, mask = batch(5000, 150)
     norms = squared_norms_of(features)
@@ -302,7 +255,7 @@ def test_threads_and_places_change_nothing(monkeypatch):
     scattered[order] = features
     found = []
     for cores in (1, 2, 5):
-        monkeypatch.setattr(fused_clipping, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(shared_parts, "usable_cores", lambda cores=cores: cores)
         for rows in (features, RowsInPlace(scattered, order), jnp.asarray(features)):
             found.append(fused(weights, intercept, rows, labels, mask, 0.7, norms))
     assert all(gradient.tolist() == found[0][0].tolist() and n == found[0][1] for gradient, n in found)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.mechanism.test_clipping import batch, magnitudes, reference
 
 from coowned.errors import InputError
-from coowned.mechanism import fused_clipping
+from coowned.mechanism import shared_parts
 from coowned.mechanism.clipping import clipped_logistic_gradient_sums, squared_norms_of
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.noise import ROUNDING_FACTOR, regrouping_factor
@@ -240,7 +240,7 @@ def test_threads_and_places_change_nothing(monkeypatch):
     scattered[order] = features
     found = []
     for process, cores in enumerate((1, 2, 5)):
-        monkeypatch.setattr(fused_clipping, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(shared_parts, "usable_cores", lambda cores=cores: cores)
         number = os.getpid() + 10**8 + process  # so that it has threads of its own
         monkeypatch.setattr(os, "getpid", lambda number=number: number)
         for rows in (features, RowsInPlace(scattered, order)):

@@ -11,10 +11,6 @@ that is E = 2^-53 (B^2 / P + P B) + 2^-48 B, B with padding. Twice E is below 2^
 in 16: there one copy more or less moves the sum by less than a clip norm, and training sums no more than that here.
 """
 
-import concurrent.futures
-import functools
-import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +23,7 @@ from coowned.mechanism.compiled import compiled
 from coowned.mechanism.intrinsics import count_up
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.mechanism.matrix_tiles import STRIDE, add_four, multiply_four
-from coowned.synthetic.logistic_data import usable_cores
+from coowned.mechanism.shared_parts import in_parts
 
 _NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
 _MOST_PARTS = 16
@@ -157,36 +153,6 @@ def _join(sums, high, low):
     for j in range(high.size):
         high[j] = np.float32(total[j])
         low[j] = total[j] - np.float64(high[j]) if np.isfinite(high[j]) else 0.0
-
-
-@functools.cache
-def workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Threads beside the caller's, one for each further core; a pool for each process: threads do not live on in one
-    that was forked. Whatever the host does at the side of a step is given to them too: a thread more than there are
-    cores would halt one that others wait for."""
-    return concurrent.futures.ThreadPoolExecutor(max(1, usable_cores() - 1), thread_name_prefix="coowned-step")
-
-
-def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int) -> None:
-    """Has all parts done by this thread and by others that are free; add_parts(*given, taken, done) does them.
-
-    Who is late, having had something else to do, finds none left and is not waited for.
-    """
-    taken, done = np.zeros(1, np.int64), np.zeros(1, np.int64)  # how many parts were begun, and how many ended
-    others = [workers(os.getpid()).submit(add_parts, *given, taken, done) for _ in range(1, min(parts, usable_cores()))]
-    add_parts(*given, taken, done)
-    if not _all_done(done, parts):
-        for other in others:  # slow, or ended by an error, which is raised here
-            other.result()
-
-
-@_njit
-def _all_done(done, parts):
-    """Waits for others' last parts, a moment only: it is awake, where a sleeping thread takes long to wake."""
-    looks = 100_000
-    while looks and count_up(done, 0) < parts:  # pyright: ignore[reportCallIssue]
-        looks -= 1
-    return looks > 0
 
 
 @_njit

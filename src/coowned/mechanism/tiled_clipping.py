@@ -22,12 +22,12 @@ from coowned.mechanism.fused_clipping import (
     RowsInPlace,
     add_wide_row,
     checked_rows,
-    in_parts,
     norms_of,
     sigmoid,
 )
 from coowned.mechanism.intrinsics import LINE, ask_for, count_up
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
+from coowned.mechanism.shared_parts import in_parts
 
 TILE = 64  # rows that are added in float32
 _MOST_PARTS = 8  # of a batch, summed apart; their number follows from its size alone: so do the bits

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.batching import Batches
-from coowned.mechanism.fused_clipping import workers
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
+from coowned.mechanism.shared_parts import workers
 from coowned.training.data import Draw, TrainingData, rows_in_place
 from coowned.training.sweep_noise import SweepNoise
 
