@@ -1,0 +1,79 @@
+"""The paper's own scale: 10.24 million examples drawn from a graph of 8 million; time and peak memory, whole road.
+
+Each run is a process of its own, from making the graph to the trained model. Features are all in memory (d = 100) or
+made for each batch (d = 1000, where all would be 32 GB).
+
+python -m benchmarks training_scale
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.timing import figure
+
+NUM_EXAMPLES, BATCH, ITERATIONS = 8_000_000, 4096, 2500
+MEMORY_BAR = 6.0  # GB
+
+
+def run() -> list[dict]:
+    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+    rows = []
+    for num_features, where in ((100, "in memory"), (1000, "made for each batch")):
+        command = [sys.executable, "-m", "benchmarks.training_scale", str(num_features)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+        found = json.loads(done.stdout.splitlines()[-1])
+        at = f"{BATCH * ITERATIONS / 1e6:g}M examples, d = {num_features} {where}"
+        rows += [
+            figure(f"{at}: training", found["training"], "s"),
+            figure(f"{at}: all", found["all"], "s"),
+            figure(f"{at}: peak", found["peak"], "GB", f"<= {MEMORY_BAR:g}", found["peak"] <= MEMORY_BAR),
+        ]
+    return rows
+
+
+def train_once(num_features: int) -> dict[str, float]:
+    """Makes a world and trains on it; what it took."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    begun = time.perf_counter()
+
+    from coowned import Greedy, PoissonSampling, certify, guarantee
+    from coowned.mechanism.keys import RunKey
+    from coowned.synthetic.logistic_data import LogisticData
+    from coowned.synthetic.regular_graph import RegularGraph
+    from coowned.training.data import WorldData
+    from coowned.training.loop import train
+    from coowned.training.models.logistic_regression import LogisticRegression
+    from coowned.training.plan import TrainingPlan
+
+    world = LogisticData(num_features=num_features).attach(
+        RegularGraph(num_examples=NUM_EXAMPLES).generate(seed=0), seed=0
+    )
+    if num_features == 100:
+        world = world.materialize()
+    selection = Greedy(contribution_bound=3).select(world.graph)
+    certificate = certify(world.graph, selection)
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=BATCH, iterations=ITERATIONS)
+    plan = TrainingPlan(
+        certificate=certificate,
+        selected=selection,
+        mechanism=mechanism,
+        guarantee=guarantee(certificate, mechanism, epsilon=8.0, delta=1e-10, adjacency="zero-out"),
+        clip_norm=1.0,
+        learning_rate=0.01,
+        run_key=RunKey.from_operating_system(),
+    )
+    started = time.perf_counter()
+    train(plan, LogisticRegression(num_features=num_features), WorldData.part(world))
+    ended = time.perf_counter()
+    # Linux counts the peak in KiB, macOS in bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"training": ended - started, "all": ended - begun, "peak": peak / 1e9}
+
+
+if __name__ == "__main__":
+    print(json.dumps(train_once(int(sys.argv[1]))))
