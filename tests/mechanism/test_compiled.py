@@ -13,16 +13,16 @@ import coowned
 PROGRAM = """
 import numpy as np
 from coowned.mechanism.tiled_clipping import tiled_clipped_logistic_sums
-from coowned.mechanism.fused_clipping import RAISED
-one = np.ones(1, np.float32)
-sums = tiled_clipped_logistic_sums(np.zeros((1, 3)), np.float32([[30, 40]]), one, np.ones(1, bool), one)
-print(round(RAISED), round(1 / float(np.linalg.norm(sums.rounded))))
+from coowned.mechanism.fused_clipping import sigmoid
+one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+sums = tiled_clipped_logistic_sums(np.zeros((1, 2)), zero[:, None], zero, np.ones(1, bool), 9 * one)
+print(sigmoid(zero[0]), sums.rounded[0, 1])
 """
 
 
 @pytest.mark.full
 def test_a_change_in_another_file_is_seen(tmp_path):
-    """A norm that is raised twofold in one file halves what the other's loop, kept on disk, lets through."""
+    """A sigmoid that is twofold in one file doubles what the other's loop, kept on disk, adds up."""
     shutil.copytree(Path(coowned.__file__).parent, tmp_path / "coowned", ignore=shutil.ignore_patterns("*.nb[ic]"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
@@ -33,11 +33,12 @@ def test_a_change_in_another_file_is_seen(tmp_path):
         )
         return done.stdout.strip()
 
-    assert run() == run() == "1 1"
+    assert run() == run() == "0.5 0.5"
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("tiled_clipping._add_parts*.nbc")}
     assert kept  # it was kept, and read the second time
     changed = tmp_path / "coowned" / "mechanism" / "fused_clipping.py"
     source = changed.read_text()
-    assert "RAISED = 1 + 2.0**-20" in source
-    changed.write_text(source.replace("RAISED = 1 + 2.0**-20", "RAISED = 2.0"))
-    assert run() == "2 2"
+    once = "return np.float32(1) / (np.float32(1) + series * power)"
+    assert once in source
+    changed.write_text(source.replace(once, once.replace("(1) /", "(2) /")))
+    assert run() == "1.0 1.0"

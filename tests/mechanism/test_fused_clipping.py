@@ -173,7 +173,7 @@ def test_one_copy_of_many_moves_the_sum_by_itself(size, num_features, others):
 
 
 @pytest.mark.parametrize("kind", ["chosen", "random"])
-@pytest.mark.parametrize(("size", "num_features"), [(1 << 16, 3), (1 << 14, 64)])
+@pytest.mark.parametrize(("size", "num_features"), [(1 << 19, 1), (1 << 16, 3), (1 << 14, 64)])
 def test_copies_that_move_up_change_nothing(size, num_features, kind):
     """Her copy is drawn first or not at all: all others are a place further up, and grouped otherwise.
 

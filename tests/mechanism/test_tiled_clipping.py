@@ -1,5 +1,6 @@
 """Many models on the host: the sums of Algorithm 1 for each, and what one copy can do to them."""
 
+import itertools
 import os
 
 import numpy as np
@@ -10,10 +11,10 @@ from tests.mechanism.test_clipping import batch, magnitudes, reference
 
 from coowned.errors import InputError
 from coowned.mechanism import shared_parts
+from coowned.mechanism.batching import MOST_OF_A_STRETCH
 from coowned.mechanism.clipping import clipped_logistic_gradient_sums, squared_norms_of
 from coowned.mechanism.fused_clipping import RowsInPlace
-from coowned.mechanism.noise import ROUNDING_FACTOR, regrouping_factor
-from coowned.mechanism.tiled_clipping import TILE, tiled_clipped_logistic_sums
+from coowned.mechanism.tiled_clipping import RAISED, TILE, tiled_clipped_logistic_sums
 
 
 def tiled(*given, **more) -> np.ndarray:
@@ -39,14 +40,16 @@ def test_equals_the_reference(size, num_features, models):
     coefficients, features, labels, mask, clip_norms = many(size, num_features, models)
     mask[0] = True
     weights, intercepts = coefficients[:, :-1], coefficients[:, -1]
-    compiled, _ = clipped_logistic_gradient_sums(weights, intercepts, features, labels, mask, clip_norms)
+    shorter = clip_norms / np.float32(RAISED)  # what is left of a clip norm when roundings have their share
+    compiled, _ = clipped_logistic_gradient_sums(weights, intercepts, features, labels, mask, shorter)
     compiled = np.column_stack([np.float64(part) for part in compiled])
     close = {"rtol": 2e-5, "atol": 2e-4 * np.minimum(clip_norms, 1)[:, None].max()}
-    for norms in (squared_norms_of(features), None):
-        sums = tiled(coefficients, features, labels, mask, clip_norms, norms)
+    stretches = np.sort(np.random.default_rng(0).integers(0, max(1, size // 20), size))
+    for norms, of in itertools.product((squared_norms_of(features), None), (stretches, None)):
+        sums = tiled(coefficients, features, labels, mask, clip_norms, norms, of)
         np.testing.assert_allclose(sums, compiled, **close)
         for model in range(0, models, 7):
-            expected = reference(weights[model], intercepts[model], features, labels, mask, clip_norms[model])
+            expected = reference(weights[model], intercepts[model], features, labels, mask, shorter[model])
             np.testing.assert_allclose(sums[model], expected, **close)
 
 
@@ -76,7 +79,8 @@ def test_no_copy_adds_more(sizes, signs, weight, label):
     coefficients = np.tile(row, (len(clip_norms), 1))
     sums = tiled(coefficients, features, np.float32([label]), np.ones(1, bool), clip_norms, squared_norms_of(features))
     # Below float32's normal numbers, half a step of the smallest is what a sum is rounded to.
-    allowed = np.float64(clip_norms) * (1 - 2.0**-21) + 8 * 2.0**-150
+    # A copy leaves room for what its being there does to the roundings of others.
+    allowed = np.float64(clip_norms) * (1 - 2.0**-11 + 2.0**-20) + 8 * 2.0**-150
     assert (np.linalg.norm(sums, axis=1) <= allowed).all()
 
 
@@ -137,7 +141,7 @@ def test_huge_and_tiny_rows_are_clipped_not_lost():
     features = np.float32([[3e30, 4e30], [0.3, 0.4]])
     small = np.append(features[1], 1.0) * -0.5
     sums = tiled(zeros, features, ones, real, ones[:1])
-    np.testing.assert_allclose(sums[0], np.array([-0.6, -0.8, 0]) + small, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sums[0], np.array([-0.6, -0.8, 0]) / RAISED + small, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("size", "num_features"), [(64, 3), (4160, 100)])
@@ -158,7 +162,7 @@ def test_a_bad_row_changes_no_other(size, num_features):
     changed[5], changed[5, -1] = 0, 1e30  # along an axis that no other has anything on
     difference = total(changed, everyone) - left_out
     assert not difference[:, :-2].any()
-    np.testing.assert_allclose(np.abs(difference[:, -2]), clip_norms, rtol=2e-6)
+    np.testing.assert_allclose(np.abs(difference[:, -2]), clip_norms / RAISED, rtol=2e-6)
 
 
 @pytest.mark.parametrize("num_features", [1, 7, 100])
@@ -184,21 +188,49 @@ def test_a_model_alone_has_the_same_sum():
         assert np.array_equal(tiled(coefficients[some], *given, clip_norms[some]), whole[some])
 
 
-def test_regrouped_tiles_are_covered():
-    """As for compiled blocks: of 200 random tiles the one whose sum changes most when it is turned by a place."""
+def moved_up(of_a_stretch, size, stretches=True):
+    """What a copy at the beginning of a stretch, and those behind it with it, move the sum by.
 
-    def total(values):
+    Of 200 random tiles the one is repeated whose sum changes most when it is turned by a place.
+    """
+
+    def total(values, of):
         features = np.zeros((len(values), 3), np.float32)
         features[:, 0] = values
         nothing, ones = np.zeros((2, 4), np.float32), np.ones(2, np.float32)
-        return tiled(nothing, features, np.zeros(len(values), np.float32), np.ones(len(values), bool), ones)[0, 0]
+        zeros, real = np.zeros(len(values), np.float32), np.ones(len(values), bool)
+        return tiled(nothing, features, zeros, real, ones, None, of if stretches else None)[0, 0]
 
     blocks = np.random.default_rng(0).uniform(1.2, 1.7, (200, TILE)).astype(np.float32)
-    worst = max(blocks, key=lambda values: total(np.roll(values, 1)) - total(values))
-    size = 1 << 14
+    everyone = np.zeros(TILE, np.int64)
+    worst = max(blocks, key=lambda values: total(np.roll(values, 1), everyone) - total(values, everyone))
     drawn = np.append(np.float32(1e6), np.tile(worst, size // TILE))
-    moved = total(drawn) - total(drawn[1:])
-    assert ROUNDING_FACTOR < moved <= 1 + (regrouping_factor(expected_copies=size, rows_together=TILE) - 1) / 5
+    of = np.append(0, np.arange(size) // of_a_stretch)
+    return total(drawn, of) - total(drawn[1:], of[1:])
+
+
+@pytest.mark.parametrize("of_a_stretch", [32, TILE - 1, TILE, MOST_OF_A_STRETCH - 1])
+@pytest.mark.parametrize("size", [1 << 12, 1 << 16])
+def test_copies_that_move_up_change_nothing(of_a_stretch, size):
+    """Her copy is drawn first or not at all: all others are a place further up, but of the stretch they are of."""
+    assert 0.999 < moved_up(of_a_stretch, size) <= 1
+
+
+def test_without_stretches_copies_that_move_up_change_much():
+    """The comparison above can fail."""
+    assert moved_up(32, 1 << 14, stretches=False) > 1 + 2e-4
+    assert moved_up(32, 1 << 16, stretches=False) > 1 + 2e-3
+
+
+def test_what_adds_nothing_changes_no_other():
+    """A copy that is zero in its place, one that the mask leaves out, and one that is not there: all the same bits."""
+    coefficients, features, labels, everyone, clip_norms = many(300, 7, 50)
+    everyone[:], labels[95] = True, np.nan
+    others, stretches = np.arange(300) != 95, np.arange(300) // 30
+    whole = tiled(coefficients, features, labels, everyone, clip_norms, None, stretches)
+    assert tiled(coefficients, features, labels, others, clip_norms, None, stretches).tolist() == whole.tolist()
+    fewer = features[others], labels[others], everyone[others], clip_norms, None, stretches[others]
+    assert tiled(coefficients, *fewer).tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize(
@@ -212,6 +244,7 @@ def test_regrouped_tiles_are_covered():
         ("clip_norms", np.float32([1, 0])),
         ("clip_norms", np.ones(3, np.float32)),
         ("squared_norms", np.zeros(2, np.float32)),
+        ("stretches", np.zeros(2, np.int64)),
         ("features", RowsInPlace(np.zeros((4, 6), np.float32), np.array([0, 1, 2, 4]))),
         ("features", RowsInPlace(np.zeros((4, 6), np.float32), np.array([0, -1, 2, 3]))),
         ("features", RowsInPlace(np.zeros((4, 6), np.float64), np.arange(4))),  # pyright: ignore[reportArgumentType]

@@ -48,7 +48,6 @@ def members(small, kind="dp-sgd", **changes):
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
 def test_sweep_equals_single_runs(small, kind, where, monkeypatch):
     monkeypatch.setattr(loop, "_host_is_faster", lambda size, width, models: models > 1 and where == "on the host")
-    monkeypatch.setattr(LogisticRegression, "rows_together", lambda self, models: 64)  # else a sweep has more noise
     plans = members(small, kind)
     assert len(plans) == 8
     swept = sweep(plans, MODEL, small.data)
@@ -82,7 +81,8 @@ def test_members_have_their_own_noise(small):
     pair = [dataclasses.replace(plan, configuration=name) for name in ("a", "b")]
     coefficients = sweep(pair, MODEL, small.data).parameters["coefficients"]
     rows = noise_row(plan.run_key)
-    factor = regrouping_factor(expected_copies=20, rows_together=64)
+    # A compiled step has noise for roundings that depend on the batch: 20 copies, blocks of 64 rows.
+    factor = 1.0 if loop._host_is_faster(20, 7, 2) else regrouping_factor(expected_copies=20, rows_together=64)
     expected = -plan.noise_scale * factor * (rows[0] - rows[1])
     np.testing.assert_allclose(coefficients[0] - coefficients[1], expected, rtol=1e-5, atol=1e-6)
     assert np.abs(expected).max() > 1e-3

@@ -23,6 +23,10 @@ from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
 
+OF_A_STRETCH = 32
+MOST_OF_A_STRETCH = 112  # more of one are drawn with a probability below 1e-25
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """The copies of one step, padded to a shape that few other steps do not share.
@@ -35,6 +39,7 @@ class Batch:
     examples: npt.NDArray[np.int64]  # (physical size,) example of each copy
     copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example
     mask: npt.NDArray[np.bool_]  # (physical size,) True where the entry is real
+    drawn: "Drawn"  # the real entries, by their places among all copies
 
     @property
     def num_copies(self) -> int:
@@ -46,6 +51,17 @@ class Batch:
         """Entries, padding included."""
         return len(self.mask)
 
+    def stretches(self) -> npt.NDArray[np.int64]:
+        """(physical size,) the stretch of all copies that each is of, which others' coins do not move; -1 in padding.
+
+        Guarantees:
+          - A copy is of the same stretch in whatever company it is drawn.   (test_stretches_do_not_move)
+          - More than MOST_OF_A_STRETCH of one are not drawn.   (test_so_many_of_a_stretch_are_not_drawn)
+        """
+        found = np.full(self.physical_size, -1)
+        np.floor_divide(self.drawn.places, self.drawn.stretch, out=found[: len(self.drawn.places)])
+        return found
+
 
 class Drawn(NamedTuple):
     """The copies of a step, without padding: those at some places of two lists."""
@@ -53,6 +69,7 @@ class Drawn(NamedTuple):
     examples: npt.NDArray[np.int64]  # (n,)
     numbers: npt.NDArray[np.int32]  # (n,) copy numbers; (0,) where all are 0
     places: npt.NDArray[np.int64]
+    stretch: int = OF_A_STRETCH  # neighbours in the lists of which about OF_A_STRETCH are drawn
 
 
 class Batches(abc.ABC):
@@ -65,11 +82,11 @@ class Batches(abc.ABC):
     def batch(self, step: int) -> Batch:
         """The padded batch of a step, the same whenever it is asked for."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
-        examples, numbers, places = self._draw(int(step))
-        size = self.physical_size(len(places))
+        drawn = self._draw(int(step))
+        size = self.physical_size(len(drawn.places))
         padded = np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.bool_)
-        pad_copies(places, examples, numbers, *padded)
-        return Batch(int(step), *padded)
+        pad_copies(drawn.places, drawn.examples, drawn.numbers, *padded)
+        return Batch(int(step), *padded, drawn)
 
     def from_step(self, step: int = 0) -> Iterator[Batch]:
         """All batches from a step on."""
@@ -162,7 +179,7 @@ class PoissonBatches(Batches):
     def _draw(self, step: int) -> Drawn:
         examples, numbers = self._copies
         drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn)
+        return Drawn(examples, numbers, drawn, _stretch(self.coins))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -273,7 +290,12 @@ class CyclicPoissonBatches(Batches):
         group = step % self.num_groups
         examples, numbers = self._groups[group]
         drawn = self.coins[group].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn)
+        return Drawn(examples, numbers, drawn, _stretch(self.coins[group]))
+
+
+def _stretch(coins: PoissonCoins) -> int:
+    """How many copies there are for OF_A_STRETCH drawn ones."""
+    return math.floor(OF_A_STRETCH / coins.probability) if coins.probability > OF_A_STRETCH * 2.0**-62 else 2**62
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

@@ -7,8 +7,9 @@ What a copy moves the sum by is proven, roundings included. A norm is raised by 
 1 - 2^-21 clip norms. It also moves the copies behind it by a place, and so regroups all additions that follow: their
 roundings must be small with the copy and without it. All are of float64. With B copies in P parts, the B / P rows of a
 part are added one by one to at most B / P clip norms, and P parts to at most B: with the split into two float32 numbers
-that is E = 2^-53 (B^2 / P + P B) + 2^-48 B, B with padding. Twice E is below 2^-21 up to B = 2^15 in one part and 2^17
-in 16: there one copy more or less moves the sum by less than a clip norm, and training sums no more than that here.
+that is E = 2^-53 (B^2 / P + P B) + 2^-48 B, B with padding. No part has more than 2^11 copies: up to B = 2^19, and a
+quarter more of padding, twice E is below 2^-21, and one copy more or less moves the sum by less than a clip norm.
+Training sums no more than that here.
 """
 
 from typing import Any, NamedTuple
@@ -25,9 +26,10 @@ from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.mechanism.matrix_tiles import STRIDE, add_four, multiply_four
 from coowned.mechanism.shared_parts import in_parts
 
-_NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits
-_MOST_PARTS = 16
-MOST_COPIES = 2**17  # for which the proof above holds in 16 parts, padding by a quarter more included
+_NUMBERS_A_PART = 2**18  # parts are summed apart, and their number follows from the shape alone: so do the bits;
+_ENOUGH_PARTS = 16  # these are for threads,
+_COPIES_A_PART = 2**11  # and these for the proof
+MOST_COPIES = 2**19  # for which it holds
 RAISED = 1 + 2.0**-20
 
 _njit = compiled()
@@ -57,8 +59,7 @@ def fused_clipped_logistic_sum(
 
     Guarantees:
       - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
-      - One copy more or less moves the sum by at most a clip norm, wherever the copies behind it move: among 2^15, and
-        2^17 of rows of 32 numbers and more.
+      - One copy more or less moves the sum by at most a clip norm, wherever the copies behind it move, among 2^19.
         (test_one_copy_of_many_moves_the_sum_by_itself, test_copies_that_move_up_change_nothing)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
@@ -99,7 +100,8 @@ def fused_clipped_logistic_sum(
     norms = np.ascontiguousarray(squared_norms, np.float32)
     validate.same_length(mask.size, squared_norms=norms)
     clip_norm, intercept = float(np.float32(clip_norm)), np.float32(intercept)  # pyright: ignore[reportArgumentType]
-    parts = min(_MOST_PARTS, max(1, -(-mask.size * weights.size // _NUMBERS_A_PART)))
+    parts = min(_ENOUGH_PARTS, -(-mask.size * weights.size // _NUMBERS_A_PART))
+    parts = max(1, parts, -(-mask.size // _COPIES_A_PART))
     sums, clipped = np.empty((parts, weights.size + 1)), np.empty(parts, np.int64)
     given = weights, intercept, source, rows, labels, mask, clip_norm, norms, sums, clipped
     in_parts(_add_parts, given, parts)
@@ -238,7 +240,8 @@ def _add_rows(weights, intercept, source, rows, labels, mask, clip_norm, squared
                 factors[i] = min(max(residual, -bound), bound)
                 sums[width] += factors[i]
             else:
-                clipped += add_wide_row(weights, intercept, source[places[i]], targets[i], clip_norm, sums)
+                row = source[places[i]]
+                clipped += add_wide_row(weights, intercept, row, targets[i], clip_norm, RAISED, sums)
                 places[i], factors[i] = -1, 0.0
         for i in range(4):
             following[i] = rows[min(first + 4 + i, end - 1)]
@@ -271,7 +274,7 @@ def _add_rest(source, places, factors, begin, sums):
 
 
 @_njit
-def add_wide_row(weights, intercept, row, label, clip_norm, sums):
+def add_wide_row(weights, intercept, row, label, clip_norm, raised, sums):
     """A row with numbers beyond float32 on the way, all in float64; nothing where its gradient is not finite."""
     logit, square = np.float64(intercept), 1.0
     for j in range(row.size):
@@ -279,7 +282,7 @@ def add_wide_row(weights, intercept, row, label, clip_norm, sums):
         logit += x * np.float64(weights[j])
         square += x * x
     residual = 1.0 / (1.0 + np.exp(-logit)) - np.float64(label)
-    length = np.sqrt(square) * RAISED
+    length = np.sqrt(square) * raised
     too_long = abs(residual) * length > clip_norm
     factor = np.copysign(clip_norm / length, residual) if too_long else residual
     if not (np.isfinite(square) and np.isfinite(factor)):

@@ -207,9 +207,11 @@ def regrouping_factor(*, expected_copies: int, rows_together: int) -> float:
     """How much more noise there is where `rows_together` rows of a drawn batch are added in float32.
 
     A copy that is drawn moves those behind it by a place, so that all their blocks are other ones and are rounded
-    otherwise. In a block of R rows a number is rounded at most R times on its way into the sum, in whatever order they
-    are added, each time by 2^-24 of a sum of lengths; blocks are then added with their rounding kept. So a sum of B
-    copies is off by at most B R 2^-24 clip norms with the copy, and by as much without it. More copies than B =
+    otherwise. In whatever order the R rows of a block are added, the depths of the rows in the tree of these additions
+    add up to at most R (R + 1) / 2 - 1 (that of one after another), and each addition is off by 2^-24 of the lengths
+    below it; each product by 2^-24 of its own. With clip norms for lengths and what roundings add to them, a block is
+    off by less than R (R + 4) / 2 · 2^-24; blocks are then added with their rounding kept. So a sum of B copies is off
+    by less than B (R + 4) / 2 · 2^-24 clip norms with the copy, and by as much without it. More copies than B =
     `most_copies` are drawn in a step with a probability below 1e-20, which no delta counts.
 
     Guarantees:
@@ -218,10 +220,10 @@ def regrouping_factor(*, expected_copies: int, rows_together: int) -> float:
       - So many copies are not drawn.   (test_so_many_copies_are_not_drawn)
 
     >>> round(regrouping_factor(expected_copies=4096, rows_together=8), 6)
-    1.004574
+    1.00343
     """
     validate.positive(expected_copies=expected_copies, rows_together=rows_together)
-    return 1 + most_copies(expected_copies) * rows_together * 2.0**-23
+    return 1 + most_copies(expected_copies) * (rows_together + 4) * 2.0**-24
 
 
 def most_copies(expected_copies: int) -> int:

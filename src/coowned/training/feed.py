@@ -25,7 +25,7 @@ class StepInput(NamedTuple):
     """Everything one step reads."""
 
     step: int
-    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`
+    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`; `stretches`
     mask: npt.NDArray[np.bool_]  # (physical size,)
     noise: dict[str, npt.NDArray[np.float32]]
     slot: Any  # give it back with `Feeder.release`
@@ -36,7 +36,8 @@ class Feeder:
 
     An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
     a step, so that it is made while the device computes. With `in_place` the host computes: features that lie in memory
-    are not copied, and the next input is made by one of the threads that compute, before it joins the others.
+    are not copied, and the next input is made by one of the threads that compute, before it joins the others. A sweep's
+    sums on the host also want the stretches that copies are of (`Batch.stretches`).
 
     Guarantees:
       - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
@@ -54,9 +55,10 @@ class Feeder:
         start: int,
         stop: int,
         in_place: bool = False,
+        with_stretches: bool = False,
     ):
         self._data, self._batches, self._noise, self._run_key = data, batches, noise, run_key
-        self._start, self._stop, self._in_place = start, stop, in_place
+        self._start, self._stop, self._in_place, self._with_stretches = start, stop, in_place, with_stretches
         self._free: list[dict[int, dict[str, npt.NDArray[Any]]]] = []
 
     def __iter__(self) -> Iterator[StepInput]:
@@ -98,7 +100,9 @@ class Feeder:
         for array in arrays.values():
             array[count:] = 0
         noise = {} if self._noise is None else self._noise.next()
-        batch = arrays if place is None else {**arrays, "features": place}
+        batch: dict[str, Any] = arrays if place is None else {**arrays, "features": place}
+        if self._with_stretches:
+            batch = {**batch, "stretches": drawn.stretches()}
         return StepInput(step, batch, drawn.mask, noise, slot)
 
 

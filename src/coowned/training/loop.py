@@ -190,7 +190,7 @@ class Trainer:
 
     def _noise_scale(self, plan: TrainingPlan) -> float:
         """The plan's, and more where what is added together and rounded depends on which copies are drawn."""
-        if (self._on_host and not self._many) or plan.noise_scale == 0:
+        if self._on_host or plan.noise_scale == 0:
             return plan.noise_scale
         together = self._model.rows_together(len(self._plans))
         more = plan.noise_scale * regrouping_factor(expected_copies=plan.expected_copies, rows_together=together)
@@ -229,6 +229,7 @@ class Trainer:
             start=start,
             stop=plan.iterations,
             in_place=self._on_host,
+            with_stretches=self._on_host and self._many,
         )
         for given in inputs:
             batch, mask = given.batch, given.mask

@@ -161,7 +161,7 @@ class BertMaskedLM:
         )
 
     def rows_together(self, models: int) -> int:
-        return self.microbatch
+        return 2 * self.microbatch  # twice, since the tokens of an example are added up as well
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of the example's own places are predicted rightly)."""

@@ -77,7 +77,7 @@ class LogisticRegression:
                 (slope, total), clipped = fused_clipped_logistic_sum(weights, intercept, *given)
                 summed = type(slope)(*(np.append(*parts) for parts in zip(slope, total, strict=True)))
             else:
-                summed, clipped = tiled_clipped_logistic_sums(coefficients, *given), None
+                summed, clipped = tiled_clipped_logistic_sums(coefficients, *given, batch.get("stretches")), None
             return {"coefficients": summed if compensated else summed.rounded}, clipped
         if clip_norm is None:
             slope, total = _plain_sum(weights, intercept, batch["features"], batch["labels"], mask)
@@ -105,9 +105,9 @@ class LogisticRegression:
         return {"coefficients": jax.tree.map(join, slope, total)}, clipped
 
     def rows_together(self, models: int) -> int:
-        from coowned.mechanism import clipping, tiled_clipping
+        from coowned.mechanism import clipping
 
-        return clipping.BLOCK if models == 1 else max(clipping.WIDE_BLOCK, tiled_clipping.TILE)
+        return clipping.BLOCK if models == 1 else clipping.WIDE_BLOCK
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp
