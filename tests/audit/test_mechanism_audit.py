@@ -5,6 +5,8 @@ Every honest audit here may alarm falsely with probability 1e-3 at most; seeds a
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
@@ -18,12 +20,13 @@ from coowned.audit.clopper_pearson import lower_bound, upper_bound
 from coowned.audit.mechanism_audit import audit_mechanism, judge
 from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError
-from coowned.mechanism import fused_clipping, shared_parts, tiled_clipping
+from coowned.mechanism import clipping, fused_clipping, shared_parts, tiled_clipping
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned.training.step import compiled_step
 
 POISSON = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)
 SCHEDULE = MinSeparation(contribution_bound=3, min_separation=3, num_bands=3, iterations=10, batch_size=4)
@@ -286,10 +289,31 @@ def test_wrong_releases_are_caught(bug):
 
 def test_a_copy_that_changes_others_is_caught():
     found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4, parts=planted_bugs.OthersAreChanged())
-    # With all kinds of steps and norms, zeroed and replaced; and by nothing that looks at one copy alone.
-    assert len(found.failures) == 16
-    assert all("a crowd" in check.name for check in found.failures)
+    # With all kinds of steps and norms, zeroed and replaced, clipped and not; and by nothing that looks at one alone.
+    assert len([check for check in found.failures if "a crowd" in check.name]) == 16
+    assert len([check for check in found.failures if "moves others" in check.name]) == 16
+    assert len(found.failures) == 32
     assert max(check.observed for check in found.checks) < 1.01
+
+
+def test_a_copy_that_changes_logits_is_caught(monkeypatch):
+    """By the last digit of an intercept, in the compiled step alone: where all others are clipped it is not seen."""
+    honest = clipping._logistic_sums
+
+    def shaken(weights, intercepts, features, *rest):
+        usual = jnp.isfinite(features).all()
+        return honest(weights, jnp.where(usual, intercepts, intercepts * (1 + 2.0**-22)), features, *rest)
+
+    monkeypatch.setattr(clipping, "_logistic_sums", shaken)
+    compiled_step.cache_clear()
+    jax.clear_caches()
+    try:
+        found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4)
+    finally:
+        compiled_step.cache_clear()
+        jax.clear_caches()
+    assert len(found.failures) == 8  # one model and many, norms given and not, 1 and 100 features
+    assert all("moves others" in check.name and "on the host" not in check.name for check in found.failures)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +356,9 @@ def test_steps_are_driven_as_in_training():
     single = {((None, on_host), True, 1) for on_host in (False, True)}
     ways = itertools.product((None, 2), (False, True), (True, False))
     crowds = {((models, on_host), norms, 512 if on_host else 100) for models, on_host, norms in ways}
-    assert seen == single | crowds
+    ways = itertools.product((None, 2), (False, True), (True, False), (1, 100))
+    not_clipped = {((models, on_host), norms, width) for models, on_host, norms, width in ways}
+    assert seen == single | crowds | not_clipped
 
 
 def rows_of(batch):

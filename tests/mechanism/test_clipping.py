@@ -321,6 +321,41 @@ def test_a_bad_row_changes_no_other(size, num_features, models, norms):
     assert np.abs(np.abs(difference[..., -2]) - 1).max() < 1e-4
 
 
+def cancelling(size, num_features, models):
+    """Coefficients (models, num_features + 1) and equal rows, whose logits are small sums of large numbers.
+
+    Any other order of operations gives other logits, and no gradient is clipped that would hide it.
+    """
+    generator = np.random.default_rng(num_features)
+    row = generator.uniform(0.5, 2, num_features).astype(np.float32)
+    weights = generator.uniform(5e3, 6e4, (models, num_features)).astype(np.float32)
+    intercepts = generator.uniform(-1.5, 1.5, models) - weights.astype(np.float64) @ row.astype(np.float64)
+    return np.column_stack([weights, intercepts.astype(np.float32)]), np.tile(row, (size, 1))
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("models", [0, 2, 8])
+@pytest.mark.parametrize("num_features", [1, 2, 3, 8, 100])
+def test_a_bad_row_changes_no_logit(num_features, models, norms):
+    """Among many rows of one feature, one that was infinite once moved the sum of the others by 147 clip norms."""
+    size = 1024
+    coefficients, features = cancelling(size, num_features, models or 1)
+    summed = clipped_logistic_gradient_sums if models else clipped_logistic_gradient_sum
+    own = coefficients if models else coefficients[0]
+    clip_norms = np.full(models, 1e3, np.float32) if models else np.float32(1e3)
+
+    def total(rows, mask):
+        given = own[..., :-1], own[..., -1], rows, np.zeros(size, np.float32), mask, clip_norms
+        parts, _ = summed(*given, squared_norms_of(rows) if norms else None, compensated=True)
+        return b"".join(np.asarray(half).tobytes() for part in parts for half in part)
+
+    left_out = total(features, np.arange(size) != 7)
+    for bad in (np.nan, np.inf, -np.inf):
+        changed = features.copy()
+        changed[7, -1] = bad
+        assert total(changed, np.ones(size, bool)) == left_out
+
+
 @pytest.mark.parametrize("models", [1, 8])
 @pytest.mark.parametrize(("size", "num_features"), [(4096, 3), (4096, 100), (1 << 16, 3), (1 << 16, 30)])
 def test_one_copy_of_many_moves_the_sum_by_itself(size, num_features, models):
@@ -396,9 +431,10 @@ def test_a_row_is_clipped_alike_in_every_place(models, num_features):
     """What XLA makes of the batch gives a row the same bits wherever it is and however many others there are."""
     generator = np.random.default_rng(0)
     leading = (models,) if models else ()
-    weights = 10 * generator.standard_normal((*leading, num_features)).astype(np.float32)
+    # Logits of about 1: where a sigmoid is nearly 0 or 1, another order of additions would not be seen.
+    weights = generator.standard_normal((*leading, num_features)).astype(np.float32) / np.float32(np.sqrt(num_features))
     intercepts = generator.standard_normal(leading).astype(np.float32)
-    row = 3 * generator.standard_normal(num_features).astype(np.float32)
+    row = generator.standard_normal(num_features).astype(np.float32)
     summed = clipped_logistic_gradient_sums if models else clipped_logistic_gradient_sum
 
     def alone(size, place):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mechanism.test_clipping import batch, joined, magnitudes, reference
+from tests.mechanism.test_clipping import batch, cancelling, joined, magnitudes, reference
 
 from coowned.errors import InputError
 from coowned.mechanism import shared_parts
@@ -150,6 +150,20 @@ def test_a_bad_row_changes_no_other(size, num_features):
     assert abs(abs(difference[-2]) - 1) < 2e-6
 
 
+@pytest.mark.parametrize("num_features", [1, 2, 3, 16, 100])
+def test_a_bad_row_changes_no_logit(num_features):
+    (own,), features = cancelling(1024, num_features, 1)
+
+    def whole(rows, mask):
+        return fused(own[:-1], own[-1], rows, np.zeros(1024, np.float32), mask, 1e3)[0].tolist()
+
+    left_out = whole(features, np.arange(1024) != 7)
+    for bad in (np.nan, np.inf, -np.inf):
+        changed = features.copy()
+        changed[7, -1] = bad
+        assert whole(changed, np.ones(1024, bool)) == left_out
+
+
 @pytest.mark.parametrize(("size", "num_features"), [(4096, 3), (4096, 100), (1 << 16, 3), (1 << 16, 30)])
 @pytest.mark.parametrize("others", ["equal", "random"])
 def test_one_copy_of_many_moves_the_sum_by_itself(size, num_features, others):
@@ -201,10 +215,10 @@ def test_copies_that_move_up_change_nothing(size, num_features, kind):
 
 @pytest.mark.parametrize("num_features", [1, 7, 100, 300])
 def test_a_row_adds_the_same_in_every_place(num_features):
-    """Also the logit, whose additions are in an order of the compiler's: it must be one order for all."""
+    """Also the logit, of about 1, whose additions are in an order of the compiler's: it must be one for all."""
     generator = np.random.default_rng(4)
-    weights = 10 * generator.standard_normal(num_features).astype(np.float32)
-    row = 3 * generator.standard_normal(num_features).astype(np.float32)
+    weights = generator.standard_normal(num_features).astype(np.float32) / np.float32(np.sqrt(num_features))
+    row = generator.standard_normal(num_features).astype(np.float32)
 
     def alone(size, place):
         features, mask = np.tile(row, (size, 1)), np.arange(size) == place

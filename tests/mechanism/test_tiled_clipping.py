@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mechanism.test_clipping import batch, magnitudes, reference
+from tests.mechanism.test_clipping import batch, cancelling, magnitudes, reference
 
 from coowned.errors import InputError
 from coowned.mechanism import shared_parts
@@ -165,11 +165,27 @@ def test_a_bad_row_changes_no_other(size, num_features):
     np.testing.assert_allclose(np.abs(difference[:, -2]), clip_norms / RAISED, rtol=2e-6)
 
 
+@pytest.mark.parametrize("num_features", [1, 2, 3, 16, 100])
+def test_a_bad_row_changes_no_logit(num_features):
+    coefficients, features = cancelling(1024, num_features, 30)
+    labels, clip_norms = np.zeros(1024, np.float32), np.full(30, 1e3, np.float32)
+
+    def total(rows, mask):
+        return tiled(coefficients, rows, labels, mask, clip_norms).tolist()
+
+    left_out = total(features, np.arange(1024) != 7)
+    for bad in (np.nan, np.inf, -np.inf):
+        changed = features.copy()
+        changed[7, -1] = bad
+        assert total(changed, np.ones(1024, bool)) == left_out
+
+
 @pytest.mark.parametrize("num_features", [1, 7, 100])
 def test_a_row_adds_the_same_in_every_place(num_features):
     generator = np.random.default_rng(4)
-    coefficients = 3 * generator.standard_normal((50, num_features + 1)).astype(np.float32)
-    row = 3 * generator.standard_normal(num_features).astype(np.float32)
+    # Logits of about 1: where a sigmoid is nearly 0 or 1, another order of additions would not be seen.
+    coefficients = generator.standard_normal((50, num_features + 1)) / np.sqrt(num_features)
+    coefficients, row = coefficients.astype(np.float32), generator.standard_normal(num_features).astype(np.float32)
     clip_norms = np.geomspace(0.1, 1e6, 50).astype(np.float32)
 
     def alone(size, place):

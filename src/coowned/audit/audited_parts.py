@@ -150,6 +150,7 @@ class AuditedParts:
         noise: float = 0.0,
         models: int | None = None,
         on_host: bool = False,
+        coefficients: npt.NDArray[np.float32] | None = None,
     ) -> npt.NDArray[np.float64]:
         """([models,] num_features + 1) what one training step releases for this batch.
 
@@ -160,6 +161,7 @@ class AuditedParts:
           noise: the unit noise along e1.
           models: None is the step of one model; a number, that of a sweep, every member with these settings.
           on_host: as above.
+          coefficients: (num_features + 1,) of the model before the step; zeros if they are left out.
         """
         import jax
         import jax.numpy as jnp
@@ -173,12 +175,15 @@ class AuditedParts:
         def each(values: Any) -> Any:
             return jnp.asarray(values) if models is None else jnp.repeat(jnp.asarray(values)[None], models, axis=0)
 
-        # From zero, with learning rate 1, the parameters become minus the noisy mean gradient.
+        # The parameters change by minus the noisy mean gradient times the learning rate: one for those of zero, and a
+        # large one for large ones, in which small changes would be lost.
         zero: dict[str, Any] = {name: jnp.zeros(shape, jnp.float32) for name, shape in model.shapes().items()}
-        optimizer_state: Any = make_optimizer("sgd", 1.0).init(zero)
+        start = zero if coefficients is None else {"coefficients": jnp.asarray(coefficients)}
+        optimizer_state: Any = make_optimizer("sgd", 1.0).init(start)
         given = {name: each(array.at[0].set(noise)) for name, array in zero.items()}
-        state = jax.tree.map(each, (zero, optimizer_state))
+        state = jax.tree.map(each, (start, optimizer_state))
         numbers = {name: np.float32(value) for name, value in settings.items()}
         numbers = {name: jnp.asarray(value) if name == "batch_size" else each(value) for name, value in numbers.items()}
+        before = np.asarray(state[0]["coefficients"], np.float64)  # the step may write over it
         (after, _), _ = step(state, batch, mask, given, numbers)
-        return -np.asarray(after["coefficients"], np.float64)
+        return (before - np.asarray(after["coefficients"], np.float64)) / settings["learning_rate"]

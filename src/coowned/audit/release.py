@@ -29,7 +29,7 @@ def audit_release(
         (test_wrong_releases_are_caught)
       - So is one example that changes what others add, whatever it holds, in every step: of one model and of many,
         compiled and summed on the host; with norms that come with the rows and without.
-        (test_a_copy_that_changes_others_is_caught)
+        (test_a_copy_that_changes_others_is_caught, test_a_copy_that_changes_logits_is_caught)
     What it is not: a proof for other models than logistic regression, whose step is run.
 
     >>> audit_release(noise_multiplier=1.0, copies=2, batch_size=4).holds
@@ -83,6 +83,10 @@ def audit_release(
         rounding = 3 * crowd * 2.0**-24  # of a clip norm: what roundings of two so large sums may be
         for what, moved in _moves(_crowd_releases(parts, step, with_norms)).items():
             checks.append(certain_check(f"{what} ({kind})", moved <= 1 + rounding, observed=moved, expected=1.0))
+        for width in (1, _FEATURES):
+            shift = _logit_shift(parts, step, with_norms, width)
+            what = f"clip norms that a copy of nothing moves others by, {width} features ({kind})"
+            checks.append(certain_check(what, shift <= rounding, observed=shift, expected=0.0))
     return checked_law("release", checks, alpha)
 
 
@@ -122,6 +126,31 @@ def _crowd_releases(parts: AuditedParts, step: dict[str, Any], with_norms: bool)
             batch["features"] = RowsInPlace(source, places)
         released[name] = crowd * parts.release(batch, np.ones(crowd, bool), settings=settings, **step)
     return released
+
+
+def _logit_shift(parts: AuditedParts, step: dict[str, Any], with_norms: bool, width: int) -> float:
+    """How far one copy that is not finite, and so adds nothing, moves a crowd, in clip norms.
+
+    Logits are small sums of large numbers, and gradients shorter than the clip norm: what changes a logit in its last
+    digits is seen.
+    """
+    from coowned.mechanism.clipping import squared_norms_of
+
+    generator = np.random.default_rng(width)
+    row = (generator.uniform(0.5, 2, width) / (8 * np.sqrt(width))).astype(np.float32)
+    weights = generator.uniform(1e5, 1e6, width).astype(np.float32)
+    coefficients = np.append(weights, np.float32(0.3 - weights.astype(np.float64) @ row.astype(np.float64)))
+    settings = {"learning_rate": 2.0**24, "clip_norm": 1.0, "noise_scale": 0.0}
+    settings["batch_size"] = float(parts.divisor(batch_size=_CROWD, num_copies=_CROWD))
+    released = []
+    for bad in (row[0], np.nan, np.inf):
+        batch: dict[str, Any] = {"features": np.tile(row, (_CROWD, 1)), "labels": np.zeros(_CROWD, np.float32)}
+        batch["features"][_CROWD // 2, 0] = bad
+        if with_norms:
+            batch["squared_norms"] = squared_norms_of(batch["features"])
+        mask = (np.arange(_CROWD) != _CROWD // 2) | ~np.isfinite(bad)  # left out where it is like the others
+        released.append(_CROWD * parts.release(batch, mask, settings=settings, coefficients=coefficients, **step))
+    return max(float(np.linalg.norm(one - released[0], axis=-1).max()) for one in released[1:])
 
 
 def _moves(released: dict[str, npt.NDArray[np.float64]]) -> dict[str, float]:

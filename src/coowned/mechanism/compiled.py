@@ -5,6 +5,7 @@ file would go on with the old one after a change there: old machine code under a
 """
 
 import functools
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 @functools.cache
-def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """(name, time of the last change, size) of every source file."""
-    found = ((path.name, path.stat()) for path in sorted(folder.glob("*.py")))
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+def _stamps(folder: Path) -> tuple[tuple[str, str], ...]:
+    """(name, digest) of every source file: times and sizes may be the same after a change."""
+    return tuple((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(folder.glob("*.py")))

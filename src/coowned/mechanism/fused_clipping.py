@@ -63,7 +63,8 @@ def fused_clipped_logistic_sum(
         (test_one_copy_of_many_moves_the_sum_by_itself, test_copies_that_move_up_change_nothing)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
-      - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
+      - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other,
+        test_a_bad_row_changes_no_logit)
       - Nor on its place, or on how many others there are.   (test_a_row_adds_the_same_in_every_place)
       - The sum is that of Algorithm 1, and that of the compiled function.   (test_equals_the_reference)
       - Neither the number of threads nor where rows lie in memory changes a bit.

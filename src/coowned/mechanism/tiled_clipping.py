@@ -55,7 +55,8 @@ def tiled_clipped_logistic_sums(
       - No copy adds more than clip_norm, from denormal to 1e38 large features.   (test_no_copy_adds_more)
       - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
-      - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other)
+      - What a copy adds does not depend on what other copies hold.   (test_a_bad_row_changes_no_other,
+        test_a_bad_row_changes_no_logit)
       - Nor on its place, or on how many others there are.   (test_a_row_adds_the_same_in_every_place)
       - One copy more or less moves a sum by at most a clip norm where `stretches` are given and hold at most 112 each,
         wherever it moves those behind it, among 2^19.   (test_copies_that_move_up_change_nothing)
