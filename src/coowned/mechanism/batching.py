@@ -22,7 +22,6 @@ from coowned.mechanism.kernels import number_copies, pad_copies
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
-
 OF_A_STRETCH = 32
 MOST_OF_A_STRETCH = 112  # more of one are drawn with a probability below 1e-25
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.batching import Batches
+from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.mechanism.shared_parts import workers
@@ -27,6 +28,7 @@ class StepInput(NamedTuple):
     step: int
     batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`; `stretches`
     mask: npt.NDArray[np.bool_]  # (physical size,)
+    copies: int  # how many were drawn, empty ones included; secret
     noise: dict[str, npt.NDArray[np.float32]]
     slot: Any  # give it back with `Feeder.release`
 
@@ -42,6 +44,8 @@ class Feeder:
     Guarantees:
       - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
       - Arrays that a step still reads are never written to.   (test_arrays_are_not_reused_early)
+      - What is clipped and adds nothing whatever the model is, since it is not finite, leaves its place to the next: a
+        step is to the bit what it is where that copy is not drawn.   (test_an_empty_copy_is_as_one_not_drawn)
     Cost: four batches of memory at most.
     """
 
@@ -97,13 +101,35 @@ class Feeder:
         arrays = slot[size]
         draw = Draw(self._run_key, step, drawn.copy_numbers[:count])
         self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
-        for array in arrays.values():
-            array[count:] = 0
-        noise = {} if self._noise is None else self._noise.next()
         batch: dict[str, Any] = arrays if place is None else {**arrays, "features": place}
         if self._with_stretches:
             batch = {**batch, "stretches": drawn.stretches()}
-        return StepInput(step, batch, drawn.mask, noise, slot)
+        filled = _leave_out_empty(batch, count)
+        for array in arrays.values():
+            array[filled:] = 0
+        noise = {} if self._noise is None else self._noise.next()
+        return StepInput(step, batch, np.arange(size) < filled, count, noise, slot)
+
+
+def _leave_out_empty(batch: dict[str, Any], count: int) -> int:
+    """Moves the copies that are not empty to the front, in their order; gives how many of `count` they are.
+
+    Zero-out adjacency compares a step with one in which her copies are empty. Were they zeros among the others, these
+    would be added up in other blocks, and rounded otherwise, than if she had not been drawn.
+    """
+    if "squared_norms" not in batch:
+        return count
+    features, finite = batch["features"], np.isfinite(batch["labels"][:count])
+    for i in np.flatnonzero(~np.isfinite(batch["squared_norms"][:count])):  # not finite, or too large to be squared
+        row = features.source[features.rows[i]] if isinstance(features, RowsInPlace) else features[i]
+        finite[i] &= np.isfinite(row).all()
+    if finite.all():
+        return count
+    filled = int(np.count_nonzero(finite))
+    for array in batch.values():
+        own = array.rows if isinstance(array, RowsInPlace) else array
+        own[:filled] = own[:count][finite]
+    return filled
 
 
 def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> npt.NDArray[Any]:
