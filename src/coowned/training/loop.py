@@ -304,10 +304,8 @@ def _wait(results: tuple[Any, ...]) -> None:
 
 
 def _host_is_faster(batch_size: float, width: int, models: int) -> bool:
-    """Than XLA, which sums narrow rows and small batches while the next batch is made (benchmarks/training.py)."""
-    if models > 1:
-        return batch_size * width * models >= 40_000_000
-    return width >= 256 and batch_size * width >= 1_000_000
+    """Than XLA, which sums small batches while the next batch is made (benchmarks/training.py)."""
+    return batch_size * width * models >= (1_000_000 if models == 1 else 30_000_000)
 
 
 def _rounded_down(clip_norm: float | None) -> float:
