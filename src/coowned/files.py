@@ -19,7 +19,7 @@ def check_writable(folder: Path, place: Path | None = None) -> None:
     Guarantees:
       - Every verb that writes answers with exit code 2 and one sentence.   (test_unwritable_places)
     """
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(folder, os.W_OK):
         raise _unwritable(folder, place)
 
 
