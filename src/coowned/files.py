@@ -1,6 +1,7 @@
 """Output files that appear whole or not at all."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -8,6 +9,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coowned.errors import InputError
+
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # the last from /proc
+
+
+def check_writable(folder: Path, place: Path | None = None) -> None:
+    """Refuses, with InputError, a folder in which nothing can be made; `place` is what was to be made there.
+
+    Guarantees:
+      - Every verb that writes answers with exit code 2 and one sentence.   (test_unwritable_places)
+    """
+    if not os.access(folder, os.W_OK):
+        raise _unwritable(folder, place)
+
+
+@contextlib.contextmanager
+def making(place: Path) -> Iterator[None]:
+    """The same for the folder that `place` is to be made in, where only trying tells; a full disk's OSError passes."""
+    check_writable(place.parent, place)
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise _unwritable(place.parent, place) from None
+
+
+def _unwritable(folder: Path, place: Path | None) -> InputError:
+    what = f"{folder}:" if place is None else f"{place}: the folder {folder}"
+    return InputError(f"{what} cannot be written to; choose another")
 
 
 @contextlib.contextmanager
@@ -33,11 +63,11 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
         _check_target(place)
     with contextlib.ExitStack() as rooms:
         # Beside the target, so that taking its place is one rename on the same disk.
-        temporary = [
-            Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)))
-            / place.name
-            for place in places
-        ]
+        temporary = []
+        for place in places:
+            with making(place):
+                room = tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)
+            temporary.append(Path(rooms.enter_context(room)) / place.name)
         yield temporary
         for path in temporary:
             _flush(path)
@@ -54,8 +84,6 @@ def _check_target(place: Path) -> None:
         raise InputError(f"{place}: neither a file nor a folder (a device or a broken link); name another place")
     if not place.parent.is_dir():
         raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
-    if not os.access(place.parent, os.W_OK):
-        raise InputError(f"{place}: the folder {place.parent} cannot be written to; choose another")
     if place.is_dir():
         foreign = [
             file.name for file in place.iterdir() if not file.name.endswith(".parquet") and file.name[0] not in "._"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import typer.main
@@ -196,4 +197,74 @@ def test_interrupts_leave_nothing(data, kind):
         process.send_signal(kind)
         _, error = process.communicate(timeout=500)
     assert (process.returncode, error) == (130, "coowned: interrupted; nothing was left half-written\n")
+    assert names(data.parent) == ["mail.csv"]
+
+
+def interrupted(data, kind, body):
+    """(exit code, stdout, stderr) of a selection that does this first; `kill()` sends the signal to the process itself."""
+    code = (
+        "import gc, os, signal, sys, time\nfrom coowned.cli.main import main\n"
+        "from coowned.selection.greedy import Greedy\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nselect = Greedy.select\n"
+        f"def kill():\n    os.kill(os.getpid(), {int(kind)})\n    time.sleep(600)\n"
+        f"def selecting(self, graph, **options):\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+        "    return select(self, graph, **options)\nGreedy.select = selecting\nmain(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *select(data)], capture_output=True, text=True, check=False, timeout=500
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+INTERRUPTED = (130, "", "coowned: interrupted; nothing was left half-written\n")
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        try:  # as an optional import does
+            kill()
+        except BaseException:
+            pass
+        """,
+        """
+        try:
+            kill()
+        except BaseException:
+            raise ImportError("half a module")
+        """,
+        """
+        def callback(phase, info):
+            gc.callbacks.clear()
+            kill()
+        gc.callbacks.append(callback)
+        gc.collect()
+        """,
+    ],
+)
+def test_swallowed_interrupt_ends_the_command(data, kind, body):
+    assert interrupted(data, kind, body) == INTERRUPTED
+
+
+def test_second_interrupt(data):
+    body = """
+    try:
+        kill()
+    except KeyboardInterrupt:
+        kill()
+    """
+    assert interrupted(data, signal.SIGINT, body) == INTERRUPTED
+    assert names(data.parent) == ["mail.csv"]
+
+
+def test_interrupt_ends_the_process_at_once(data):
+    """What would crash while the interpreter is torn down does not get there."""
+    body = """
+    import atexit
+    atexit.register(os.abort)
+    kill()
+    """
+    assert interrupted(data, signal.SIGINT, body) == INTERRUPTED
     assert names(data.parent) == ["mail.csv"]

@@ -1,6 +1,10 @@
 """`coowned train`."""
 
+import errno
 import json
+import os
+import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from coowned import AttributionGraph, PrivacyGuarantee
+from coowned import AttributionGraph, PrivacyGuarantee, interrupts
 from coowned.cli import main
 from coowned.errors import CertificateMismatchError
-from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import configured_run, loop
 from coowned.training.checkpoint import RunFolder
@@ -123,36 +126,132 @@ def test_interrupted_and_taken_up(folder: Path, monkeypatch, capsys, kind: str):
     assert pl.read_parquet(folder / "WHOLE/test.parquet").equals(pl.read_parquet(folder / "RUN/test.parquet"))
 
 
-def test_ended_before_the_record(folder: Path, monkeypatch, capsys):
-    """A process that ends between the plan's files and run.json leaves a key that was never used."""
-    (folder / "RUN").mkdir()  # so that nothing is cleared away, as after a kill
+@pytest.mark.parametrize("is_new", [True, False])
+def test_ended_before_the_record(folder: Path, monkeypatch, capsys, is_new: bool):
+    """Between the plan and run.json nothing is on the disk: neither a key that was never used nor a file of ours."""
+    place, made = folder / "RUN", []
+    if not is_new:
+        place.mkdir()
 
     def leave(self, record):
+        made.append(record["key"])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "begin", leave)
         assert go(folder) == 130
-    left = {file.name: file.read_bytes() for file in (folder / "RUN").iterdir()}
-    assert {"run-key.json", "S.parquet", "guarantee.json"} <= left.keys()
-    assert "run.json" not in left
+    assert capsys.readouterr().err == "coowned: interrupted; nothing was left half-written\n"
+    assert place.exists() != is_new
+    assert is_new or not list(place.iterdir())
     assert go(folder) == 0
-    made = PrivacyGuarantee.from_json((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
-    assert made.run_id != json.loads(left["guarantee.json"])["run_id"]
-    key = RunKey.from_json(left["run-key.json"].decode())
-    record = json.loads((folder / "RUN" / "run.json").read_text(encoding="utf-8"))
-    assert record["key"] != key.fingerprint
+    assert json.loads((place / "run.json").read_text(encoding="utf-8"))["key"] != made[0]
 
 
 def test_corrected_configuration_in_a_folder_that_was_there(folder: Path, capsys):
     (folder / "RUN").mkdir()
-    write(folder, ("# devices = 1", "devices = 300"))
-    assert go(folder) == 2
-    assert "ask for fewer" in capsys.readouterr().err
-    assert not list((folder / "RUN").iterdir())  # refused before anything was made
-    write(folder, ("clip_norm = 1.0", "clip_norm = 1e30"))
-    assert go(folder) == 2
+    for change, says in [
+        (("# devices = 1", "devices = 300"), "ask for fewer"),
+        (("clip_norm = 1.0", "clip_norm = 1e30"), "clip"),
+        (("epsilon = 8.0", "epsilon = 0"), "epsilon"),
+        (("papers.parquet", "none.parquet"), "none.parquet"),
+    ]:
+        write(folder, change)
+        assert go(folder) == 2
+        assert says in capsys.readouterr().err
+        assert not list((folder / "RUN").iterdir())
     write(folder)
+    assert go(folder) == 0
+
+
+def test_own_files_in_the_folder_stay(folder: Path, capsys):
+    """However often it is tried, and where the folder holds the configuration itself."""
+    place = folder / "MY"
+    place.mkdir()
+    write(folder, ("papers.parquet", "../papers.parquet"))
+    (folder / "run.toml").rename(place / "config.toml")
+    (folder / "papers.parquet").rename(folder / "kept.parquet")
+    (place / "S.parquet").write_bytes((folder / "kept.parquet").read_bytes())
+    before = {file.name: file.read_bytes() for file in place.iterdir()}
+    for _ in range(2):
+        assert run(["train", str(place / "config.toml"), "-o", str(place)]) == 2
+        said = capsys.readouterr().err
+        assert f"{place / 'S.parquet'}: is there without the record of a run" in said
+        assert len(said.splitlines()) == 1
+        assert {file.name: file.read_bytes() for file in place.iterdir()} == before
+
+
+def test_unwritable_places(folder: Path, monkeypatch, capsys):
+    """Of every verb that writes: the folder of a result, a folder to be made, and one that is there."""
+    assert go(folder) == 0
+    data, config, made = str(folder / "papers.parquet"), str(folder / "run.toml"), folder / "RUN"
+    locked = folder / "LOCKED"
+    locked.mkdir()
+    access = os.access
+
+    def denied(path, mode):  # as to anybody but root, who may be running this
+        return access(path, mode) and not (mode & os.W_OK and Path(path) in (locked, made))
+
+    monkeypatch.setattr(os, "access", denied)
+    verbs = [
+        ["train", config],
+        ["select", data, "--users", "users", "--example-id", "example_id", "--contribution-bound", "2"],
+        ["report", str(made)],
+        ["export-model", str(made)],
+    ]
+    # Of /proc only the attempt tells, whoever is asking.
+    cases = [[*verb, "-o", f"{place}/xx"] for verb in verbs for place in (locked, "/proc")]
+    cases += [["demo", "-o", "/proc/xx"], ["demo", "-o", str(locked)], ["train", config, "-o", str(locked)]]
+    cases += [["audit", str(made)]]
+    before = sorted(file.name for file in made.iterdir())
+    for case in cases:
+        capsys.readouterr()
+        assert run(case) == 2, case
+        said = capsys.readouterr().err
+        assert re.search("cannot be written to; choose another|no folder can be made there", said), case
+        assert len(said.splitlines()) == 1
+    assert not list(locked.iterdir())
+    assert sorted(file.name for file in made.iterdir()) == before
+
+
+def test_full_disk_is_one_sentence(folder: Path, monkeypatch, capsys):
+    save, whole = RunFolder.save, os.fsync
+
+    def full(handle):
+        if "checkpoint" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(handle)
+
+    def save_twice(self, step, tensors):
+        save(self, step, tensors)
+        monkeypatch.setattr(os, "fsync", full)
+
+    monkeypatch.setattr(RunFolder, "save", save_twice)
+    assert go(folder) == 3
+    assert capsys.readouterr().err == (
+        f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; once that is mended, the same command "
+        "goes on from the last checkpoint\n"
+    )
+    assert not [file for file in (folder / "RUN").iterdir() if file.name.startswith(".")]
+    monkeypatch.setattr(os, "fsync", whole)
+    monkeypatch.setattr(RunFolder, "save", save)
+    assert go(folder) == 0
+
+
+def test_swallowed_interrupt_ends_at_the_next_step(folder: Path, monkeypatch, capsys):
+    """As when JAX loses it in a callback of the garbage collector."""
+    begin = RunFolder.begin
+
+    def interrupted(self, record):
+        interrupts._heard.append(signal.SIGINT)
+        return begin(self, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "begin", interrupted)
+        patch.setattr(RunFolder, "save", lambda *a: pytest.fail("it went on"))
+        assert go(folder) == 130
+    assert capsys.readouterr().err == (
+        "the same command goes on from the last checkpoint\ncoowned: interrupted; nothing was left half-written\n"
+    )
     assert go(folder) == 0
 
 

@@ -1,5 +1,6 @@
 """Run folders: taken up after any kill, refused where anything has changed, closed when ended."""
 
+import errno
 import json
 import os
 import random
@@ -87,10 +88,10 @@ def test_key_is_secret_then_gone(small, tmp_path, monkeypatch):
 
 def test_secret_is_in_no_file_that_stays(small, tmp_path):
     with RunFolder.open(tmp_path / "run") as folder:
-        key = folder.run_key()
-        assert key.secret.hex() in (tmp_path / "run" / "run-key.json").read_text()
-        plan = small.plan(guarantee=None, run_key=key)
-        train(plan, MODEL, small.data, folder=folder)
+        key, stored = folder.run_key(), tmp_path / "run" / "run-key.json"
+        plan, found = small.plan(guarantee=None, run_key=key), []
+        train(plan, MODEL, small.data, folder=folder, at_end=lambda trained: found.append(stored.read_text()))
+    assert key.secret.hex() in found[0]
     for file in (tmp_path / "run").iterdir():
         assert key.secret.hex().encode() not in file.read_bytes()
         assert key.secret not in file.read_bytes()
@@ -168,49 +169,138 @@ def test_damaged_key_is_named(small, tmp_path, monkeypatch, damage):
         folder.run_key(3)
 
 
-def test_key_that_was_never_used_is_replaced(tmp_path):
-    """A process that ended before `begin` leaves a key and the plan's files, whole or in parts."""
-    place = tmp_path / "run"
-    with RunFolder.open(place) as folder:
-        first = folder.run_key()
-        assert folder.run_key() is first
-        folder.write("guarantee.json", b"{}")
-        folder.write("private-log.json", b"{}")
-    (place / ".run.json.part").write_bytes(b"{")
-    (place / ".DS_Store").write_bytes(b"x")  # not ours: left alone, and no sign of a run
-    with RunFolder.open(place) as folder:
-        second = folder.run_key()
-    assert first.fingerprint != second.fingerprint
-    assert sorted(file.name for file in place.iterdir()) == [".DS_Store", "run-key.json"]
-    assert second.secret.hex() in (place / "run-key.json").read_text()
-    with RunFolder.open(place) as folder:  # nothing was begun with the other kind of key either
+def names(place):
+    return sorted(file.name for file in place.iterdir())
+
+
+def test_nothing_is_written_before_a_run_begins(tmp_path):
+    """The key and the plan's files are in memory until then: whatever ends the process leaves nothing."""
+    made = []
+    for place in (tmp_path / "new", tmp_path):
+        with RunFolder.open(place) as folder:
+            made.append(folder.run_key())
+            assert folder.run_key() is made[-1]
+            folder.prepare("guarantee.json", b"{}")
+            assert names(place) == []
+    assert names(tmp_path) == []
+    assert made[0].fingerprint != made[1].fingerprint
+    with RunFolder.open(tmp_path) as folder:  # nothing was begun with the other kind of key either
         assert folder.run_key(4).seed == 4
         with pytest.raises(CertificateMismatchError, match="another seed"):
             folder.run_key(5)
 
 
-def test_files_of_somebody_else_stay(tmp_path):
-    """A configuration or a selection that was in the folder before any run."""
-    for name in ("config.toml", "S.parquet"):
-        (tmp_path / name).write_bytes(b"mine")
-    with RunFolder.open(tmp_path) as folder:
-        folder.run_key()
-    assert (tmp_path / "config.toml").read_bytes() == (tmp_path / "S.parquet").read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize(
-    "name", ["checkpoint.safetensors", "metrics.parquet", "model.safetensors", "model-3.safetensors", "test.parquet",
-             ".checkpoint.safetensors.part"],
-)  # fmt: skip
-def test_used_key_without_record_is_refused(tmp_path, name):
-    place = tmp_path / "run"
+def lay_out(place):
+    """Begins a run with a key and two files."""
     with RunFolder.open(place) as folder:
         folder.run_key()
-    before = (place / "run-key.json").read_bytes()
-    (place / name).write_bytes(b"x")
-    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match=r"run\.json is gone"):
+        folder.prepare("S.parquet", b"selection")
+        folder.prepare("config.toml", b"configuration")
+        folder.begin({"key": "some"})
+
+
+STAGES = ["run.json", "S.parquet", "config.toml", "run-key.json", "run.json again"]
+
+
+def break_at(stage, monkeypatch, failure):
+    """Makes the write of one stage fail, when half of the file is on the disk."""
+    fsync, seen = os.fsync, []
+
+    def fail(handle):
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{handle}"))
+        if name.endswith(".part"):
+            seen.append(name)
+            if len(seen) == STAGES.index(stage) + 1:
+                os.ftruncate(handle, 3)
+                raise failure
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_while_beginning(tmp_path, monkeypatch, stage):
+    """The next process clears away what is left, and knows it from what somebody put there since."""
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    with monkeypatch.context() as patch:
+        # A kill: nobody clears away.
+        patch.setattr(RunFolder, "_clear_unbegun", lambda self: None)
+        patch.setattr(checkpoint.Path, "unlink", lambda self, missing_ok=False: None)
+        break_at(stage, patch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            lay_out(tmp_path)
+    left = names(tmp_path)
+    assert f".{stage.split()[0]}.part" in left
+    assert ("run-key.json" in left) == (stage == "run.json again")
+    assert not RunFolder(tmp_path).is_begun
+    if stage == STAGES[-1]:
+        (tmp_path / "config.toml").write_bytes(b"mine")
+        for _ in range(2):
+            with pytest.raises(InputError, match=r"config\.toml: is there without the record"):
+                lay_out(tmp_path)
+        assert names(tmp_path) == [".DS_Store", ".run.json.part", "config.toml"]
+        assert (tmp_path / "config.toml").read_bytes() == b"mine"
+        (tmp_path / "config.toml").unlink()
+    lay_out(tmp_path)
+    assert names(tmp_path) == [".DS_Store", "S.parquet", "config.toml", "run-key.json", "run.json"]
+    with RunFolder.open(tmp_path) as folder:
+        assert folder.is_begun
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, stage, failure):
+    for place in (tmp_path, tmp_path / "new"):
+        with monkeypatch.context() as patch:
+            break_at(stage, patch, failure)
+            with pytest.raises(type(failure)) as raised:
+                lay_out(place)
+        if isinstance(failure, OSError):
+            assert raised.value.filename == str(place / stage.split()[0])  # type: ignore[attr-defined]
+        assert names(tmp_path) == []
+
+
+def test_full_disk(small, tmp_path, monkeypatch):
+    """While a checkpoint is written: the one before stays, and the run is taken up from it."""
+    place = tmp_path / "run"
+    plan = begin_and_stop(place, small, 5, monkeypatch, "dp-sgd")
+    whole, before, there = train(plan, MODEL, small.data), (place / "checkpoint.safetensors").read_bytes(), names(place)
+    with monkeypatch.context() as patch:
+        break_at(STAGES[0], patch, OSError(errno.ENOSPC, "No space left on device"))
+        with pytest.raises(OSError, match="No space left") as raised:
+            take_up(place, plan, small.data, checkpoint_every=2)
+    assert raised.value.filename == str(place / "checkpoint.safetensors")
+    assert names(place) == there
+    assert (place / "checkpoint.safetensors").read_bytes() == before
+    again = take_up(place, plan, small.data)
+    assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
+
+
+@pytest.mark.parametrize("name", ["config.toml", "S.parquet", "report.html", "run-key.json", ".test.parquet.part"])
+def test_files_of_somebody_else_stay(tmp_path, name):
+    """A configuration or a selection that was in the folder before any run, or came there before one began."""
+    with RunFolder.open(tmp_path) as folder:
         folder.run_key()
-    assert (place / "run-key.json").read_bytes() == before
+        (tmp_path / name).write_bytes(b"mine")
+        with pytest.raises(InputError, match="without the record"):
+            folder.begin({})
+    for _ in range(2):
+        with pytest.raises(InputError, match="without the record"):
+            lay_out(tmp_path)
+    assert names(tmp_path) == [name]
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
+def test_used_key_without_record_is_refused(small, tmp_path, monkeypatch):
+    place = tmp_path / "run"
+    begin_and_stop(place, small, 5, monkeypatch)
+    (place / "run.json").unlink()
+    before = (place / "run-key.json").read_bytes()
+    for name in ("checkpoint.safetensors", "run-key.json"):
+        with pytest.raises(InputError, match=rf"{name}: is there without the record"):
+            lay_out(place)
+        assert (place / "run-key.json").read_bytes() == before
+        (place / name).unlink()
 
 
 def test_record_is_on_the_disk_before_the_first_step(small, tmp_path, monkeypatch):
@@ -245,7 +335,8 @@ def test_bad_folders(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("x")
-    for place in ("file", "other", "no/such"):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place in ("file", "other", "no/such", "link"):
         with pytest.raises(InputError), RunFolder.open(tmp_path / place):
             pass
     plan = begin_and_stop(tmp_path / "run", small, 5, monkeypatch)

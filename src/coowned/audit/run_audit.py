@@ -20,6 +20,7 @@ from coowned.audit.participation import audit_sampler
 from coowned.audit.release import audit_release
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import check_writable
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.sampling import MinSeparation
 from coowned.training.checkpoint import RunFolder
@@ -131,6 +132,7 @@ def audit_run(
     if seed is not None:
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
     made = read_claim(folder)
+    check_writable(folder)  # before the work
     keys = _Keys(seed)
     parts = parts or AuditedParts()
     mechanism = made.mechanism

@@ -9,6 +9,7 @@ import typer
 
 from coowned.cli import show
 from coowned.errors import InputError
+from coowned.files import check_writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -181,6 +182,7 @@ def _make_room(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from None
+    check_writable(output)
     places = [output / name for name in _OURS]
     for epsilon in (*_EPSILONS, None):
         places += _places(output, epsilon)

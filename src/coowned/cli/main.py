@@ -3,16 +3,18 @@
 Nothing heavy is imported here or at the top of a verb's file, so that `coowned --help` answers at once.
 """
 
+import contextlib
 import os
-import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 import typer.main
 
 import coowned
+from coowned import interrupts
 from coowned.cli import audit, calibrate, certify, demo, export_model, inspect, plan, report, select, train
 from coowned.errors import CertificateMismatchError, CoownedError
 
@@ -49,14 +51,25 @@ def _options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and ends the process with its exit code."""
+    """Runs the command line and ends the process with its exit code.
+
+    Guarantees:
+      - After an interrupt the exit code is 130, whatever still runs.   (test_interrupt_ends_the_process_at_once)
+    """
     if "_COOWNED_COMPLETE" in os.environ:  # a shell asks what could come next
         app(prog_name="coowned")
-    # A polite kill ends like Ctrl-C: what was begun is cleared away.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts.listen()
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a letter still gets the rest
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    if code == EXIT_INTERRUPTED:
+        # What was dispatched may still be computing, and XLA's threads do not survive the interpreter's tear-down: that
+        # would end in a segmentation fault. Everything of ours is closed and cleared away by now.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -66,11 +79,12 @@ def run(arguments: list[str]) -> int:
       - 0 fine, 1 a claim does not hold, 2 bad input, 3 the machine failed, 130 interrupted.   (test_exit_codes)
     """
     try:
-        # Not app(arguments): that would answer interrupts and closed pipes in its own way.
-        command = typer.main.get_command(app)
-        with command.make_context("coowned", list(arguments)) as context:
-            command.invoke(context)
-        sys.stdout.flush()
+        with _interrupts_as_themselves():
+            # Not app(arguments): that would answer interrupts and closed pipes in its own way.
+            command = typer.main.get_command(app)
+            with command.make_context("coowned", list(arguments)) as context:
+                command.invoke(context)
+            sys.stdout.flush()
         return 0
     except typer.Exit as done:  # after --help and --version
         return done.exit_code
@@ -84,6 +98,7 @@ def run(arguments: list[str]) -> int:
     except CoownedError as error:
         return _say(error, EXIT_INPUT)
     except (KeyboardInterrupt, typer.Abort):
+        interrupts.forget()
         return _say("interrupted; nothing was left half-written", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone: not our failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,6 +110,15 @@ def run(arguments: list[str]) -> int:
     except Exception:  # a fault of ours must not look like a claim that does not hold
         traceback.print_exc()
         return _say("this is a fault in coowned; please report it with the lines above", EXIT_MACHINE)
+
+
+@contextlib.contextmanager
+def _interrupts_as_themselves() -> Iterator[None]:
+    """One that was swallowed, or became another error on its way, is still an interrupt."""
+    try:
+        yield
+    finally:
+        interrupts.check()
 
 
 def _say(message: object, code: int) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from coowned import interrupts
+
 _PIPE_WIDTH = 200
 _LONGEST_CELL = 30  # what is longer may be broken into lines
 
@@ -100,9 +102,11 @@ def _bytes(file: Path) -> int:
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on stderr where that is a terminal; silent elsewhere."""
+    """A progress bar on stderr where that is a terminal, silent elsewhere; ends where an interrupt was heard."""
+    interrupts.check()
     if not sys.stderr.isatty():
-        yield lambda done, message: None
+        yield lambda done, message: interrupts.check()
+        interrupts.check()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -116,4 +120,10 @@ def progress(title: str) -> Iterator[Callable[[float, str], None]]:
     )
     with bar:
         task = bar.add_task(title, total=1.0)
-        yield lambda done, message: bar.update(task, completed=done, description=message or title)
+
+        def update(done: float, message: str) -> None:
+            interrupts.check()
+            bar.update(task, completed=done, description=message or title)
+
+        yield update
+    interrupts.check()

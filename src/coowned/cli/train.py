@@ -1,7 +1,6 @@
 """`coowned train`: the whole road for one configuration, resumable."""
 
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coowned import interrupts
 from coowned.cli import show
 from coowned.errors import InputError
 
@@ -50,18 +50,20 @@ def run(
     from coowned.training.configured_run import run_configuration
 
     settings = TrainConfig.read(config)
-    began, is_new = time.monotonic(), not output.exists()
+    began = time.monotonic()
     with RunFolder.open(output) as folder, _bar(settings.mechanism.iterations) as (progress, announce):
         try:
             trained = run_configuration(
                 settings, folder, text=config.read_text(encoding="utf-8"), progress=progress, announce=announce
             )
         except BaseException as error:
-            if folder.is_begun:
-                if isinstance(error, KeyboardInterrupt):
+            if folder.is_begun:  # else nothing was written, and there is nothing to go on from
+                if isinstance(error, KeyboardInterrupt) or interrupts.is_heard():
                     sys.stderr.write("the same command goes on from the last checkpoint\n")
-            elif is_new:  # no step was taken: nothing to go on from, and a key that was never used
-                shutil.rmtree(output)
+                elif isinstance(error, OSError):
+                    place = "" if error.filename is None else f"{error.filename}: "
+                    advice = "once that is mended, the same command goes on from the last checkpoint"
+                    raise OSError(error.errno, f"{place}{error.strerror or error}; {advice}") from error
             raise
     _show(trained, output, json, time.monotonic() - began)
 
@@ -106,7 +108,7 @@ def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
 def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None] | None, Callable[[str], None]]]:
     """(progress, announce) for `run_configuration`: a bar on stderr where that is a terminal."""
     if not sys.stderr.isatty():
-        yield None, lambda text: None  # no progress: nothing is computed for it either
+        yield None, lambda text: interrupts.check()  # no progress: nothing is computed for it either
         return
     with show.progress("training") as update:
         yield (

@@ -1,6 +1,6 @@
 """The run folder: what a run is, its secret key while it lasts, and the state it can be taken up from.
 
-run.json                what the run is (digests of plan, data, code) and whether it has ended
+run.json                what the run is (digests of plan, data, code) and whether it has ended: the first file of a run
 run-key.json            the secret, readable by its owner alone; destroyed when the run has ended
 checkpoint.safetensors  parameters, optimizer state and metrics after some step; removed when the run has ended
 model.safetensors       the result
@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 import coowned
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import check_writable, making
 from coowned.mechanism.keys import RunKey
 
 FORMAT = "coowned-run-1"
@@ -36,11 +37,6 @@ OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
     "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
     "report.html", "report-release.html", "statistics.json", "config.json", "vocab.txt", "members.parquet",
-    "private-log.json",
-)  # fmt: skip
-# What there is before run.json: where nothing else is, no step was taken with the key.
-_BEFORE_THE_RECORD = (
-    "run.json", "run-key.json", "S.parquet", "statistics.json", "config.toml", "certificate.json", "guarantee.json",
     "private-log.json",
 )  # fmt: skip
 _MEMBER = re.compile(r"model-\d+\.safetensors")
@@ -72,12 +68,18 @@ class RunFolder:
     same noise under two different gradients, which gives both away: `begin` refuses that. The key is needed to take a
     run up again and worth nothing afterwards but to an attacker, so `finish` destroys it.
 
+    Nothing is on the disk before `begin`: until then the key and the files that the run begins with are in memory
+    alone. `begin` first writes down, in run.json, which files it is going to write and their digests, and last that
+    they are all there; what a process leaves in between is known by these digests, and cleared away.
+
     Guarantees:
       - The key is readable by its owner alone, and gone when the run has ended.      (test_key_is_secret_then_gone)
       - Every file appears whole or not at all, whenever the process is killed.       (test_killed_run_is_bit_identical)
-      - A key serves no step before run.json is on the disk; one without that record is thrown away, or refused where
-        something was made with it.   (test_key_that_was_never_used_is_replaced,
-        test_used_key_without_record_is_refused)
+      - A key serves no step before run.json is on the disk; one that has served none does not outlive its process, or
+        is destroyed by the next.   (test_nothing_is_written_before_a_run_begins, test_killed_while_beginning)
+      - No file that a run did not write is removed or replaced: a folder with one of these names in it, and without
+        run.json, is refused.   (test_files_of_somebody_else_stay, test_used_key_without_record_is_refused)
+      - A file that cannot be written whole leaves nothing behind, and the error names it.   (test_full_disk)
       - Other data, plan, model, code, devices or key than at first are refused.   (test_changed_run_is_refused)
       - A run that has ended is refused.                                              (test_finished_run_is_refused)
       - Two processes cannot train in one folder.                                     (test_two_processes_are_refused)
@@ -89,17 +91,37 @@ class RunFolder:
         self.path = Path(path)
         self._record: dict[str, Any] = {}
         self._key: RunKey | None = None
+        self._prepared: dict[str, tuple[bytes, int]] = {}
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: str | os.PathLike[str]) -> Iterator["RunFolder"]:
-        """Makes the folder or takes an earlier one, and keeps other processes out until the end."""
+        """Makes the folder or takes an earlier one, and keeps other processes out until the end.
+
+        A folder that it made, and in which no run has begun, is removed again.
+        """
         place = Path(path)
-        if place.exists() and not place.is_dir():
+        if os.path.lexists(place) and not place.is_dir():
             raise InputError(f"{place}: not a folder; name another place for the run")
+        if place.is_dir():
+            check_writable(place)
+            with cls._locked(place) as folder:
+                yield folder
+            return
         if not place.parent.is_dir():
             raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
-        place.mkdir(exist_ok=True)
+        with making(place):
+            place.mkdir()
+        try:
+            with cls._locked(place) as folder:
+                yield folder
+        finally:
+            with contextlib.suppress(OSError):  # something is in it
+                place.rmdir()
+
+    @classmethod
+    @contextlib.contextmanager
+    def _locked(cls, place: Path) -> Iterator["RunFolder"]:
         foreign = sorted(file.name for file in place.iterdir() if not _is_own(file.name))
         if foreign:
             raise InputError(
@@ -113,7 +135,10 @@ class RunFolder:
                 raise InputError(
                     f"{place}: another process is training there; wait for it or name another place"
                 ) from None
-            yield cls(place)
+            folder = cls(place)
+            folder._clear_unbegun()
+            folder._refuse_files_of_others()
+            yield folder
         finally:
             os.close(handle)
 
@@ -123,7 +148,7 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        return bool(self._stored())
+        return self._stored().get("state", "preparing") != "preparing"
 
     def refuse_if_finished(self) -> None:
         """A model that has its epsilon must not be trained on: that is another run, with a guarantee of its own."""
@@ -135,13 +160,13 @@ class RunFolder:
             )
 
     def run_key(self, seed: int | None = None) -> RunKey:
-        """The key of the run here, made and stored at the first call: the system's, or a seed's for a test run.
-
-        A key that an earlier process left without beginning was never used: it is replaced, not taken up.
-        """
+        """The key of the run here, made at the first call, stored by `begin`: the system's, or a seed's for a test."""
         self.refuse_if_finished()
         if self._key is None:
-            self._key = self._stored_key() if self.is_begun else self._new_key(seed)
+            if self.is_begun:
+                self._key = self._stored_key()
+            else:
+                self._key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
         if self._key.seed != seed:
             raise CertificateMismatchError(f"{self.path}: the run was begun with another seed; name another place")
         return self._key
@@ -159,29 +184,14 @@ class RunFolder:
                 f"{file}: not the key of a run, so it cannot be taken up; begin in another place"
             ) from None
 
-    def _new_key(self, seed: int | None) -> RunKey:
-        made = {name for name in map(_written_as, os.listdir(self.path)) if _is_of_a_run(name)}
-        used = sorted(made - set(_BEFORE_THE_RECORD))
-        if used:
-            raise CertificateMismatchError(
-                f"{self.path}: {used[0]} without the record of how it was made (run.json is gone); name another place"
-            )
-        if "run-key.json" in made:  # else files of these names may be somebody's own
-            self._destroy_secrets()
-            for name in _BEFORE_THE_RECORD:
-                (self.path / name).unlink(missing_ok=True)
-        key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
-        self.write("run-key.json", key.to_json().encode())
-        return key
-
     def begin(self, record: Mapping[str, Any]) -> Checkpoint | None:
         """Starts the run that `record` describes, or gives the state an earlier process left; refuses another run."""
         self.refuse_if_finished()
         self._record = {"format": FORMAT, "state": "training", **record}
-        stored = self._stored()
-        if not stored:
-            self.write("run.json", json.dumps(self._record, indent=2).encode())
+        if not self.is_begun:
+            self._lay_out()
             return None
+        stored = self._stored()
         for name, what in _BOUND.items():
             if stored.get(name) != self._record.get(name):
                 raise CertificateMismatchError(
@@ -189,6 +199,51 @@ class RunFolder:
                     "different gradients. Restore what it was, or name another place"
                 )
         return self._read_checkpoint()
+
+    def prepare(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
+        """Keeps a file that the run begins with, in memory, until `begin` writes it."""
+        self._prepared[name] = (content, mode)
+
+    def _lay_out(self) -> None:
+        self._refuse_files_of_others()  # choosing S may have taken long
+        files = dict(self._prepared)
+        if self._key is not None:
+            files["run-key.json"] = (self._key.to_json().encode(), 0o600)
+        digests = {name: hashlib.sha256(content).hexdigest() for name, (content, _) in files.items()}
+        try:
+            self._write_record({**self._record, "state": "preparing", "files": digests})
+            for name, (content, mode) in files.items():
+                self.write(name, content, mode=mode)
+            self._write_record(self._record)
+        except BaseException:
+            self._clear_unbegun()
+            raise
+        self._prepared.clear()
+
+    def _clear_unbegun(self) -> None:
+        """Removes what a process wrote that ended while it began a run; what has become another file since stays."""
+        stored = self._stored()
+        if stored.get("state") != "preparing":
+            return
+        for name, digest in stored.get("files", {}).items():
+            file, half = self.path / name, self._half(name)
+            if file.is_file() and not file.is_symlink() and hashlib.sha256(file.read_bytes()).hexdigest() == digest:
+                os.replace(file, half)  # so that a kill in between leaves nothing that could be somebody's
+            _overwrite_and_remove(half)
+        (self.path / "run.json").unlink()
+        self._sync()
+
+    def _refuse_files_of_others(self) -> None:
+        """Before a run begins: whatever has the name of a run's file is not this run's."""
+        if self.is_begun:
+            return
+        first = self._half("run.json").name  # what a kill leaves of the first file: nobody's work
+        there = sorted(name for name in os.listdir(self.path) if _is_of_a_run(_written_as(name)) and name != first)
+        if there:
+            raise InputError(
+                f"{self.path / there[0]}: is there without the record of a run that wrote it (run.json); move it, or "
+                "name another place for the run"
+            )
 
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replaces the checkpoint."""
@@ -211,8 +266,11 @@ class RunFolder:
         self._end()
 
     def _end(self) -> None:
-        self.write("run.json", json.dumps({**self._record, "state": "finished"}, indent=2).encode())
+        self._write_record({**self._record, "state": "finished"})
         self._destroy_secrets()
+
+    def _write_record(self, record: Mapping[str, Any]) -> None:
+        self.write("run.json", json.dumps(record, indent=2).encode())
 
     def _write_arrays(
         self, name: str, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o600
@@ -224,16 +282,24 @@ class RunFolder:
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Writes a file of the run, whole or not at all."""
-        temporary = self.path / f".{name}.part"  # one name: what a kill leaves behind is overwritten by the next try
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path / name)
-        self._sync()
+        temporary, place = self._half(name), self.path / name
+        try:
+            temporary.unlink(missing_ok=True)
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, place)
+            self._sync()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(place)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _half(self, name: str) -> Path:
+        """What a file is called while it is written: one name, so that what a kill leaves is overwritten next time."""
+        return self.path / f".{name}.part"
 
     def _read_checkpoint(self) -> Checkpoint | None:
         from safetensors import safe_open
@@ -268,13 +334,7 @@ class RunFolder:
         return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
     def _destroy_secrets(self) -> None:
-        key = self.path / "run-key.json"
-        with contextlib.suppress(FileNotFoundError):
-            with key.open("r+b") as file:
-                file.write(secrets.token_bytes(key.stat().st_size))
-                file.flush()
-                os.fsync(file.fileno())
-            key.unlink()
+        _overwrite_and_remove(self.path / "run-key.json")
         for name in ("checkpoint.safetensors", *(f".{name}.part" for name in OWN_FILES)):
             (self.path / name).unlink(missing_ok=True)
         self._sync()
@@ -285,6 +345,16 @@ class RunFolder:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _overwrite_and_remove(file: Path) -> None:
+    """A key's bytes should not stay on the disk under no name."""
+    with contextlib.suppress(FileNotFoundError):
+        with file.open("r+b") as opened:
+            opened.write(secrets.token_bytes(file.stat().st_size))
+            opened.flush()
+            os.fsync(opened.fileno())
+        file.unlink()
 
 
 def _written_as(name: str) -> str:

@@ -45,13 +45,15 @@ def run_configuration(
 ) -> TrainedModel:
     """Runs a configuration in a folder, from the start or from where an earlier process was interrupted.
 
-    S and the guarantee are made once and stored before the first step; a run that is taken up reads them back.
+    S and the guarantee are made once and stored before the first step; a run that is taken up reads them back. Whatever
+    fails before that leaves nothing in the folder.
     Validation and test are evaluated once, at the end, into files of their own.
 
     Guarantees:
       - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
       - A run that is interrupted and taken up is the run that was not.   (test_interrupted_and_taken_up)
-      - One that ended before its record was written begins anew, with a new key.   (test_ended_before_the_record)
+      - One that ended before its record was written leaves nothing, and begins anew with a new key.
+        (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
 
     Args:
       config, text: the configuration, and the file as it was written, for `config.toml`.
@@ -72,10 +74,10 @@ def run_configuration(
     else:
         announce("selecting")
         plan = make_plan(config, data.graph, run_key)
-        _store_plan(plan, folder, data.graph, text)
+        _prepare_files(plan, folder, data.graph, text)
         if task.private_log:
             content = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **task.private_log}
-            folder.write("private-log.json", (json.dumps(content, indent=2) + "\n").encode())
+            folder.prepare("private-log.json", (json.dumps(content, indent=2) + "\n").encode())
 
     def at_end(trained: TrainedModel) -> None:
         for name in ("validation", "test"):
@@ -189,16 +191,16 @@ def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mec
     )
 
 
-def _store_plan(plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str) -> None:
+def _prepare_files(plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str) -> None:
     with tempfile.TemporaryDirectory() as room:
         file = Path(room) / "S.parquet"
         write_selection(file, graph, plan.selected)
-        folder.write("S.parquet", file.read_bytes())
+        folder.prepare("S.parquet", file.read_bytes())
     found = run_statistics(graph, plan.selected, plan.certificate)
-    folder.write(STATISTICS, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
-    folder.write("config.toml", text.encode(), mode=0o644)
-    folder.write("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
-    folder.write("guarantee.json", _guarantee_text(plan).encode(), mode=0o644)
+    folder.prepare(STATISTICS, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
+    folder.prepare("config.toml", text.encode(), mode=0o644)
+    folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
+    folder.prepare("guarantee.json", _guarantee_text(plan).encode(), mode=0o644)
 
 
 def _guarantee_text(plan: TrainingPlan) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from coowned import validate
+from coowned import interrupts, validate
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import MOST_COPIES
 from coowned.mechanism.noise import NoiseStream, most_copies, regrouping_factor
@@ -232,6 +232,7 @@ class Trainer:
             with_stretches=self._on_host and self._many,
         )
         for given in inputs:
+            interrupts.check()
             batch, mask = given.batch, given.mask
             if self._place is not None:
                 batch, mask = jax.device_put((batch, mask), self._place)
