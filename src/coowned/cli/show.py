@@ -99,8 +99,11 @@ def _bytes(file: Path) -> int:
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on stderr where that is a terminal; silent elsewhere."""
+def progress(title: str, *, time_left: bool = True) -> Iterator[Callable[[float, str], None]]:
+    """A progress bar on stderr where that is a terminal; silent elsewhere. It has the room that its text leaves.
+
+    Without `time_left` the text says it. What is written to stderr meanwhile stands above the bar.
+    """
     if not sys.stderr.isatty():
         yield lambda done, message: None
         return
@@ -108,9 +111,9 @@ def progress(title: str) -> Iterator[Callable[[float, str], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        *([TimeRemainingColumn()] if time_left else []),
         console=Console(stderr=True),
         transient=True,
     )

@@ -22,7 +22,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.loop import TrainedModel, train
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Progress
+from coowned.training.progress import Progress, claim
 from coowned.training.run_statistics import FILE as STATISTICS
 from coowned.training.run_statistics import run_statistics
 from coowned.training.splits import split_examples
@@ -84,7 +84,7 @@ def run_configuration(
         for name, content in task.files.items():
             folder.write(name, content, mode=0o644)
 
-    announce("training")
+    announce(f"training: {claim(plan)}")
     return train(
         plan,
         task.model,
