@@ -45,7 +45,7 @@ def test_no_bands_are_refused():
 
 
 @pytest.mark.parametrize("how", ["public = true", 'epsilon = "none"'])
-@pytest.mark.parametrize("kind", ["dp-mf", "dp-sgd"])
+@pytest.mark.parametrize("kind", ["dp-mf", "dp-mf of 4", "dp-sgd"])
 def test_without_a_claim_there_need_be_no_users(kind, how):
     graph = AttributionGraph.from_users_per_example([[] for _ in range(1000)])
     text = SCHEDULED.replace("epsilon = 8\ndelta = 1e-6", how)
@@ -53,7 +53,7 @@ def test_without_a_claim_there_need_be_no_users(kind, how):
     if kind == "dp-sgd":
         text = text.replace("greedy-min-separation", "greedy").replace("dp-mf", kind)
         text = text.replace("[privacy]", "contribution_bound = 1\n[privacy]")
-    else:
+    elif kind == "dp-mf of 4":
         text = text.replace("iterations = 60", "iterations = 60\nmin_separation = 4")
     plan = make_plan(TrainConfig.from_toml(text), graph, RunKey.from_operating_system())
     plan.check(graph)

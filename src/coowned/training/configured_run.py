@@ -160,7 +160,10 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
         batch_size, iterations = config.mechanism.batch_size, config.mechanism.iterations
         separation = config.mechanism.min_separation
         if separation is None:
-            separation = max_min_separation(graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed)
+            alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
+            separation = max_min_separation(
+                graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
+            )
         settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
     return kind(**settings).select(graph, seed=chosen.seed)
 
