@@ -1,26 +1,31 @@
 """`coowned train`."""
 
 import errno
+import io
 import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from polars.testing import assert_frame_equal
 from safetensors.numpy import load_file
 
 from coowned import AttributionGraph, PrivacyGuarantee, interrupts
-from coowned.cli import main
+from coowned.cli import main, train
 from coowned.errors import CertificateMismatchError
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import configured_run, loop
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example
+from coowned.training.evaluate import evaluate
 from coowned.training.splits import split_examples
+from coowned.training.tasks import make_task
 
 run = main.run
 
@@ -44,6 +49,11 @@ def write(folder: Path, *changes: tuple[str, str]) -> None:
         assert old in text
         text = text.replace(old, new)
     (folder / "run.toml").write_text(text, encoding="utf-8")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 SEEDED = ("# seed = 0  ", "seed = 0  ")
@@ -72,6 +82,19 @@ def test_the_whole_road(folder: Path, capsys):
     assert b"Not covered" in pq.read_schema(place / "metrics.parquet").metadata[b"coowned"]
     for name in ("validation", "test"):
         assert pl.read_parquet(place / f"{name}.parquet")["split"].unique().to_list() == [name]
+
+
+def test_each_split_is_evaluated_on_its_own_examples(folder: Path):
+    assert go(folder) == 0
+    config = TrainConfig.read(folder / "run.toml")
+    task = make_task(config, config.source().read())
+    parameters = task.model.from_arrays(load_file(folder / "RUN" / "model.safetensors"))
+    found = {name: pl.read_parquet(folder / "RUN" / f"{name}.parquet") for name in ("validation", "test")}
+    for name, rows in split_examples(task.graph, config.splits).items():
+        if name != "train":
+            expected = evaluate(task.model, parameters, task.data.subset(rows), split=name)
+            assert_frame_equal(found[name], expected)
+    assert found["validation"]["loss"][0] != found["test"]["loss"][0]
 
 
 def test_selection_sees_the_train_split_alone(folder: Path):
@@ -295,6 +318,9 @@ def test_changes_are_refused_when_taken_up(folder: Path, monkeypatch, capsys):
     write(folder, SEEDED, ("learning_rate = 0.05", "learning_rate = 0.06"))
     assert go(folder) == 1
     assert "was begun with another" in capsys.readouterr().err
+    write(folder, SEEDED, ("epsilon = 8.0", "epsilon = 7.0"))  # which the stored guarantee does not show
+    assert go(folder) == 1
+    assert "was begun with another configuration" in capsys.readouterr().err
     write(folder, SEEDED)
     table = pl.read_parquet(folder / "papers.parquet")
     table.with_columns(label=1 - pl.col("label")).write_parquet(folder / "papers.parquet")
@@ -322,6 +348,46 @@ def test_without_guarantee(folder: Path, capsys, how: str):
     assert stored["format"] == configured_run.NO_GUARANTEE_FORMAT
     assert stored["public"] is (how == "public = true")
     assert "epsilon" not in stored
+
+
+def test_progress_in_a_log(folder: Path, capsys):
+    """Elsewhere than on a terminal: the claim, which every epsilon below it refers to, then a line now and then."""
+    assert go(folder) == 0
+    made = PrivacyGuarantee.from_json((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first.startswith("training: epsilon")
+    assert made.terms() in first
+    assert 1 <= len(lines) <= 10
+    assert lines[-1].startswith("step 20 of 20: ")
+    assert f"epsilon {made.epsilon:.3g} after 20 steps" in lines[-1]
+
+
+def test_a_line_each_tenth(capsys):
+    with train._bar(1000) as (progress, announce):
+        announce("reading")
+        announce("the claim")
+        for done in range(1, 1001):
+            progress(done, f"text {done}")
+    assert capsys.readouterr().err.splitlines() == [
+        "the claim",
+        *(f"step {tenth * 100:,} of 1,000: text {tenth * 100}" for tenth in range(1, 11)),
+    ]
+
+
+def test_progress_on_a_narrow_terminal(monkeypatch):
+    """Nothing is cut at 80 columns, and there is a bar; the claim is written above it once."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "1,234 steps/s, 1:02:05 left, epsilon 3.21 after 900,000 steps"
+    with train._bar(1_000_000) as (progress, announce):
+        announce("the claim")
+        for done in (1, 905_000, 906_000):
+            progress(done, text)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert f"90%: {text} ━" in shown
+    assert "…" not in shown
+    assert len(re.findall(r"^the claim$", shown.replace("\r", "\n"), re.MULTILINE)) == 1
 
 
 def test_example_is_a_configuration(capsys):

@@ -39,12 +39,36 @@ def test_unknown_keys_name_the_nearest(old, new, nearest):
         TrainConfig.from_toml(changed(old, new))
 
 
+def test_nothing_far_fetched_is_suggested():
+    with pytest.raises(ConfigError, match=r"no key 'contribution_bound' .*; it knows selector, seed"):
+        TrainConfig.from_toml(changed('selector = "greedy"', 'selector = "greedy-min-separation"'))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ("batch_size = 256", 'batch_size = "many"', "whole number"),
         ("batch_size = 256", "batch_size = true", "whole number"),
         ("batch_size = 256", "batch_size = 0", "at least 1"),
+        ("epsilon = 8.0", "epsilon = -1", r"configuration: \[privacy\] epsilon"),
+        ("epsilon = 8.0", "epsilon = inf", r"configuration: \[privacy\] epsilon"),
+        ("epsilon = 8.0", "noise_multiplier = 0", r"configuration: \[privacy\] noise_multiplier"),
+        ("delta = 1e-6", "delta = 1.0", r"configuration: \[privacy\] delta"),
+        ("delta = 1e-6", "", r"configuration: \[privacy\] needs delta"),
+        ("clip_norm = 1.0", "clip_norm = 0", r"configuration: \[mechanism\] clip_norm"),
+        ("clip_norm = 1.0", "clip_norm = 1e30", r"configuration: \[mechanism\] clip_norm"),
+        ('name = "adam"', 'name = "adan2000x"', r"configuration: \[optimizer\] optax has no optimizer"),
+        ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"', "groups, which no selector makes yet"),
+        (
+            'kind = "dp-sgd"',
+            'kind = "dp-mf"\nmin_separation = 501',
+            r"\[mechanism\] min_separation \(501\) must be at most iterations \(500\)",
+        ),
+        (
+            'kind = "dp-sgd"',
+            'kind = "dp-mf"\nmin_separation = 5\nnum_bands = 6',
+            r"\[mechanism\] num_bands \(6\) must be at most min_separation \(5\)",
+        ),
         ("batch_size = 256", "", "needs the key 'batch_size'"),
         ("epsilon = 8.0", 'epsilon = "small"', "a number"),
         ("epsilon = 8.0", "", "exactly one of"),

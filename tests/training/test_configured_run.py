@@ -42,3 +42,19 @@ def test_no_bands_are_refused():
     text = SCHEDULED.replace("clip_norm = 1.0", "clip_norm = 1.0\nnum_bands = 0\nmin_separation = 4")
     with pytest.raises(InputError, match=r"num_bands must be .* at least 1"):
         make_plan(TrainConfig.from_toml(text), graph, RunKey.from_operating_system())
+
+
+@pytest.mark.parametrize("how", ["public = true", 'epsilon = "none"'])
+@pytest.mark.parametrize("kind", ["dp-mf", "dp-mf of 4", "dp-sgd"])
+def test_without_a_claim_there_need_be_no_users(kind, how):
+    graph = AttributionGraph.from_users_per_example([[] for _ in range(1000)])
+    text = SCHEDULED.replace("epsilon = 8\ndelta = 1e-6", how)
+    text = text.replace('"greedy-min-separation"', '"greedy-min-separation"\nunattributed = "keep"')
+    if kind == "dp-sgd":
+        text = text.replace("greedy-min-separation", "greedy").replace("dp-mf", kind)
+        text = text.replace("[privacy]", "contribution_bound = 1\n[privacy]")
+    elif kind == "dp-mf of 4":
+        text = text.replace("iterations = 60", "iterations = 60\nmin_separation = 4")
+    plan = make_plan(TrainConfig.from_toml(text), graph, RunKey.from_operating_system())
+    plan.check(graph)
+    assert plan.guarantee is None

@@ -1,6 +1,7 @@
 """Features and labels."""
 
 import dataclasses
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +43,52 @@ def test_number_columns():
     assert np.isinf(data.features[2, 1])
     assert data.labels[:2].tolist() == [1, 0]
     assert np.isnan(data.labels[2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        (pa.int64(), 1_789_000_000_123_456_789),  # a time in nanoseconds
+        (pa.int64(), -(2**63)),
+        (pa.uint64(), 2**64 - 1),
+        (pa.int8(), -5),
+        (pa.float16(), np.float16(1.5)),
+        (pa.decimal32(7, 2), Decimal("-1.25")),
+        (pa.decimal64(12, 2), Decimal("1.25")),
+        (pa.decimal128(38, 2), Decimal("123456789012345678.25")),
+        (pa.decimal256(76, 0), Decimal(10**30)),
+    ],
+)
+def test_every_kind_of_number_is_rounded(kind, number):
+    for column, name in (
+        (pa.array([number, None, 0], kind), ["x"]),
+        (pa.array([[number], None, [0]], pa.list_(kind)), "x"),
+    ):
+        data = FeatureTable.from_examples(columns(x=column, **LABEL), features=name, label="label")
+        assert np.array_equal(data.features[:, 0], np.array([float(number), np.nan, 0], np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2, 3], pa.timestamp("ns")),
+        pa.array([1, 2, 3], pa.duration("s")),
+        pa.array([1, 2, 3], pa.date32()),
+        pa.array([1, 2, 3]).dictionary_encode(),
+        pa.array([{"a": 1}] * 3),
+        pa.nulls(3),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_what_is_no_number_is_refused(column):
+    with pytest.raises(InputError, match=r"column 'x' must hold numbers, not "):
+        FeatureTable.from_examples(columns(x=column, **LABEL), features=["x"], label="label")
+
+
+def test_no_rows():
+    table = pa.table({"users": pa.array([], pa.list_(pa.string())), "x": pa.nulls(0), "label": pa.nulls(0)})
+    with pytest.raises(InputError, match="have no rows"):
+        FeatureTable.from_examples(from_table(table), features=["x"], label="label")
 
 
 def test_missing_lists_and_chunks():

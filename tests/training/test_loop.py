@@ -328,3 +328,48 @@ def test_two_devices_equal_one(tmp_path):
     devices, one, two = json.loads(done.stdout)
     assert devices == 2
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_lies_on_two_devices():
+    """Half of its rows on each, and the parameters on both; in a process of its own, as above."""
+    code = textwrap.dedent(
+        """
+        import json
+        from tests.training.conftest import Small, NUM_FEATURES
+        from coowned import AttributionGraph
+        from coowned.synthetic.logistic_data import LogisticData
+        from coowned.training import loop
+        from coowned.training.data import WorldData
+        from coowned.training.models.logistic_regression import LogisticRegression
+        graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
+        world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
+        small = Small(graph, world, WorldData.part(world))
+        seen, compiled_step = [], loop.compiled_step
+
+        def placed(array):
+            return [[shard.device.id, shard.data.shape[0]] for shard in getattr(array, "addressable_shards", [])]
+
+        def watched(*given, **named):
+            step = compiled_step(*given, **named)
+
+            def look(state, batch, mask, *more):
+                seen.append([len(mask), placed(batch["features"]), placed(mask), placed(state[0]["coefficients"])])
+                return step(state, batch, mask, *more)
+
+            return look
+
+        loop.compiled_step = watched
+        model = LogisticRegression(num_features=NUM_FEATURES)
+        loop.train(small.plan(batch_size=16, iterations=3), model, small.data, devices=2)
+        print(json.dumps(seen))
+        """
+    )
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    environment = os.environ | flags | {"PYTHONPATH": os.pathsep.join([root, os.path.join(root, "src")])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout)
+    assert len(seen) == 3
+    for size, features, mask, coefficients in seen:
+        assert sorted(features) == sorted(mask) == [[0, size // 2], [1, size // 2]]
+        assert sorted(coefficients) == [[0, NUM_FEATURES + 1], [1, NUM_FEATURES + 1]]

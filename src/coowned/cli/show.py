@@ -101,8 +101,12 @@ def _bytes(file: Path) -> int:
 
 
 @contextlib.contextmanager
-def progress(title: str) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on stderr where that is a terminal, silent elsewhere; ends where an interrupt was heard."""
+def progress(title: str, *, time_left: bool = True) -> Iterator[Callable[[float, str], None]]:
+    """A progress bar on stderr where that is a terminal; silent elsewhere. It has the room that its text leaves.
+
+    Without `time_left` the text says it. What is written to stderr meanwhile stands above the bar. Ends where an
+    interrupt was heard.
+    """
     interrupts.check()
     if not sys.stderr.isatty():
         yield lambda done, message: interrupts.check()
@@ -112,9 +116,9 @@ def progress(title: str) -> Iterator[Callable[[float, str], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        *([TimeRemainingColumn()] if time_left else []),
         console=Console(stderr=True),
         transient=True,
     )

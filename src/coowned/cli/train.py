@@ -105,13 +105,27 @@ def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
 
 
 @contextlib.contextmanager
-def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None] | None, Callable[[str], None]]]:
-    """(progress, announce) for `run_configuration`: a bar on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None, lambda text: interrupts.check()  # no progress: nothing is computed for it either
-        return
-    with show.progress("training") as update:
-        yield (
-            (lambda done, text: update(done / iterations, f"step {done:,}/{iterations:,}: {text}")),
-            (lambda text: update(0.0, text)),
-        )
+def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
+    """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line each tenth.
+
+    What was announced last, which has the whole claim, is written once above both when the first step has been taken.
+    """
+    announced, begun, tenth = "", False, 0
+
+    def announce(text: str) -> None:
+        nonlocal announced
+        announced = text
+        update(0.0, text)
+
+    def progress(done: int, text: str) -> None:
+        nonlocal begun, tenth
+        text = text or "begun"
+        if not begun:
+            sys.stderr.write(f"{announced}\n")
+        if 10 * done // iterations > tenth and not sys.stderr.isatty():
+            sys.stderr.write(f"step {done:,} of {iterations:,}: {text}\n")
+        begun, tenth = True, 10 * done // iterations
+        update(done / iterations, f"{100 * done // iterations}%: {text}")
+
+    with show.progress("training", time_left=False) as update:
+        yield progress, announce

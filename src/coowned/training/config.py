@@ -1,13 +1,16 @@
 """The configuration of a training run: one readable TOML file, in which an unknown key is an error."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import os
 import tomllib
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
 from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
 
-KINDS = ("dp-sgd", "dp-mf", "cyclic-dp-mf")
+KINDS = ("dp-sgd", "dp-mf")
 ADJACENCIES = ("zero-out", "replace")
 LEARNING_RATES = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # what float32, which training counts in, holds in full
+CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
 
 
@@ -190,30 +194,41 @@ class TrainConfig:
         config = cls(**sections, folder=Path(folder))
         try:
             config._check()
-        except ConfigError:
-            raise
         except InputError as error:
             raise ConfigError(f"{name}: {error}") from None
         return config
 
     def _check(self) -> None:
-        privacy, mechanism = self.privacy, self.mechanism
-        validate.one_of(KINDS, kind=mechanism.kind)
-        validate.positive(batch_size=mechanism.batch_size, devices=self.run.devices)
-        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=mechanism.iterations)
-        validate.in_range(*LEARNING_RATES, learning_rate=self.optimizer.learning_rate)
-        if self.run.checkpoint_every is not None:
-            validate.positive(checkpoint_every=self.run.checkpoint_every)
+        """What can be seen without the data: reading and selecting may take long."""
         if not self.data.path:
             raise ConfigError("[data] path is empty; name a file or folder")
         _check_names("data", "users", self.data.users)
-        validate.one_of(ADJACENCIES, adjacency=privacy.adjacency)
+        with _in_section("privacy"):
+            self._check_privacy()
+        with _in_section("mechanism"):
+            self._check_mechanism()
         if isinstance(self.model, BertSection):
-            self._check_bert(self.model)
+            with _in_section("model"):
+                self._check_bert(self.model)
         else:
             _check_names("model", "features", self.model.features)
-        if self.run.seed is not None:
-            validate.seed(self.run.seed)
+        with _in_section("optimizer"):
+            from coowned.training.plan import check_optimizer  # which reads this file's constants
+
+            check_optimizer(self.optimizer.name)
+            validate.in_range(*LEARNING_RATES, learning_rate=self.optimizer.learning_rate)
+        with _in_section("run"):
+            validate.positive(devices=self.run.devices)
+            if self.run.checkpoint_every is not None:
+                validate.positive(checkpoint_every=self.run.checkpoint_every)
+            if self.run.seed is not None:
+                validate.seed(self.run.seed)
+
+    def _check_privacy(self) -> None:
+        privacy = self.privacy
+        validate.one_of(ADJACENCIES, adjacency=privacy.adjacency)
+        if privacy.delta is not None:
+            validate.in_range(0, 1, open_low=True, open_high=True, delta=privacy.delta)
         if privacy.is_private:
             if isinstance(privacy.epsilon, str):
                 raise ConfigError(
@@ -221,22 +236,52 @@ class TrainConfig:
                 )
             if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
                 raise ConfigError("[privacy] needs exactly one of epsilon and noise_multiplier, or public = true")
+            if privacy.epsilon is not None:
+                validate.positive_number(epsilon=privacy.epsilon)
+            else:
+                validate.positive_number(noise_multiplier=privacy.noise_multiplier)
             if privacy.delta is None:
                 raise ConfigError(
                     "[privacy] needs delta: the probability that the promise may fail, far below 1 / users"
                 )
-            if mechanism.clip_norm is None:
-                raise ConfigError("[mechanism] needs clip_norm: the longest gradient one copy may add")
+            if privacy.simulated_batch_size is not None:
+                validate.positive(simulated_batch_size=privacy.simulated_batch_size)
         else:
             for key in ("noise_multiplier", "simulated_batch_size"):
                 if getattr(privacy, key) is not None:
                     raise ConfigError(f"[privacy] {key} means nothing without a guarantee; leave it out")
             if privacy.public and privacy.epsilon is not None:
                 raise ConfigError("[privacy] public data have no epsilon; leave it out")
+
+    def _check_mechanism(self) -> None:
+        mechanism = self.mechanism
+        if mechanism.kind == "cyclic-dp-mf":
+            raise ConfigError(
+                "[mechanism] kind 'cyclic-dp-mf' needs a selection with groups, which no selector makes yet; train "
+                "from Python with Selection.from_copies(..., groups=...), or use 'dp-sgd' or 'dp-mf'"
+            )
+        validate.one_of(KINDS, kind=mechanism.kind)
+        validate.positive(batch_size=mechanism.batch_size)
+        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=mechanism.iterations)
+        if mechanism.clip_norm is not None:
+            if self.privacy.is_private:
+                validate.in_range(*CLIP_NORMS, clip_norm=mechanism.clip_norm)
+            else:
+                validate.in_range(0, math.inf, open_low=True, clip_norm=mechanism.clip_norm)
+        elif self.privacy.is_private:
+            raise ConfigError("[mechanism] needs clip_norm: the longest gradient one copy may add")
         if mechanism.kind == "dp-sgd":
             for key in ("num_bands", "min_separation"):
                 if getattr(mechanism, key) is not None:
                     raise ConfigError(f"[mechanism] {key} means nothing for dp-sgd; leave it out or use dp-mf")
+        most, what = mechanism.iterations, "iterations"
+        for key in ("min_separation", "num_bands"):
+            value = getattr(mechanism, key)
+            if value is not None:
+                validate.positive(**{key: value})
+                if value > most:
+                    raise ConfigError(f"[mechanism] {key} ({value}) must be at most {what} ({most})")
+                most, what = value, key
 
     def _check_bert(self, model: BertSection) -> None:
         validate.integer(at_least=3, sequence_length=model.sequence_length)
@@ -339,6 +384,17 @@ def _typed(section: str, key: str, value: Any, kind: Any, name: str) -> Any:
     return value
 
 
+@contextlib.contextmanager
+def _in_section(section: str) -> Iterator[None]:
+    """An error about a value names the section it stands in."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except InputError as error:
+        raise ConfigError(f"[{section}] {error}") from None
+
+
 def _check_names(section: str, key: str, names: str | list | None) -> None:
     if names is None:
         return
@@ -348,7 +404,7 @@ def _check_names(section: str, key: str, names: str | list | None) -> None:
 
 
 def _nearest(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]!r}?" if near else f"; it knows {', '.join(known)}"
 
 
@@ -382,7 +438,8 @@ delta = 1e-6                     # far below 1 / users
 adjacency = "zero-out"           # or "replace"
 
 [mechanism]
-kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule), "cyclic-dp-mf"
+kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule). "cyclic-dp-mf" only from Python: it
+                                 # needs a selection with groups, and a selector that makes them comes later
 batch_size = 256                 # expected and public: gradients are divided by it
 iterations = 500
 clip_norm = 1.0                  # longest gradient of one copy
@@ -401,5 +458,5 @@ learning_rate = 0.05
 [run]
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee
 # checkpoint_every = 100         # steps (default: a twentieth of the run)
-# devices = 1
+# devices = 1                    # on a CPU, 2 need XLA_FLAGS=--xla_force_host_platform_device_count=2
 """

@@ -14,7 +14,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import ConfigError, CoownedError, InputError
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
+from coowned.mechanism.sampling import Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.selection_files import read_selection, write_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
@@ -22,7 +22,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.loop import TrainedModel, train
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Progress
+from coowned.training.progress import Progress, claim
 from coowned.training.run_statistics import FILE as STATISTICS
 from coowned.training.run_statistics import run_statistics
 from coowned.training.splits import split_examples
@@ -86,7 +86,7 @@ def run_configuration(
         for name, content in task.files.items():
             folder.write(name, content, mode=0o644)
 
-    announce("training")
+    announce(f"training: {claim(plan)}")
     return train(
         plan,
         task.model,
@@ -162,29 +162,36 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
         batch_size, iterations = config.mechanism.batch_size, config.mechanism.iterations
         separation = config.mechanism.min_separation
         if separation is None:
-            separation = max_min_separation(graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed)
+            alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
+            separation = max_min_separation(
+                graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
+            )
         settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
     return kind(**settings).select(graph, seed=chosen.seed)
 
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
-    asked = config.mechanism
+    asked, is_private = config.mechanism, config.privacy.is_private
+    someone = max(1, certificate.contribution_bound)  # without a claim there need be nobody to protect
     if asked.kind == "dp-mf":
         num_bands = asked.min_separation if asked.num_bands is None else asked.num_bands
-        return MinSeparation.from_certificate(certificate, num_bands=num_bands)
-    if asked.kind == "cyclic-dp-mf":
-        return CyclicPoisson.from_certificate(
-            certificate, batch_size=asked.batch_size, iterations=asked.iterations, num_bands=asked.num_bands
+        if is_private or certificate.min_separation is None or certificate.iterations is None:
+            return MinSeparation.from_certificate(certificate, num_bands=num_bands)
+        return MinSeparation(
+            contribution_bound=someone,
+            min_separation=certificate.min_separation,
+            num_bands=certificate.min_separation if num_bands is None else num_bands,
+            iterations=certificate.iterations,
+            batch_size=certificate.batch_size,
         )
-    if config.privacy.is_private:
+    if is_private:
         return PoissonSampling.from_certificate(certificate, batch_size=asked.batch_size, iterations=asked.iterations)
     if asked.batch_size > certificate.size:
         raise ConfigError(
             f"[mechanism] batch_size must be at most the size of S ({certificate.size}), not {asked.batch_size}"
         )
-    # Without a claim there need be nobody to protect.
     return PoissonSampling(
-        contribution_bound=max(1, certificate.contribution_bound),
+        contribution_bound=someone,
         sampling_probability=asked.batch_size / certificate.size,
         iterations=asked.iterations,
         batch_size=asked.batch_size,

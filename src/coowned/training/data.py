@@ -131,6 +131,8 @@ class FeatureTable:
                 raise InputError(f"the data have no column {name!r}; they have {known}")
         if not names:
             raise InputError("features must name one list column or one or more columns of numbers")
+        if not examples.graph.num_examples:
+            raise InputError("the data have no rows, so that there is nothing to learn; name data that have some")
         columns = [examples.payload.column(name) for name in names]
         if len(columns) == 1 and _is_list(columns[0].type):
             matrix = _list_column(columns[0], names[0])
@@ -142,7 +144,7 @@ class FeatureTable:
             raise InputError(
                 f"column {label!r} must hold 0 and 1 (or false and true), but row {wrong[0]} has {labels[wrong[0]]:g}"
             )
-        if len(labels) and not _any_finite(matrix, labels):
+        if not _any_finite(matrix, labels):
             listed = ", ".join(repr(name) for name in [*names, label])
             raise InputError(
                 f"columns {listed}: every example has a value that is missing or not finite, so that there is nothing "
@@ -392,14 +394,15 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:
-    """(rows,) float32; null becomes nan."""
+    """(rows,) float32, rounded; null becomes nan."""
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         raise InputError(f"column {name!r} must hold numbers, not {kind}; name one list column or columns of numbers")
+    numbers = column.cast(pa.float64(), safe=False)  # a safe cast refuses whole numbers that must be rounded
     with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
-        return np.asarray(column.cast(pa.float64()).fill_null(float("nan"))).astype(np.float32)
+        return np.asarray(numbers.fill_null(float("nan"))).astype(np.float32)
 
 
 def _any_finite(features: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> bool:

@@ -20,7 +20,7 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import noise_scale
 from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.config import LEARNING_RATES
+from coowned.training.config import CLIP_NORMS, LEARNING_RATES
 
 if TYPE_CHECKING:
     import optax
@@ -133,8 +133,7 @@ class TrainingPlan:
             raise InputError(
                 "a test run takes its key from a seed; use RunKey.from_seed, or a guarantee for a real run"
             )
-        if self.clip_norm is not None and not 1e-20 <= self.clip_norm <= 1e20:
-            raise InputError(f"clip_norm must be between 1e-20 and 1e20, not {self.clip_norm:g}: sums need room")
+        validate.in_range(*CLIP_NORMS, clip_norm=self.clip_norm)
         if self.public:
             raise InputError("public data need no guarantee; leave either out")
 

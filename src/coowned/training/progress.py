@@ -2,41 +2,70 @@
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable
 
 from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.statement import rounded_up
 from coowned.errors import CoownedError
 from coowned.training.plan import TrainingPlan
 
 Progress = Callable[[int, str], None]
 """progress(steps done, what to say beside them)."""
+_PAUSE = 0.2  # seconds between two tellings
+_WINDOW = 10.0  # seconds that steps a second are counted over
 
 
 class Report:
-    """Tells a `Progress` of steps a second, time left and privacy so far, at most a few times a second."""
+    """Tells a `Progress` of steps a second, time left and privacy so far, at most a few times a second.
+
+    Guarantees:
+      - Steps a second and time left are those of the last seconds: the first step, which waits for the compiler, and
+        slow times long past are not in them.   (test_speed_is_that_of_the_last_seconds)
+      - Privacy so far is told for tenths of the run, which are fixed before it, and for no other step.
+        (test_privacy_is_told_for_tenths_alone)
+    """
 
     def __init__(self, plan: TrainingPlan, progress: Progress | None, start: int):
-        self._plan, self._progress, self._first = plan, progress, start
-        self._began = self._last = time.monotonic()
+        self._plan, self._progress = plan, progress
+        self._told: deque[tuple[float, int]] = deque()  # when, and after how many steps, within the last seconds
         self._spent = (0, "")
 
     def __call__(self, done: int) -> None:
-        now = time.monotonic()
-        if self._progress is None or (now - self._last < 0.2 and done < self._plan.iterations):
+        if self._progress is None:
             return
-        self._last = now
-        rate = (done - self._first) / max(1e-9, now - self._began)
-        left = (self._plan.iterations - done) / max(1e-9, rate)
-        self._progress(done, f"{rate:,.0f} steps/s, {_duration(left)} left{self._privacy(done)}")
+        now, told = time.monotonic(), self._told
+        if told and now - told[-1][0] < _PAUSE and done < self._plan.iterations:
+            return
+        told.append((now, done))
+        while len(told) > 2 and now - told[0][0] > _WINDOW:
+            told.popleft()
+        self._progress(done, ", ".join([*self._speed(), *self._privacy(done)]))
 
-    def _privacy(self, done: int) -> str:
-        """At tenths of the run, which are fixed before it: epsilon after the last of them that has passed."""
+    def _speed(self) -> list[str]:
+        (began, first), (now, done) = self._told[0], self._told[-1]
+        if done == first:
+            return []
+        rate = (done - first) / max(1e-9, now - began)
+        left = (self._plan.iterations - done) / rate
+        return [f"{rate:{',.0f' if rate >= 10 else '.2g'}} steps/s", f"{_duration(left)} left"]
+
+    def _privacy(self, done: int) -> list[str]:
+        """Epsilon after the last tenth of the run that has passed."""
         iterations = self._plan.iterations
-        tenth = max(1, iterations // 10)
-        reached = iterations if done == iterations else done // tenth * tenth
+        tenths = 10 * done // iterations
+        reached = -(-tenths * iterations // 10)
         if reached != self._spent[0]:
             self._spent = (reached, privacy_so_far(self._plan, reached))
-        return f", {self._spent[1]}" if self._spent[1] else ""
+        return [self._spent[1]] if self._spent[1] else []
+
+
+def claim(plan: TrainingPlan) -> str:
+    """The whole claim in one line, to stand above every epsilon that is told while the run goes on."""
+    made = plan.guarantee
+    if made is None or made.test_run:
+        return f"no guarantee, {plan.iterations:,} steps"
+    return f"epsilon {rounded_up(made.epsilon)} in all {plan.iterations:,} steps ({made.terms()})"
 
 
 def privacy_so_far(plan: TrainingPlan, step: int) -> str:
@@ -54,7 +83,7 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
         spent = made.epsilon if step >= plan.iterations else _epsilon_after(plan, made, step)
     except CoownedError:
         return ""
-    return f"epsilon {spent:.3g} after {step:,} steps ({made.epsilon:.3g} in all)"
+    return f"epsilon {spent:.3g} after {step:,} steps"
 
 
 def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> float:
