@@ -154,6 +154,11 @@ def test_not_finite_examples_add_nothing(small):
     spoiled[1, 0] = np.inf
     table = FeatureTable(graph=small.graph, features=spoiled, labels=labels)
     assert np.isfinite(coefficients(small.plan(), table)).all()
+    without = small.plan(guarantee=None, clip_norm=None)
+    plain = coefficients(without, table)
+    assert np.isfinite(plain).all()
+    zeroed = FeatureTable(graph=small.graph, features=np.where(np.isfinite(spoiled), spoiled, 0), labels=labels)
+    assert not np.allclose(plain, coefficients(without, zeroed), atol=1e-3)  # those would add to the intercept
 
 
 @pytest.mark.usefixtures("both_ways")

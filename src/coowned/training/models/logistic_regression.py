@@ -129,12 +129,29 @@ class LogisticRegression:
 
 
 def _plain_sum(weights: Any, intercept: Any, features: Any, labels: Any, mask: Any) -> tuple[Any, Any]:
-    """The gradient of the summed loss as anybody would write it, for training without privacy."""
+    """The gradient of the summed loss as anybody would write it, for training without privacy.
+
+    An example that is not finite adds nothing. One look at the logits, which are not finite either then, tells whether
+    there is any.
+    """
     import jax
     import jax.numpy as jnp
 
-    logits = features @ weights.T + intercept  # (batch[, models])
-    wide = logits.ndim == 2
-    residuals = jax.nn.sigmoid(logits) - (labels[:, None] if wide else labels)
-    residuals = jnp.where(mask[:, None] if wide else mask, residuals, 0.0)
-    return residuals.T @ features, residuals.sum(axis=0)
+    def plain(features, labels, mask):
+        logits = features @ weights.T + intercept  # (batch[, models])
+        wide = logits.ndim == 2
+        residuals = jax.nn.sigmoid(logits) - (labels[:, None] if wide else labels)
+        residuals = jnp.where(mask[:, None] if wide else mask, residuals, 0.0)
+        usual = jnp.isfinite(logits).all() & jnp.isfinite(labels).all()
+        return usual, (residuals, features)
+
+    def guarded():
+        finite = jnp.isfinite(features).all(axis=1) & jnp.isfinite(labels)
+        _, made = plain(jnp.where(finite[:, None], features, 0.0), jnp.where(finite, labels, 0.0), mask & finite)
+        return product(*made)
+
+    def product(residuals, features):
+        return residuals.T @ features, residuals.sum(axis=0)
+
+    usual, made = plain(features, labels, mask)
+    return jax.lax.cond(usual, lambda: product(*made), guarded)
