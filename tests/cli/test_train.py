@@ -250,10 +250,12 @@ def test_full_disk_is_one_sentence(folder: Path, monkeypatch, capsys):
 
     monkeypatch.setattr(RunFolder, "save", save_twice)
     assert go(folder) == 3
-    assert capsys.readouterr().err == (
+    *progress, last = capsys.readouterr().err.splitlines()
+    assert last == (
         f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; once that is mended, the same command "
-        "goes on from the last checkpoint\n"
+        "goes on from the last checkpoint"
     )
+    assert [line.split()[0] for line in progress] == ["training:"]
     assert not [file for file in (folder / "RUN").iterdir() if file.name.startswith(".")]
     monkeypatch.setattr(os, "fsync", whole)
     monkeypatch.setattr(RunFolder, "save", save)
