@@ -143,7 +143,7 @@ def test_changed_run_is_refused(small, tmp_path, monkeypatch):
         with pytest.raises(CertificateMismatchError, match="code or versions"):
             take_up(place, plan, small.data)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "platform", lambda: "gpu")
+        patch.setattr(loop, "machine", lambda: "cpu of another kind")
         with pytest.raises(CertificateMismatchError, match="another kind of device"):
             take_up(place, plan, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another seed"):

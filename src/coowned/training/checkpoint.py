@@ -49,7 +49,7 @@ _BOUND = {
     "initial": "parameters it starts from",
     "code": "code or versions of coowned, jax, numpy, numba or optax",
     "devices": "number of devices",
-    "platform": "kind of device",
+    "platform": "kind of device or processor",
     "key": "run key",
 }
 
@@ -379,6 +379,20 @@ def platform() -> str:
     import jax
 
     return jax.default_backend()
+
+
+def machine() -> str:
+    """The kind of device, with the processor's name and a digest of what instructions it has: compilers choose by both,
+    and another order of operations is another last digit.
+
+    >>> machine().split()[0] == platform()
+    True
+    """
+    from llvmlite import binding
+
+    features = json.dumps(sorted(name for name, there in binding.get_host_cpu_features().items() if there))
+    digest = hashlib.sha256(features.encode()).hexdigest()[:16]
+    return f"{platform()} {binding.get_host_cpu_name()} {digest}"
 
 
 @functools.cache

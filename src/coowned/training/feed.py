@@ -108,7 +108,8 @@ class Feeder:
         for array in arrays.values():
             array[filled:] = 0
         noise = {} if self._noise is None else self._noise.next()
-        return StepInput(step, batch, np.arange(size) < filled, count, noise, slot)
+        mask = drawn.mask if filled == count else np.arange(size) < filled
+        return StepInput(step, batch, mask, count, noise, slot)
 
 
 def _leave_out_empty(batch: dict[str, Any], count: int) -> int:
@@ -120,11 +121,12 @@ def _leave_out_empty(batch: dict[str, Any], count: int) -> int:
     if "squared_norms" not in batch:
         return count
     features, finite = batch["features"], np.isfinite(batch["labels"][:count])
-    for i in np.flatnonzero(~np.isfinite(batch["squared_norms"][:count])):  # not finite, or too large to be squared
+    squared = np.isfinite(batch["squared_norms"][:count])
+    if finite.all() and squared.all():
+        return count
+    for i in np.flatnonzero(~squared):  # not finite, or too large to be squared
         row = features.source[features.rows[i]] if isinstance(features, RowsInPlace) else features[i]
         finite[i] &= np.isfinite(row).all()
-    if finite.all():
-        return count
     filled = int(np.count_nonzero(finite))
     for array in batch.values():
         own = array.rows if isinstance(array, RowsInPlace) else array

@@ -15,7 +15,7 @@ from coowned import interrupts, validate
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import MOST_COPIES
 from coowned.mechanism.noise import NoiseStream, most_copies, regrouping_factor
-from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, platform
+from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine, platform
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
@@ -127,7 +127,7 @@ def train(
                 "initial": _digest_arrays(start_parameters),
                 "code": code_digest(),
                 "devices": devices,
-                "platform": platform(),
+                "platform": machine(),
                 "key": plan.run_key.fingerprint,
                 "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
                 "iterations": plan.iterations,

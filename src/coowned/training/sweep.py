@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.training.checkpoint import RunFolder, code_digest, platform
+from coowned.training.checkpoint import RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer, refuse_second_use
@@ -212,7 +212,7 @@ def _record(
         "initial": hashlib.sha256(save(dict(initial))).hexdigest(),
         "code": code_digest(),
         "devices": devices,
-        "platform": platform(),
+        "platform": machine(),
         "key": first.run_key.fingerprint,
         "run_id": None if first.guarantee is None else first.guarantee.run_id,
         "iterations": first.iterations,
