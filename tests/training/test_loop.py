@@ -13,6 +13,7 @@ import pytest
 from tests.training.conftest import NUM_FEATURES, forged
 
 from coowned import InputError
+from coowned.accounting.statement import rounded_up
 from coowned.errors import CertificateMismatchError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.noise import NoiseStream, regrouping_factor
@@ -301,8 +302,8 @@ def test_progress_and_privacy_so_far(small):
         plan = dataclasses.replace(plan, guarantee=real, run_key=key)
         assert privacy_so_far(plan, 0) == ""
         half = float(privacy_so_far(plan, 6).split()[1])
-        assert 0 < half < float(f"{real.epsilon:.3g}")
-        assert privacy_so_far(plan, 12).startswith(f"epsilon {real.epsilon:.3g} after 12 steps")
+        assert 0 < half < real.epsilon
+        assert privacy_so_far(plan, 12) == f"epsilon {rounded_up(real.epsilon)} after 12 steps"
 
 
 def test_two_devices_equal_one(tmp_path):

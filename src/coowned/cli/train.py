@@ -108,7 +108,8 @@ def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
 def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
     """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line each tenth.
 
-    What was announced last, which has the whole claim, is written once above both when the first step has been taken.
+    What was announced last, which has the whole claim, is written above both when the first step has been taken, and in
+    every line, which may be read alone.
     """
     announced, begun, tenth = "", False, 0
 
@@ -123,7 +124,7 @@ def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable
         if not begun:
             sys.stderr.write(f"{announced}\n")
         if 10 * done // iterations > tenth and not sys.stderr.isatty():
-            sys.stderr.write(f"step {done:,} of {iterations:,}: {text}\n")
+            sys.stderr.write(f"step {done:,} of {iterations:,}: {text}; {announced.removeprefix('training: ')}\n")
         begun, tenth = True, 10 * done // iterations
         update(done / iterations, f"{100 * done // iterations}%: {text}")
 

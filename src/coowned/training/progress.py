@@ -83,7 +83,7 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
         spent = made.epsilon if step >= plan.iterations else _epsilon_after(plan, made, step)
     except CoownedError:
         return ""
-    return f"epsilon {spent:.3g} after {step:,} steps"
+    return f"epsilon {rounded_up(spent)} after {step:,} steps"
 
 
 def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> float:
