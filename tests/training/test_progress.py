@@ -24,7 +24,7 @@ def test_no_figure_where_none_can_be_certified(small, monkeypatch):
     assert privacy_so_far(plan, 6) == ""
     assert privacy_so_far(plan, 12).startswith("epsilon")  # the claim itself was certified before
     told = []
-    report = Report(plan, lambda done, text: told.append(text), 0)
+    report = Report(plan, lambda done, text: told.append(text))
     report(6)
     assert told == [""]
 
@@ -45,7 +45,7 @@ def real_run(small, **changes):
 
 def test_speed_is_that_of_the_last_seconds(small, monkeypatch):
     clock, told = Clock(monkeypatch), []
-    report = Report(small.plan(iterations=100_000, guarantee=None), lambda done, text: told.append(text), 0)
+    report = Report(small.plan(iterations=100_000, guarantee=None), lambda done, text: told.append(text))
     clock.now += 3600  # the compiler
     report(1)
     assert told == [""]
@@ -69,7 +69,7 @@ def test_privacy_is_told_for_tenths_alone(small, monkeypatch):
     plan, clock, told = real_run(small, iterations=25), Clock(monkeypatch), []
     asked = []
     monkeypatch.setattr(calculators, "epsilon", lambda part, **named: asked.append(part.iterations) or 0.125)
-    report = Report(plan, lambda done, text: told.append((done, text.split(", ")[-1])), 0)
+    report = Report(plan, lambda done, text: told.append((done, text.split(", ")[-1])))
     for done in range(1, 26):
         clock.now += 1.0
         report(done)

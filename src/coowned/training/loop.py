@@ -136,7 +136,7 @@ def train(
         if stored is not None:
             state, rows, start = trainer.restore(state, stored)
     every = checkpoint_every or max(1, plan.iterations // 20)
-    report = Report(plan, progress, start)
+    report = Report(plan, progress)
 
     def after(step: int, current: Any, log: list) -> None:
         report(step + 1)

@@ -26,7 +26,7 @@ class Report:
         (test_privacy_is_told_for_tenths_alone)
     """
 
-    def __init__(self, plan: TrainingPlan, progress: Progress | None, start: int):
+    def __init__(self, plan: TrainingPlan, progress: Progress | None):
         self._plan, self._progress = plan, progress
         self._told: deque[tuple[float, int]] = deque()  # when, and after how many steps, within the last seconds
         self._spent = (0, "")
