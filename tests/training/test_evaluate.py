@@ -64,6 +64,7 @@ def test_not_finite_counts_as_wrong(small):
     spoiled, rest = (evaluate(MODEL, PARAMETERS, d, split="test").row(0, named=True) for d in (table, clean))
     assert spoiled["loss"] == pytest.approx(rest["loss"], rel=1e-5)
     assert spoiled["accuracy"] == pytest.approx(rest["accuracy"] * 290 / 300)
+    assert (spoiled["examples"], spoiled["without_loss"], rest["without_loss"]) == (300, 10, 0)
 
 
 def test_nothing_to_evaluate(small):

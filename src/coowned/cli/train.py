@@ -88,6 +88,8 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
     show.line()
     for name, table in splits.items():
         show.table(f"{name} (not covered by the guarantee; 95% intervals)", _HEAD, _rows(table))
+        if without := table["without_loss"][0]:
+            show.line(f"{without:,} of them have no loss (something is missing or not finite) and count as wrong")
     show.written(output, seconds=seconds)
 
 

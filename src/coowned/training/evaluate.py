@@ -40,7 +40,8 @@ def evaluate(
     Guarantees:
       - Counts, losses and accuracies are those of a plain loop.   (test_equals_a_plain_loop)
       - The intervals hold the truth about as often as they say.   (test_intervals_cover)
-      - A loss that is not finite counts as wrong and is left out of the loss.  (test_not_finite_counts_as_wrong)
+      - A loss that is not finite counts as wrong and is left out of the loss, and it is said how many there are.
+        (test_not_finite_counts_as_wrong)
     Cost: one pass over the data, in pieces.
 
     Args:
@@ -50,8 +51,8 @@ def evaluate(
       largest_group: examples with at least so many users are one group.
 
     Returns:
-      split, users_per_example ("all", "1", ..., "10+"), examples, loss, loss_low, loss_high, accuracy, accuracy_low,
-      accuracy_high, covered_by_guarantee (false).
+      split, users_per_example ("all", "1", ..., "10+"), examples, without_loss (those of them that have none), loss,
+      loss_low, loss_high, accuracy, accuracy_low, accuracy_high, covered_by_guarantee (false).
 
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
@@ -120,6 +121,7 @@ def _row(name: str, losses: npt.NDArray[np.float64], right: npt.NDArray[np.bool_
     return {
         "users_per_example": name,
         "examples": len(losses),
+        "without_loss": len(losses) - len(finite),
         "loss": mean,
         "loss_low": None if mean is None or half is None else mean - half,
         "loss_high": None if mean is None or half is None else mean + half,
