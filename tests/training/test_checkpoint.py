@@ -40,7 +40,7 @@ def stop_after(steps):
 
 def begin_and_stop(place, small, steps, monkeypatch, kind="dp-mf", **changes):
     """A run that is left after `steps` steps."""
-    monkeypatch.setattr(loop, "Report", lambda plan, progress, start: lambda done: progress and progress(done, ""))
+    monkeypatch.setattr(loop, "Report", lambda plan, progress: lambda done: progress and progress(done, ""))
     with RunFolder.open(place) as folder:
         plan = small.plan(kind, run_key=folder.run_key(3), **changes)
         with pytest.raises(Stopped):
