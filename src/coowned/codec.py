@@ -1,0 +1,340 @@
+"""JSON and TOML to typed values and back; an error names the file, the key, what was expected and the nearest word.
+
+>>> import msgspec
+>>> class Coin(msgspec.Struct, frozen=True):
+...     sides: int
+>>> decode_json(Coin, '{"sides": 2}', name="coin.json")
+Coin(sides=2)
+>>> decode_json(Coin, '{"sids": 2}', name="coin.json")
+Traceback (most recent call last):
+  ...
+coowned.errors.InputError: coin.json: has no key 'sids'; did you mean 'sides'?
+"""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from coowned.errors import CoownedError, InputError
+
+Kind = TypeVar("Kind")
+Path = tuple[str | int, ...]
+
+_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "bytes": "a string",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "null",
+    "object": "an object",
+    "str": "a string",
+}
+_OBJECTS = (inspect.StructType, inspect.DataclassType)
+_LISTS = (inspect.ListType, inspect.VarTupleType)
+_SHOWN = 60  # characters of a wrong value that an error shows
+
+
+def decode_json(
+    kind: type[Kind],
+    text: str | bytes,
+    *,
+    name: str,
+    format: str | None = None,
+    error: type[CoownedError] = InputError,
+    remedy: str = "",
+    secret: bool = False,
+) -> Kind:
+    """Reads one JSON text as a `kind`.
+
+    Guarantees:
+      - Not UTF-8, not JSON, trailing data, a key given twice, NaN and infinity are refused, each with one sentence.
+        (test_bad_json)
+      - Another format is refused before anything else is looked at.   (test_another_format)
+      - An unknown key is refused with the nearest known one, in dataclasses too.   (test_unknown_keys)
+      - Wrong types, missing keys and unknown words are refused with the path to them.   (test_wrong_values)
+      - With `secret` no error shows a value.   (test_secrets_are_not_shown)
+
+    Args:
+      kind: a frozen `msgspec.Struct` or dataclass, or any type msgspec knows. A field `format: Literal["..."]` is
+        checked first.
+      name: the file or thing that errors speak of.
+      format: the value of an entry "format" that `kind` has no field for.
+      error: the class of every error.
+      remedy: what to do, appended to errors that do not say it themselves.
+      secret: leave values out of errors.
+    """
+    reader = _Reader(name=name, error=error, remedy=remedy, secret=secret, toml=False)
+    return reader.convert(kind, reader.parse(text), format)
+
+
+def decode_toml(
+    kind: type[Kind],
+    text: str | bytes,
+    *,
+    name: str,
+    error: type[CoownedError] = InputError,
+    remedy: str = "",
+) -> Kind:
+    """Reads one TOML text as a `kind`; the same promises, with keys named as `[section] key`.
+
+    Guarantees:
+      - An error names the section and the key.   (test_toml_errors)
+    """
+    reader = _Reader(name=name, error=error, remedy=remedy, secret=False, toml=True)
+    return reader.convert(kind, reader.parse(text), None)
+
+
+def encode_json(value: Any, *, indent: int | None = None, format: str | None = None) -> str:
+    """Writes structs, dataclasses, numpy arrays and plain values as JSON; NaN and infinity are refused.
+
+    Guarantees:
+      - `decode_json(type(value), encode_json(value), ...)` is equal to value.   (test_round_trip)
+      - What JSON cannot say is refused with InputError.   (test_encoding_refuses_nan)
+
+    Args:
+      indent: spaces a level; None for one line.
+      format: an entry "format" put before the others.
+    """
+    plain = to_plain(value)
+    if format is not None:
+        plain = {"format": format, **plain}
+    try:
+        return json.dumps(plain, indent=indent, allow_nan=False)
+    except ValueError as found:
+        raise InputError(f"{type(value).__name__} cannot be written as JSON ({found})") from None
+
+
+def to_plain(value: Any) -> Any:
+    """Structs and dataclasses as dicts, arrays and tuples as lists: what JSON is written from."""
+    return msgspec.to_builtins(value, enc_hook=_plain_array, str_keys=True)
+
+
+def checksum(value: Any) -> str:
+    """SHA-256 of the value's JSON with sorted keys: the same whatever the order of keys and the spaces."""
+    text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown word.
+
+    >>> nearest("epsilom", ["epsilon", "delta"])
+    "; did you mean 'epsilon'?"
+    >>> nearest("x", ["epsilon", "delta"])
+    '; choose epsilon or delta'
+    """
+    listed = [str(choice) for choice in known]
+    close = difflib.get_close_matches(word, listed, n=1, cutoff=0.7)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; choose {_either(listed)}" if listed else ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """One text that is being read, and how its errors speak."""
+
+    name: str
+    error: type[CoownedError]
+    remedy: str
+    secret: bool
+    toml: bool
+
+    def parse(self, text: str | bytes) -> Any:
+        """Plain Python values; numbers may still be infinite."""
+        language = "TOML" if self.toml else "JSON"
+        try:
+            if isinstance(text, bytes):
+                text = text.decode("utf-8")
+            if self.toml:
+                return tomllib.loads(text)
+            return json.loads(text, object_pairs_hook=self._unique_keys)
+        except UnicodeDecodeError as found:
+            self.refuse((), f"is not UTF-8 text (byte {found.start})")
+        except RecursionError:
+            self.refuse((), f"is not {language} (too deeply nested)")
+        except ValueError as found:
+            self.refuse((), f"is not {language}" + ("" if self.secret else f" ({found})"))
+
+    def convert(self, kind: type[Kind], value: Any, format: str | None) -> Kind:
+        info = _type_info(kind)
+        if isinstance(info, _OBJECTS) and not isinstance(value, dict):
+            self._refuse_type((), "object", value)
+        if format is not None:
+            self._check_format((format,), value.get("format"))
+            value = {key: entry for key, entry in value.items() if key != "format"}
+        for field in info.fields if isinstance(info, _OBJECTS) else ():
+            if field.name == "format" and isinstance(field.type, inspect.LiteralType):
+                self._check_format(field.type.values, value.get("format"))
+        self._check(info, value, ())
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as found:
+            self._refuse_invalid(str(found), value)
+
+    def refuse(self, path: Path, problem: str, *, ends: bool = False) -> NoReturn:
+        """Raises the error; `ends` where the problem itself says what to do."""
+        remedy = "" if ends or not self.remedy else f"; {self.remedy}"
+        where = self._where(path)
+        raise self.error(f"{self.name}: {where + ' ' if where else ''}{problem}{remedy}") from None
+
+    def _check(self, info: inspect.Type, value: Any, path: Path) -> None:
+        """Unknown and missing keys, unknown words and infinite numbers; msgspec checks the types."""
+        if isinstance(value, float) and not math.isfinite(value):
+            self.refuse(path, f"must be a finite number, not {value}")
+        info = _chosen(info, value)
+        if isinstance(info, inspect.LiteralType):
+            self._check_word(info.values, value, path)
+        elif isinstance(info, inspect.UnionType):  # of objects that an entry tells apart
+            tags = {
+                str(choice.tag): choice.tag_field for choice in info.types if isinstance(choice, inspect.StructType)
+            }
+            field = next(iter(tags.values()))
+            if isinstance(value, dict) and field is not None and value.get(field) not in tags:
+                if field not in value:
+                    self._refuse_missing(path, field)
+                self._check_word(tuple(tags), value[field], (*path, field))
+        elif isinstance(info, _OBJECTS) and isinstance(value, dict):
+            self._check_object(info, value, path)
+        elif isinstance(value, dict):
+            item = info.value_type if isinstance(info, inspect.DictType) else inspect.AnyType()
+            for key, entry in value.items():
+                self._check(item, entry, (*path, key))
+        elif isinstance(value, list):
+            item = info.item_type if isinstance(info, _LISTS) else inspect.AnyType()
+            if not isinstance(item, inspect.IntType):  # millions of them, say, and nothing to find
+                for index, entry in enumerate(value):
+                    self._check(item, entry, (*path, index))
+
+    def _check_object(self, info: Any, value: dict[str, Any], path: Path) -> None:
+        fields = {field.encode_name: field for field in info.fields}
+        tag = getattr(info, "tag_field", None)
+        for key in value:
+            if key not in fields and key != tag:
+                close = nearest(key, fields)
+                sections = self.toml and not path
+                problem = f"there is no section [{key}]" if sections else f"has no key {key!r}"
+                self.refuse(path, problem + close, ends=bool(close))
+        for key, field in fields.items():
+            if key in value:
+                self._check(field.type, value[key], (*path, key))
+            elif field.required:
+                self._refuse_missing(path, key)
+
+    def _check_word(self, known: tuple[Any, ...], value: Any, path: Path) -> None:
+        if value in known:
+            return
+        shown = "another word" if self.secret else repr(value)
+        if len(known) == 1:
+            self.refuse(path, f"must be {known[0]!r}, not {shown}")
+        close = nearest(value, known) if isinstance(value, str) else ""
+        if not close.startswith("; did you mean"):
+            close = ""
+        listed = _either([repr(word) for word in known])
+        self.refuse(path, f"must be {listed}, not {shown}{close}", ends=bool(close))
+
+    def _check_format(self, known: tuple[Any, ...], value: Any) -> None:
+        if value not in known:
+            shown = "another" if self.secret else repr(value)
+            self.refuse((), f"expected the format {_either([repr(word) for word in known])}, not {shown}")
+
+    def _refuse_missing(self, path: Path, key: str) -> NoReturn:
+        self.refuse(path, f"needs the section [{key}]" if self.toml and not path else f"needs the key {key!r}")
+
+    def _refuse_type(self, path: Path, expected: str, value: Any) -> NoReturn:
+        words = [_WORDS.get(word, word) for word in expected.split(" | ")]
+        if self.toml:
+            words = [word for word in words if word != "null"]
+            if words == ["an object"] and len(path) == 1:
+                self.refuse((), f"{path[0]} must be a section [{path[0]}] with keys, not one value")
+        self.refuse(path, f"must be {_either(words)}{self._not(value)}")
+
+    def _refuse_invalid(self, message: str, value: Any) -> NoReturn:
+        """What msgspec found, in our words: "Expected `int`, got `str` - at `$.a[2]`"."""
+        problem, _, place = message.partition(" - at `$")
+        path, found = _resolve(place.rstrip("`"), value)
+        expected = re.fullmatch(r"Expected `([^`]+)`(?:, got `[^`]+`|(.*))", problem)
+        if expected is None:  # from a __post_init__, which may say what to do
+            self.refuse(path, problem, ends=True)
+        kinds, limit = expected.groups()
+        if not limit:
+            self._refuse_type(path, kinds, found)
+        self.refuse(path, f"must be {_WORDS.get(kinds, kinds)}{limit}{self._not(found)}")
+
+    def _not(self, value: Any) -> str:
+        if self.secret:
+            return ""
+        text = repr(value)
+        return f", not {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
+
+    def _where(self, path: Path) -> str:
+        """[section] key of TOML, key.key[index] of JSON."""
+        section = self.toml and bool(path)
+        rest = path[1:] if section else path
+        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).removeprefix(".")
+        return f"[{path[0]}] {text}".rstrip() if section else text
+
+    def _unique_keys(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            self.refuse((), "gives a key twice" if self.secret else f"gives the key {twice!r} twice")
+        return found
+
+
+@functools.cache
+def _type_info(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _chosen(info: inspect.Type, value: Any) -> inspect.Type:
+    """The member of a union that a value can only be meant for; the union of objects where several are."""
+    if not isinstance(info, inspect.UnionType):
+        return info
+    if isinstance(value, dict):
+        objects = [choice for choice in info.types if isinstance(choice, (*_OBJECTS, inspect.DictType))]
+        tagged = [choice for choice in objects if isinstance(choice, inspect.StructType) and choice.tag_field]
+        for choice in tagged:
+            if value.get(choice.tag_field) == choice.tag:
+                return choice
+        return inspect.UnionType(tuple(tagged)) if tagged else (objects[0] if objects else inspect.AnyType())
+    if isinstance(value, list):
+        return next((choice for choice in info.types if isinstance(choice, _LISTS)), inspect.AnyType())
+    plain = [choice for choice in info.types if not isinstance(choice, inspect.NoneType)]
+    only_words = len(plain) == 1 and isinstance(plain[0], inspect.LiteralType) and value is not None
+    return plain[0] if only_words else inspect.AnyType()
+
+
+def _resolve(place: str, value: Any) -> tuple[Path, Any]:
+    """The path msgspec writes as `.a[2].b`, and what is there; keys of dicts it writes as [...]."""
+    path: list[str | int] = []
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", place):
+        step: str | int = key or (int(index) if index.isdigit() else "…")
+        path.append(step)
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            value = "…"
+    return tuple(path), value
+
+
+def _either(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _plain_array(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars
+        return value.tolist()
+    raise InputError(f"{type(value).__name__} cannot be written as JSON")
