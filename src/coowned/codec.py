@@ -196,15 +196,12 @@ class _Reader:
         info = _chosen(info, value)
         if isinstance(info, inspect.LiteralType):
             self._check_word(info.values, value, path)
-        elif isinstance(info, inspect.UnionType):  # of objects that an entry tells apart
-            tags = {
-                str(choice.tag): choice.tag_field for choice in info.types if isinstance(choice, inspect.StructType)
-            }
-            field = next(iter(tags.values()))
-            if isinstance(value, dict) and field is not None and value.get(field) not in tags:
-                if field not in value:
-                    self._refuse_missing(path, field)
-                self._check_word(tuple(tags), value[field], (*path, field))
+        elif isinstance(info, inspect.UnionType) and isinstance(value, dict):  # an entry tells the members apart
+            structs = [choice for choice in info.types if isinstance(choice, inspect.StructType)]
+            field = str(structs[0].tag_field)
+            if field not in value:
+                self._refuse_missing(path, field)
+            self._check_word(tuple(choice.tag for choice in structs), value[field], (*path, field))
         elif isinstance(info, _OBJECTS) and isinstance(value, dict):
             self._check_object(info, value, path)
         elif isinstance(value, dict):

@@ -154,16 +154,33 @@ def test_bad_json(kind):
     graph = graph_of()
     made = Selection.from_copies(graph, [1, 0, 1, 0]) if kind is Selection else Schedule.from_batches(graph, [[0, 2]])
     stored = json.loads(made.to_json())
-    for text, match in [("{", "not JSON"), ("[]", "format"), (json.dumps(stored | {"format": "other"}), "format")]:
+    for text, match in [
+        ("{", "not JSON"),
+        ("[]", "must be an object"),
+        (json.dumps(stored | {"format": "other"}), "format"),
+    ]:
         with pytest.raises(InputError, match=match):
             kind.from_json(text)
     for key in stored:
-        with pytest.raises(InputError, match=r"format|missing"):
+        with pytest.raises(InputError, match=r"format|needs the key"):
             kind.from_json(json.dumps({name: value for name, value in stored.items() if name != key}))
     wrong = (
-        [{"indices": [2, 0]}, {"indices": [0, 4]}, {"copies": [1]}, {"copies": [1, -2]}, {"num_examples": -1}]
+        [
+            {"indices": [2, 0]},
+            {"indices": [0, 4]},
+            {"copies": [1]},
+            {"copies": [1, -2]},
+            {"num_examples": -1},
+            {"copies": [1, 2**70]},
+        ]
         if kind is Selection
-        else [{"batches": [[0, 9]]}, {"batches": [[0]]}, {"batches": [[0, 1.5]]}, {"batch_size": None}]
+        else [
+            {"batches": [[0, 9]]},
+            {"batches": [[0]]},
+            {"batches": [[0, 2**70]]},
+            {"batches": [[0, 1.5]]},
+            {"batch_size": None},
+        ]
     )
     for change in wrong:
         with pytest.raises(InputError):

@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import scipy
@@ -16,11 +17,18 @@ from scipy.signal import lfilter
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.cache import cache_folder, keep
+from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.kernels import sum_columns
 from coowned.selection.selector import Schedule
 
 _METHOD = "banded-toeplitz-mean-error-1"  # changes when the same inputs would give other coefficients
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    num_bands: int
+    iterations: int
+    coefficients: list[float]
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -124,23 +132,14 @@ class BandedStrategy:
 
     def to_json(self) -> str:
         """A JSON text; coefficients are written so that they read back to the bit."""
-        stored = {"format": self.FORMAT, "num_bands": self.num_bands, "iterations": self.iterations}
-        return json.dumps(stored | {"coefficients": self.coefficients.tolist()})
+        stored = _Stored(self.num_bands, self.iterations, self.coefficients.tolist())
+        return encode_json(stored, format=self.FORMAT)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Reads `to_json()` back, without optimizing again."""
-        try:
-            stored = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"not JSON: {error}") from None
-        if not isinstance(stored, dict) or stored.get("format") != cls.FORMAT:
-            raise InputError(f"expected a JSON object of the format {cls.FORMAT!r}")
-        try:
-            fields = stored["num_bands"], stored["iterations"], stored["coefficients"]
-        except KeyError as error:
-            raise InputError(f"the key {error} is missing from the {cls.FORMAT} text") from None
-        return cls(*fields)
+        stored = decode_json(_Stored, text, name="strategy", format=cls.FORMAT)
+        return cls(stored.num_bands, stored.iterations, stored.coefficients)  # type: ignore[arg-type]
 
     def _squared_norms(self) -> npt.NDArray[np.float64]:
         """(iterations,) squared column norms, rounded up by more than the sums' own error, at most 1."""

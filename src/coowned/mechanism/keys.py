@@ -9,15 +9,16 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
 from coowned.mechanism.kernels import WORD_STREAM, fill_words
 
@@ -34,6 +35,11 @@ class Purpose(enum.Enum):
     DROPOUT = "dropout"
     PARAMETERS = "parameters"  # where training starts
     CANARIES = "canaries"  # which canary users an audit includes
+
+
+class _StoredKey(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int | None
+    secret: str | None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -145,23 +151,18 @@ class RunKey:
 
     def to_json(self) -> str:
         """The secret, as a JSON text: for a file that only the trainer can read."""
-        stored = {"format": self.FORMAT, "seed": self.seed, "secret": None if self.is_test_run else self.secret.hex()}
-        return json.dumps(stored)
+        stored = _StoredKey(seed=self.seed, secret=None if self.is_test_run else self.secret.hex())
+        return encode_json(stored, format=self.FORMAT)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Reads `to_json()` back."""
+        stored = decode_json(_StoredKey, text, name="the stored run key", format=cls.FORMAT, secret=True)
+        if stored.seed is not None:
+            return cls.from_seed(stored.seed)
         try:
-            stored = json.loads(text)
+            return cls(bytes.fromhex(stored.secret or ""))
         except ValueError:
-            raise InputError("the stored run key is not JSON") from None  # without the text: it may hold the secret
-        if not isinstance(stored, dict) or stored.get("format") != cls.FORMAT:
-            raise InputError(f"expected a JSON object of the format {cls.FORMAT!r}")
-        if stored.get("seed") is not None:
-            return cls.from_seed(stored["seed"])
-        try:
-            return cls(bytes.fromhex(stored["secret"]))
-        except (KeyError, TypeError, ValueError):
             raise InputError("the stored run key has no secret of 64 hexadecimal digits") from None
 
     def __repr__(self) -> str:

@@ -8,11 +8,11 @@ import abc
 import dataclasses
 import functools
 import hashlib
-import json
 import numbers
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -20,10 +20,49 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
+from coowned.codec import decode_json, encode_json
 from coowned.errors import CertificateMismatchError, InputError
 
 Progress = Callable[[float, str], None]
 """Called as progress(done, message): `done` is the finished part of the work, from 0 to 1."""
+
+
+class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries of both formats; every one must be there."""
+
+    graph_digest: str | None
+    ids_digest: str | None
+    selector: dict[str, Any]
+    seed: int | None
+    proven_optimal: bool
+
+    def origin(self) -> dict[str, Any]:
+        return {
+            "stored_graph_digest": self.graph_digest,
+            "stored_ids_digest": self.ids_digest,
+            "selector": self.selector,
+            "seed": self.seed,
+            "proven_optimal": self.proven_optimal,
+        }
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class _StoredSelection(_StoredOrigin, frozen=True, kw_only=True):
+    num_examples: _Count
+    upper_bound: int | None
+    indices: list[_Count]
+    copies: list[_Count]
+    groups: list[_Count] | None
+
+
+class _StoredSchedule(_StoredOrigin, frozen=True, kw_only=True):
+    num_examples: _Count
+    min_separation: int | None
+    lower_bound: int | None
+    batch_size: _Count
+    batches: list[list[_Count]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,13 +109,19 @@ class Chosen:
                 "read them in the order they were selected in, or select again"
             )
 
+    def _bind(self, graph: AttributionGraph | None) -> Self:
+        """The same with its graph, once that is checked."""
+        if graph is None:
+            return self
+        self.check_graph(graph)
+        return dataclasses.replace(self, graph=graph)
+
     def _chosen_rows(self) -> npt.NDArray[Any]:
         return np.flatnonzero(self.copies)  # type: ignore[attr-defined]
 
     def _origin(self) -> dict[str, Any]:
         """The part of the JSON that both kinds share."""
         return {
-            "format": self.FORMAT,
             "graph_digest": self.graph_digest,
             "ids_digest": self.ids_digest,
             "selector": self.selector,
@@ -142,38 +187,33 @@ class Selection(Chosen):
     def to_json(self) -> str:
         """A JSON text that lists only what is selected."""
         rows = self._chosen_rows()
-        fields = {
-            "num_examples": self.num_examples,
-            "upper_bound": self.upper_bound,
-            "indices": rows.tolist(),
-            "copies": self.copies[rows].tolist(),
-            "groups": None if self.groups is None else self.groups[rows].tolist(),
-        }
-        return json.dumps(self._origin() | fields)
+        stored = _StoredSelection(
+            **self._origin(),
+            num_examples=self.num_examples,
+            upper_bound=self.upper_bound,
+            indices=rows.tolist(),
+            copies=self.copies[rows].tolist(),
+            groups=None if self.groups is None else self.groups[rows].tolist(),
+        )
+        return encode_json(stored, format=self.FORMAT)
 
     @classmethod
     def from_json(cls, text: str, graph: AttributionGraph | None = None) -> Self:
         """Reads `to_json()` back; with a graph, refuses one that it was not made for."""
-        stored = _load(text, cls.FORMAT, "indices", "copies", "groups", "num_examples", "upper_bound")
-        rows = _integers(stored["indices"], "indices")
-        num_examples = stored["num_examples"]
-        validate.integer(at_least=0, num_examples=num_examples)
-        if len(rows) and (rows[0] < 0 or rows[-1] >= num_examples or (np.diff(rows) <= 0).any()):
-            raise InputError(f"indices must increase strictly within [0, {num_examples})")
-        validate.same_length(len(rows), copies=stored["copies"])
-        copies = np.zeros(num_examples, np.int64)
-        copies[rows] = _integers(stored["copies"], "copies")
+        stored = decode_json(_StoredSelection, text, name="selection", format=cls.FORMAT, remedy="select again")
+        rows = np.array(stored.indices, np.int64)
+        if len(rows) and (rows[-1] >= stored.num_examples or (np.diff(rows) <= 0).any()):
+            raise InputError(f"indices must increase strictly within [0, {stored.num_examples})")
+        validate.same_length(len(rows), copies=stored.copies)
+        copies = np.zeros(stored.num_examples, np.int64)
+        copies[rows] = stored.copies
         groups = None
-        if stored["groups"] is not None:
-            validate.same_length(len(rows), groups=stored["groups"])
-            groups = np.full(num_examples, -1, np.int64)
-            groups[rows] = _integers(stored["groups"], "groups")
-        origin = _read_origin(stored)
-        selection = cls(copies=copies, groups=groups, upper_bound=stored["upper_bound"], **origin)  # type: ignore[arg-type]
-        if graph is None:
-            return selection
-        selection.check_graph(graph)
-        return dataclasses.replace(selection, graph=graph)
+        if stored.groups is not None:
+            validate.same_length(len(rows), groups=stored.groups)
+            groups = np.full(stored.num_examples, -1, np.int64)
+            groups[rows] = stored.groups
+        selection = cls(copies=copies, groups=groups, upper_bound=stored.upper_bound, **stored.origin())  # type: ignore[arg-type]
+        return selection._bind(graph)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Selection):
@@ -262,34 +302,30 @@ class Schedule(Chosen):
 
     def to_json(self) -> str:
         """A JSON text with the examples of every batch."""
-        fields = {
-            "num_examples": self.num_examples,
-            "min_separation": self.min_separation,
-            "lower_bound": self.lower_bound,
-            "batch_size": self.batch_size,
-            "batches": self.batches.tolist(),
-        }
-        return json.dumps(self._origin() | fields)
+        stored = _StoredSchedule(
+            **self._origin(),
+            num_examples=self.num_examples,
+            min_separation=self.min_separation,
+            lower_bound=self.lower_bound,
+            batch_size=self.batch_size,
+            batches=self.batches.tolist(),
+        )
+        return encode_json(stored, format=self.FORMAT)
 
     @classmethod
     def from_json(cls, text: str, graph: AttributionGraph | None = None) -> Self:
         """Reads `to_json()` back; with a graph, refuses one that it was not made for."""
-        stored = _load(text, cls.FORMAT, "num_examples", "min_separation", "lower_bound", "batch_size", "batches")
-        validate.integer(at_least=0, num_examples=stored["num_examples"], batch_size=stored["batch_size"])
-        flat = [row for batch in stored["batches"] for row in batch]
-        if any(len(batch) != stored["batch_size"] for batch in stored["batches"]):
-            raise InputError(f"batches must all have batch_size={stored['batch_size']} entries")
+        stored = decode_json(_StoredSchedule, text, name="schedule", format=cls.FORMAT, remedy="select again")
+        if any(len(batch) != stored.batch_size for batch in stored.batches):
+            raise InputError(f"batches must all have batch_size={stored.batch_size} entries")
         schedule = cls(
-            batches=_integers(flat, "batches").reshape(len(stored["batches"]), stored["batch_size"]),  # type: ignore[arg-type]
-            num_examples=stored["num_examples"],
-            min_separation=stored["min_separation"],
-            lower_bound=stored["lower_bound"],
-            **_read_origin(stored),
+            batches=np.array(stored.batches, np.int64).reshape(len(stored.batches), stored.batch_size),  # type: ignore[arg-type]
+            num_examples=stored.num_examples,
+            min_separation=stored.min_separation,
+            lower_bound=stored.lower_bound,
+            **stored.origin(),
         )
-        if graph is None:
-            return schedule
-        schedule.check_graph(graph)
-        return dataclasses.replace(schedule, graph=graph)
+        return schedule._bind(graph)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -426,27 +462,3 @@ def _digest_ids(graph: AttributionGraph, rows: npt.NDArray[Any]) -> str:
     offsets, data = utf8_buffers(ids.take(pa.array(rows)), length=len(rows))
     lengths = np.diff(offsets).astype("<i8")  # first, so that no two lists of ids give the same bytes
     return hashlib.sha256(lengths.tobytes() + data[offsets[0] : offsets[-1]].tobytes()).hexdigest()
-
-
-def _load(text: str, format: str, *keys: str) -> dict[str, Any]:
-    try:
-        stored = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"not JSON: {error}") from None
-    found = stored.get("format") if isinstance(stored, dict) else None
-    if found != format:
-        raise InputError(f"expected a JSON object of the format {format!r}, not {found!r}")
-    for key in (*keys, "graph_digest", "ids_digest", "selector", "seed", "proven_optimal"):
-        if key not in stored:
-            raise InputError(f"the key {key!r} is missing from the {format} text")
-    return stored
-
-
-def _read_origin(stored: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "stored_graph_digest": stored["graph_digest"],
-        "stored_ids_digest": stored["ids_digest"],
-        "selector": stored["selector"],
-        "seed": stored["seed"],
-        "proven_optimal": stored["proven_optimal"],
-    }
