@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 from tests.audit import planted_bugs
 
+from coowned import threads
 from coowned.accounting.curve import epsilon_curve
 from coowned.audit import noise_law, release
 from coowned.audit.audited_parts import AuditedParts
@@ -20,7 +21,7 @@ from coowned.audit.clopper_pearson import lower_bound, upper_bound
 from coowned.audit.mechanism_audit import audit_mechanism, judge
 from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError
-from coowned.mechanism import clipping, fused_clipping, shared_parts, tiled_clipping
+from coowned.mechanism import clipping, fused_clipping, tiled_clipping
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
@@ -328,7 +329,7 @@ def test_a_part_that_is_summed_twice_is_caught(module, at, models, monkeypatch):
         given[at][1:] *= 2  # the sums, from the second part on
 
     monkeypatch.setattr(module, "_add_parts", twice)
-    monkeypatch.setattr(shared_parts, "usable_cores", lambda: 1)
+    monkeypatch.setattr(threads, "cores", lambda: 1)
     found = release.audit_release(noise_multiplier=1.0, copies=2, batch_size=4)
     assert {f"{models}, summed on the host" in check.name for check in found.failures} == {True}
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mechanism.test_clipping import batch, cancelling, joined, magnitudes, reference
 
+from coowned import threads
 from coowned.errors import InputError
-from coowned.mechanism import shared_parts
 from coowned.mechanism.clipping import clipped_logistic_gradient_sum, squared_norms_of
 from coowned.mechanism.fused_clipping import RowsInPlace, fused_clipped_logistic_sum
 
@@ -269,7 +269,7 @@ def test_threads_and_places_change_nothing(monkeypatch):
     scattered[order] = features
     found = []
     for cores in (1, 2, 5):
-        monkeypatch.setattr(shared_parts, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
         for rows in (features, RowsInPlace(scattered, order), jnp.asarray(features)):
             found.append(fused(weights, intercept, rows, labels, mask, 0.7, norms))
     assert all(gradient.tolist() == found[0][0].tolist() and n == found[0][1] for gradient, n in found)

@@ -8,38 +8,39 @@ import pytest
 from tests.mechanism.test_clipping import batch
 from tests.mechanism.test_fused_clipping import fused
 
+from coowned import threads
 from coowned.mechanism import shared_parts
 
 
 def test_every_process_has_threads_of_its_own(monkeypatch):
     """Those of the process that was forked are not there in the new one: waiting for them would never end."""
-    monkeypatch.setattr(shared_parts, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "cores", lambda: 2)
     given = batch(4096, 150)
     wanted = fused(*given, 0.7)[0]
     forked = os.getpid() + 10**9
     monkeypatch.setattr(os, "getpid", lambda: forked)
     assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
-    shared_parts.workers(forked).shutdown()
+    threads.step_workers().shutdown()
     with pytest.raises(RuntimeError):  # its own were asked: the comparison can fail
         fused(*given, 0.7)
 
 
 def test_who_is_late_is_not_waited_for(monkeypatch):
     """The other thread has something else to do: all parts are done here."""
-    monkeypatch.setattr(shared_parts, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "cores", lambda: 2)
     given = batch(4096, 150)
     wanted = fused(*given, 0.7)[0]
     number = os.getpid() + 10**9 + 1
     monkeypatch.setattr(os, "getpid", lambda: number)
     finished = threading.Event()
-    busy = shared_parts.workers(number).submit(finished.wait, 60)
+    busy = threads.step_workers().submit(finished.wait, 60)
     assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
     assert not busy.done()
     finished.set()
 
 
 def test_an_error_of_another_thread_is_raised(monkeypatch):
-    monkeypatch.setattr(shared_parts, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "cores", lambda: 2)
     here = threading.current_thread()
 
     def add_parts(taken, done):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mechanism.test_clipping import batch, cancelling, magnitudes, reference
 
+from coowned import threads
 from coowned.errors import InputError
-from coowned.mechanism import shared_parts
 from coowned.mechanism.batching import MOST_OF_A_STRETCH
 from coowned.mechanism.clipping import clipped_logistic_gradient_sums, squared_norms_of
 from coowned.mechanism.fused_clipping import RowsInPlace
@@ -289,7 +289,7 @@ def test_threads_and_places_change_nothing(monkeypatch):
     scattered[order] = features
     found = []
     for process, cores in enumerate((1, 2, 5)):
-        monkeypatch.setattr(shared_parts, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
         number = os.getpid() + 10**8 + process  # so that it has threads of its own
         monkeypatch.setattr(os, "getpid", lambda number=number: number)
         for rows in (features, RowsInPlace(scattered, order)):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coowned import threads
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.selection import price_search
@@ -121,7 +122,7 @@ def test_threads_do_not_matter(monkeypatch, large_core):
     monkeypatch.setattr(price_search, "_LARGE_CORE", large_core)
     selections = []
     for number in (1, 2, 5):
-        monkeypatch.setattr(price_search, "available_threads", lambda number=number: number)
+        monkeypatch.setattr(threads, "cores", lambda number=number: number)
         selections.append(Priced(contribution_bound=3).select(graph, seed=2))
     assert selections[0] == selections[1] == selections[2]
     assert selections[0].size > 0

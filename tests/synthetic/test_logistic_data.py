@@ -8,6 +8,7 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coowned import threads
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.synthetic import logistic_data
@@ -41,9 +42,9 @@ def test_batching_changes_nothing(examples, cut, num_features, seed):
 def test_threads_change_nothing(monkeypatch):
     world = LogisticData(num_features=100).attach(GRAPH, seed=1)
     everyone = np.arange(GRAPH.num_examples)[::-1]
-    monkeypatch.setattr(logistic_data, "usable_cores", lambda: 1)
+    monkeypatch.setattr(threads, "cores", lambda: 1)
     alone = world.batch(everyone)
-    monkeypatch.setattr(logistic_data, "usable_cores", lambda: 5)
+    monkeypatch.setattr(threads, "cores", lambda: 5)
     monkeypatch.setattr(logistic_data, "NUMBERS_A_THREAD", 1000)
     together = world.batch(everyone)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:

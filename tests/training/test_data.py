@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from coowned import InputError, from_table
+from coowned import InputError, from_table, threads
 from coowned.attribution.graph import AttributionGraph
 from coowned.training.data import FeatureTable, WorldData, rows_in_place, with_norms
 from coowned.training.loop import train
@@ -165,7 +165,7 @@ def test_many_numbers_are_gathered_by_threads(small, monkeypatch):
     order = np.random.default_rng(0).integers(0, 300, 1000)
     alone = filled(data, order)
     monkeypatch.setattr(module, "_NUMBERS_A_THREAD", 100)
-    monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    monkeypatch.setattr(threads, "cores", lambda: 3)
     assert np.array_equal(filled(data, order)["features"], alone["features"])
 
 

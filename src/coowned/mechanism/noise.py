@@ -10,7 +10,6 @@ rows before it. Where the model is so large that replaying is dear, `rows()` can
 key) and given back; both are bit-identical to never having stopped.
 """
 
-import concurrent.futures
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from coowned.mechanism.kernels import (
     normals_with_tails,
 )
 from coowned.mechanism.keys import Purpose, RunKey
+from coowned.threads import run_all
 
 if TYPE_CHECKING:
     import optax
@@ -168,13 +168,8 @@ class NoiseStream:
                 for at in range(0, size, _PART):
                     out = rows[name][c, at : min(at + _PART, size)]
                     work.append(functools.partial(self._fill, key, at, self._rings[name][c], step, out))
-        if self._threads == 1 or sum(row.size for row in rows.values()) <= _PART:
-            for task in work:
-                task()
-        else:
-            with concurrent.futures.ThreadPoolExecutor(self._threads) as executor:
-                for done in [executor.submit(task) for task in work]:
-                    done.result()
+        small = sum(row.size for row in rows.values()) <= _PART
+        run_all(work, threads=1 if small else self._threads)
         leading = () if count == 1 else (count,)
         return {name: row.reshape(leading + self._shapes[name]) for name, row in rows.items()}
 

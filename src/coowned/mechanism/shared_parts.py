@@ -1,24 +1,13 @@
 """Threads that share the parts of a sum: each takes the next part that nobody has begun."""
 
-import concurrent.futures
-import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from coowned import threads
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.intrinsics import count_up
-from coowned.synthetic.logistic_data import usable_cores
-
-
-@functools.cache
-def workers(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Threads beside the caller's, one for each further core; a pool for each process: threads do not live on in one
-    that was forked. Whatever the host does at the side of a step is given to them too: a thread more than there are
-    cores would halt one that others wait for."""
-    return concurrent.futures.ThreadPoolExecutor(max(1, usable_cores() - 1), thread_name_prefix="coowned-step")
 
 
 def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int) -> None:
@@ -28,10 +17,10 @@ def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int)
       - Who is late, having had something else to do, finds none left and is not waited for.
         (test_who_is_late_is_not_waited_for)
       - An error of another thread is raised here.   (test_an_error_of_another_thread_is_raised)
-      - A process that was forked has threads of its own.   (test_every_process_has_threads_of_its_own)
     """
     taken, done = np.zeros(1, np.int64), np.zeros(1, np.int64)  # how many parts were begun, and how many ended
-    others = [workers(os.getpid()).submit(add_parts, *given, taken, done) for _ in range(1, min(parts, usable_cores()))]
+    helpers = range(1, min(parts, threads.cores()))
+    others = [threads.step_workers().submit(add_parts, *given, taken, done) for _ in helpers]
     add_parts(*given, taken, done)
     if not _all_done(done, parts):
         for other in others:  # slow, or ended by an error, which is raised here

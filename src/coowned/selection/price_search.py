@@ -10,17 +10,15 @@ References:
   Lu and Yang (2024), reflected Halpern iteration, https://arxiv.org/abs/2407.16144
 """
 
-import concurrent.futures
 import dataclasses
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coowned import threads
 from coowned.attribution import kernels as attribution_kernels
 from coowned.selection import priced_kernels as kernels
 from coowned.selection.packing import Packing
@@ -76,47 +74,47 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     decided = np.zeros(packing.num_items if large else 0, np.float32)  # values of the items left alone
     prices, user_anchor, reached, best = (np.zeros(packing.num_users, np.float32) for _ in range(4))
     lowest, history, last_anchor, iteration = np.inf, [], 0, 0
-    with _threads(packing.num_pairs) as over:
-        while iteration < _MOST_ITERATIONS:
-            since = iteration - last_anchor + 1
-            weight = np.float32(since / (since + 1))
-            over(
-                active.packing.num_items, kernels.move_items, *active.rows, *active.classes,
-                active.item_steps, weight, prices, item_anchor, values, reflected,
-            )  # fmt: skip
-            over(
-                packing.num_users, kernels.move_users, *active.user_rows, active.packing.capacity, active.scale,
-                active.user_steps, weight, reflected, user_anchor, prices, reached,
-            )  # fmt: skip
-            iteration += 1
-            if since >= max(_SHORTEST_ANCHOR, _ANCHOR_PART * iteration):
-                np.copyto(item_anchor, values)
-                np.copyto(user_anchor, prices)
-                last_anchor = iteration
-            late = deadline is not None and time.monotonic() > deadline
-            if iteration % _CHECK_EVERY and not late:
-                continue
-            bound = _dual_bound(whole, reached, over)
-            if bound < lowest:
-                lowest = bound
-                np.copyto(best, reached)
-            progress(iteration / _MOST_ITERATIONS, f"prices after {iteration} iterations, bound {lowest:.1f}")
-            history.append(lowest)
-            settled = iteration >= _FEWEST_ITERATIONS and len(history) > _PATIENCE
-            if late or (settled and history[-1 - _PATIENCE] - lowest <= max(0.01, least * lowest)):
-                break
-            if large and iteration in _SHRINK_AT:
-                open_items, full_items = _split(active, values, reached, over)
-                decided[full_items if kept is None else kept[full_items]] = active.largest_values()[full_items]
-                kept = open_items if kept is None else kept[open_items]
-                active = _without(active, open_items, full_items)
-                values, item_anchor = values[open_items], item_anchor[open_items]
-                reflected = np.empty_like(values)
-        if kept is not None:
-            decided[kept] = values
-            values = decided
-        reduced = np.empty(packing.num_items, np.float32)
-        _reduce(whole, reached, reduced, over)
+    over = _divided(packing.num_pairs)
+    while iteration < _MOST_ITERATIONS:
+        since = iteration - last_anchor + 1
+        weight = np.float32(since / (since + 1))
+        over(
+            active.packing.num_items, kernels.move_items, *active.rows, *active.classes,
+            active.item_steps, weight, prices, item_anchor, values, reflected,
+        )  # fmt: skip
+        over(
+            packing.num_users, kernels.move_users, *active.user_rows, active.packing.capacity, active.scale,
+            active.user_steps, weight, reflected, user_anchor, prices, reached,
+        )  # fmt: skip
+        iteration += 1
+        if since >= max(_SHORTEST_ANCHOR, _ANCHOR_PART * iteration):
+            np.copyto(item_anchor, values)
+            np.copyto(user_anchor, prices)
+            last_anchor = iteration
+        late = deadline is not None and time.monotonic() > deadline
+        if iteration % _CHECK_EVERY and not late:
+            continue
+        bound = _dual_bound(whole, reached, over)
+        if bound < lowest:
+            lowest = bound
+            np.copyto(best, reached)
+        progress(iteration / _MOST_ITERATIONS, f"prices after {iteration} iterations, bound {lowest:.1f}")
+        history.append(lowest)
+        settled = iteration >= _FEWEST_ITERATIONS and len(history) > _PATIENCE
+        if late or (settled and history[-1 - _PATIENCE] - lowest <= max(0.01, least * lowest)):
+            break
+        if large and iteration in _SHRINK_AT:
+            open_items, full_items = _split(active, values, reached, over)
+            decided[full_items if kept is None else kept[full_items]] = active.largest_values()[full_items]
+            kept = open_items if kept is None else kept[open_items]
+            active = _without(active, open_items, full_items)
+            values, item_anchor = values[open_items], item_anchor[open_items]
+            reflected = np.empty_like(values)
+    if kept is not None:
+        decided[kept] = values
+        values = decided
+    reduced = np.empty(packing.num_items, np.float32)
+    _reduce(whole, reached, reduced, over)
     return Prices(best=best, bound=lowest, last=reached, values=values, reduced=reduced, iterations=iteration)
 
 
@@ -199,11 +197,6 @@ def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32
     return (step / np.maximum(np.arange(longest + 1), 1)).astype(np.float32)
 
 
-def available_threads() -> int:
-    """Threads that can run at once here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _dual_bound(problem: _Problem, prices: Any, over: Ranges) -> float:
     packing = problem.packing
     highest = np.float32(max(packing.first_profit, packing.profit))
@@ -214,23 +207,12 @@ def _dual_bound(problem: _Problem, prices: Any, over: Ranges) -> float:
     return float(item_sums.sum()) / float(problem.scale) + float(user_sums.sum())
 
 
-@contextmanager
-def _threads(num_pairs: int) -> Iterator[Ranges]:
-    """A function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays.
+def _divided(num_pairs: int) -> Ranges:
+    """A function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays."""
+    number = max(1, min(threads.cores(), num_pairs // _PAIRS_PER_THREAD))
+    parts = 1 if number == 1 else 4 * number  # rows differ in length
 
-    Threads of Python's own, since those of numba end the process when two callers use them at once or after a fork.
-    """
-    number = min(available_threads(), num_pairs // _PAIRS_PER_THREAD)
-    if number < 2:
-        yield lambda total, kernel, *arguments: kernel(0, total, *arguments)
-        return
-    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+    def over(total: int, kernel: Callable[..., Any], *arguments: Any) -> None:
+        threads.over_ranges(lambda begin, end: kernel(begin, end, *arguments), total, parts=parts, threads=number)
 
-        def over(total: int, kernel: Callable[..., Any], *arguments: Any) -> None:
-            parts = 4 * number  # rows differ in length
-            edges = [total * i // parts for i in range(parts + 1)]
-            jobs = [pool.submit(kernel, edges[i], edges[i + 1], *arguments) for i in range(parts)]
-            for job in jobs:
-                job.result()
-
-        yield over
+    return over

@@ -1,16 +1,14 @@
 """Features and labels for a synthetic graph, whose labels depend on the number of users of an example."""
 
-import concurrent.futures
 import dataclasses
 import functools
-import os
 from typing import Any
 
 import numba
 import numpy as np
 import pyarrow as pa
 
-from coowned import validate
+from coowned import threads, validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.synthetic.kernels import GAMMA, draw_at, exp, fill_gaussian_rows, mix, stream_key, unit
@@ -199,14 +197,8 @@ class LogisticWorld:
                     probabilities[start:stop],
                 )
 
-        # Threads and not numba's parallel loops: two threads, as of a prefetching trainer, must not enter one at once.
-        num_threads = max(1, min(usable_cores(), rows.size * d // NUMBERS_A_THREAD))
-        cuts = [rows.size * part // num_threads for part in range(num_threads + 1)]
-        if num_threads == 1:
-            piece(0, rows.size)
-        else:
-            with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
-                list(pool.map(piece, cuts[:-1], cuts[1:]))
+        parts = max(1, min(threads.cores(), rows.size * d // NUMBERS_A_THREAD))
+        threads.over_ranges(piece, rows.size, parts=parts)
         return features, probabilities
 
     def _flip(self, rows: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
@@ -230,11 +222,6 @@ class LogisticWorld:
                 f"{name} would hold {needed:.1f} GB of features, past limit_gigabytes={limit_gigabytes}; "
                 "ask for batches with `batch(examples)` instead, or raise the limit"
             )
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

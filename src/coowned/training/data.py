@@ -1,11 +1,8 @@
 """What a training step reads: features and labels of the examples of a graph, from memory or made on demand."""
 
-import concurrent.futures
 import dataclasses
-import functools
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
-from coowned import validate
+from coowned import threads, validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
@@ -24,7 +21,7 @@ from coowned.mechanism.fused_clipping import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.intrinsics import LINE, ask_for
 from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
-from coowned.synthetic.logistic_data import LogisticWorld, usable_cores
+from coowned.synthetic.logistic_data import LogisticWorld
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 _FLOATS = {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
@@ -281,12 +278,11 @@ def with_norms(data: TrainingData) -> TrainingData:
     features, labels = stored
     rows = np.arange(data.graph.num_examples) if data.rows is None else data.rows
     norms = np.empty(rows.size, np.float32)
-    cuts = [rows.size * part // usable_cores() for part in range(usable_cores() + 1)]
 
     def piece(begin: int, end: int) -> None:
         squared_norms(features, rows[begin:end], norms[begin:end])
 
-    list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
+    threads.over_ranges(piece, rows.size, parts=threads.cores())
     return WithNorms(data=data, sides=np.stack([labels[rows], norms], axis=1))
 
 
@@ -326,18 +322,13 @@ def _gather(
         gather_sides(sides, places, labels, norms)
         return
     into = out["features"]
-    # Threads and not numba's parallel loops: two threads, as of two trainers, must not enter one at once.
-    threads = max(1, min(usable_cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
-    if threads == 1:
-        gather_rows(features, rows, into, sides, places, labels, norms)
-        return
-    cuts = [rows.size * part // threads for part in range(threads + 1)]
 
     def piece(begin: int, end: int) -> None:
         own = sides, places[begin:end], labels[begin:end], norms[begin:end]
         gather_rows(features, rows[begin:end], into[begin:end], *own)
 
-    list(_gatherers(os.getpid()).map(piece, cuts[:-1], cuts[1:]))
+    parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
+    threads.over_ranges(piece, rows.size, parts=parts)
 
 
 @compiled()
@@ -367,12 +358,6 @@ def gather_sides(sides, places, out_labels, out_norms):
         out_labels[i] = sides[places[i], 0]
         if out_norms.size:
             out_norms[i] = sides[places[i], 1]
-
-
-@functools.cache
-def _gatherers(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """A pool for each process: threads do not live on in one that was forked."""
-    return concurrent.futures.ThreadPoolExecutor(usable_cores(), thread_name_prefix="coowned-gather")
 
 
 def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:

@@ -4,18 +4,17 @@ What a step gets is a pure function of the step, so timing changes no bit. Array
 when the step that read it has ended, since a device may read the host's memory in place.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from coowned import threads
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
-from coowned.mechanism.shared_parts import workers
 from coowned.training.data import Draw, TrainingData, rows_in_place
 from coowned.training.sweep_noise import SweepNoise
 
@@ -71,7 +70,7 @@ class Feeder:
             for step in steps:
                 yield self._make(step, self._free.pop() if self._free else {})
             return
-        maker = workers(os.getpid())
+        maker = threads.step_workers()
         coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
         try:
             for step in steps:

@@ -1,0 +1,92 @@
+"""The cores of this machine and the threads that share work on them.
+
+Threads of Python's own: the kernels release the interpreter lock, and numba's parallel loops end the process where two
+callers enter them at once or after a fork.
+"""
+
+import collections
+import concurrent.futures
+import functools
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def step_workers() -> concurrent.futures.ThreadPoolExecutor:
+    """Threads beside the trainer's, one for each further core.
+
+    Whatever the host does beside a step is given to them, since a thread more than there are cores would halt one that
+    others wait for.
+    """
+    return _pool("step", os.getpid())
+
+
+def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None) -> list[Result]:
+    """The results of all tasks, in order, worked out by this thread and by others that are free.
+
+    Guarantees:
+      - It ends even where every other thread is busy, so tasks may call it themselves.   (test_tasks_may_share_tasks)
+      - An error of any task is raised here, after the tasks that had begun have ended.   (test_errors_are_raised)
+      - A process that was forked has threads of its own.   (test_forked_process_has_threads_of_its_own)
+
+    Args:
+      threads: how many work at once, this one included; default: one for each core.
+
+    Example:
+      >>> run_all([lambda: 1, lambda: 2])
+      [1, 2]
+    """
+    limit = min(cores() if threads is None else threads, len(tasks))
+    if limit <= 1:
+        return [task() for task in tasks]
+    results: list[Result] = [None] * len(tasks)  # type: ignore[list-item]
+    pending = collections.deque(enumerate(tasks))
+
+    def work() -> None:
+        try:
+            while pending:
+                try:
+                    index, task = pending.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                results[index] = task()
+        except BaseException:
+            pending.clear()
+            raise
+
+    others = [_pool("parts", os.getpid()).submit(work) for _ in range(1, limit)]
+    try:
+        work()
+    finally:
+        begun = [other for other in others if not other.cancel()]
+        concurrent.futures.wait(begun)
+    for other in begun:
+        other.result()
+    return results
+
+
+def over_ranges(
+    function: Callable[[int, int], Result], total: int, *, parts: int, threads: int | None = None
+) -> list[Result]:
+    """function(begin, end) for `parts` nearly equal ranges that make up 0..total.
+
+    >>> over_ranges(lambda begin, end: (begin, end), 10, parts=3)
+    [(0, 3), (3, 6), (6, 10)]
+    """
+    edges = [total * part // parts for part in range(parts + 1)]
+    tasks = [functools.partial(function, begin, end) for begin, end in itertools.pairwise(edges)]
+    return run_all(tasks, threads=threads)
+
+
+@functools.cache
+def _pool(purpose: str, process: int) -> concurrent.futures.ThreadPoolExecutor:
+    """A pool for each process: threads do not survive a fork."""
+    return concurrent.futures.ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix=f"coowned-{purpose}")
