@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import numpy as np
@@ -22,7 +21,7 @@ from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 
-BOUND, NUM_FEATURES = 2, 3000
+BOUND, NUM_FEATURES, CANARIES = 2, 2, 200
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +47,21 @@ def make_plan(graph, *, epsilon=1.0, learning_rate=0.1, iterations=20):
     )
 
 
-def content(count):
-    return feature_canaries(count, NUM_FEATURES, length=4.0, seed=1)
+def content(users=CANARIES):
+    return feature_canaries(users, BOUND, num_features=NUM_FEATURES, length=4.0)
 
 
-def without_noise(model):
-    """The bug: the claim is made, and no noise is added."""
-
-    def train(plan, data):
-        spoiled = dataclasses.replace(plan, guarantee=None)
-        trainer = Trainer([spoiled], model)
-        state = trainer.run(data, trainer.initial_state(model.initial()), [], start=0, after=lambda *_: None)
-        return {name: np.asarray(array) for name, array in state[0].items()}
-
-    return train
+def audit(data, seed=0, make=make_plan, users=CANARIES, **changes):
+    settings = {"per_user": BOUND, "coins": RunKey.from_seed(seed)} | changes
+    model = LogisticRegression(num_features=NUM_FEATURES + users)
+    return audit_with_canaries(model, data, make, content(users), **settings)
 
 
-def audit(data, seed=0, make=make_plan, **changes):
-    settings = {"canaries": 120, "per_user": BOUND, "coins": RunKey.from_seed(seed)} | changes
-    model = LogisticRegression(num_features=NUM_FEATURES)
-    return audit_with_canaries(model, data, make, content, **settings)
+@pytest.fixture(params=[0.0, 0.01])
+def little_noise(request, monkeypatch):
+    """The bug: the claim is made, and no noise, or a hundredth of it, is added."""
+    honest = TrainingPlan.noise_scale.fget
+    monkeypatch.setattr(TrainingPlan, "noise_scale", property(lambda plan: request.param * honest(plan)))
 
 
 def test_an_honest_run_passes(data, monkeypatch):
@@ -80,18 +74,21 @@ def test_an_honest_run_passes(data, monkeypatch):
     assert "squared_norms" in read[0].shapes()  # clipped by the code that clips in `train`
     assert found.claim_holds
     assert found.epsilon_lower_bound <= found.claimed_epsilon <= 1.0
-    assert found.canaries == 120
-    assert 30 < found.included < 90
+    assert found.canaries == CANARIES
+    assert 60 < found.included < 140
 
 
+@pytest.mark.usefixtures("little_noise")
 def test_a_run_without_noise_is_caught(data):
+    """With two features: every canary has a column of their own."""
     longer = functools.partial(make_plan, iterations=60)  # every canary is drawn a few times
-    found = audit(data, make=longer, train=without_noise(LogisticRegression(num_features=NUM_FEATURES)))
+    found = audit(data, make=longer)
     assert not found.claim_holds
     assert found.claimed_epsilon <= 1.0
-    assert found.epsilon_lower_bound > 1.0  # 1.08 to 1.59 for 8 seeds
-    assert found.gaussian_lower_bound > 1.5
-    assert found.area_under_curve > 0.95
+    assert found.epsilon_lower_bound > 1.5
+    assert found.gaussian_lower_bound > 2.5
+    assert found.area_under_curve > 0.98
+    assert found.gaussian_lower_bound <= found.largest_bound < 4.5
 
 
 def test_canaries_fill_their_bound(data):
@@ -103,14 +100,15 @@ def test_canaries_fill_their_bound(data):
 
 def test_graph_is_the_same_for_all(data):
     graphs = [
-        DataWithCanaries.around(data, content(60), per_user=BOUND, included=included)
+        DataWithCanaries.around(data, content(30), per_user=BOUND, included=included)
         for included in (np.zeros(30, bool), np.arange(30) % 2 == 0)
     ]
     assert graphs[0].graph.digest == graphs[1].graph.digest
-    out, also = ({"features": np.zeros((3, NUM_FEATURES), np.float32), "labels": np.zeros(3, np.float32)} for _ in "ab")
+    out, also = ({"features": np.ones((3, width), np.float32), "labels": np.zeros(3, np.float32)} for width in (32, 2))
     graphs[0].fill(np.array([149, 0, 7]), out)
     data.fill(np.array([149, 0, 7]), also)
-    np.testing.assert_array_equal(out["features"], also["features"])
+    np.testing.assert_array_equal(out["features"][:, :2], also["features"])
+    assert (out["features"][:, 2:] == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["text", "int", "none"])
@@ -126,9 +124,9 @@ def test_names_of_every_type(kind):
 def test_a_canary_who_is_out_is_silent(data):
     import jax.numpy as jnp
 
-    model = LogisticRegression(num_features=NUM_FEATURES)
-    mixed = DataWithCanaries.around(data, content(4), per_user=2, included=np.array([True, False]))
-    out = {"features": np.zeros((4, NUM_FEATURES), np.float32), "labels": np.zeros(4, np.float32)}
+    model = LogisticRegression(num_features=NUM_FEATURES + 2)
+    mixed = DataWithCanaries.around(data, content(2), per_user=2, included=np.array([True, False]))
+    out = {"features": np.zeros((4, NUM_FEATURES + 2), np.float32), "labels": np.zeros(4, np.float32)}
     mixed.fill(np.arange(150, 154), out)
     parameters = {name: jnp.asarray(array) for name, array in model.initial().items()}
     one = {name: array[:2] for name, array in out.items()}
@@ -139,7 +137,7 @@ def test_a_canary_who_is_out_is_silent(data):
 
 
 def test_canaries_have_their_norms(data):
-    mixed = DataWithCanaries.around(data, content(4), per_user=2, included=np.array([True, False])).with_norms()
+    mixed = DataWithCanaries.around(data, content(2), per_user=2, included=np.array([True, False])).with_norms()
     out = {name: np.zeros((5, *shape), np.float32) for name, shape in mixed.shapes().items()}
     mixed.fill(np.array([151, 3, 153, 149, 150]), out)
     np.testing.assert_array_equal(out["squared_norms"], squared_norms_of(out["features"]))
@@ -148,7 +146,7 @@ def test_canaries_have_their_norms(data):
 
 def test_texts_have_no_norms(texts):
     data = texts[1]
-    made = token_canaries(4, vocabulary_size=2000, sequence_length=12, seed=3)
+    made = token_canaries(2, 2, vocabulary_size=2000, sequence_length=12, seed=3)
     mixed = DataWithCanaries.around(data, made, per_user=2, included=np.array([True, False]))
     assert mixed.with_norms().shapes() == mixed.shapes()
 
@@ -169,18 +167,19 @@ def test_area_counts_pairs(inside, outside, pairs):
 
 
 def test_text_canaries_are_sentences():
-    made = token_canaries(5, vocabulary_size=40, sequence_length=20, seed=0)
+    made = token_canaries(5, 1, vocabulary_size=40, sequence_length=20, seed=0)
     assert made.arrays["tokens"].shape == (5, 20)
     assert made.arrays["positions"].shape == (5, 3)
     assert made.arrays["weights"].sum(axis=1).tolist() == pytest.approx([1.0] * 5)
     assert all(len(set(row)) == 3 for row in made.arrays["positions"].tolist())
+    assert len(np.unique(made.arrays["targets"])) == 5  # a word of their own each
 
 
 def test_too_few_canaries(data):
     with pytest.raises(InputError, match="canaries"):
-        audit(data, canaries=3)
+        audit(data, users=3)
     with pytest.raises(InputError, match="need 60 examples"):
-        DataWithCanaries.around(data, content(59), per_user=2, included=np.ones(30, bool))
+        DataWithCanaries.around(data, content(29), per_user=2, included=np.ones(30, bool))
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +211,7 @@ def text_audit(texts, **changes):
         model,
         data,
         lambda graph: make_plan(graph, learning_rate=2.0),
-        lambda count: token_canaries(count, vocabulary_size=2000, sequence_length=12, seed=3),
-        canaries=60,
+        token_canaries(60, BOUND, vocabulary_size=2000, sequence_length=12, seed=3),
         per_user=BOUND,
         coins=RunKey.from_seed(4),
         **changes,
@@ -221,8 +219,9 @@ def text_audit(texts, **changes):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("little_noise")
 def test_text_without_noise_is_caught(texts):
-    found = text_audit(texts, train=without_noise(texts[0]))
+    found = text_audit(texts)
     assert not found.claim_holds
     assert found.area_under_curve > 0.9
 

@@ -1,13 +1,13 @@
 """An end-to-end audit in one training run: users who do not exist, each in the data or not by a fair coin.
 
-Every canary user owns `contribution_bound` examples of her own, as many as a real user may have in S. Whether her
-content is there is decided by a coin of the operating system; where it is not, her examples add nothing to any gradient
-and the graph is what it was. After training, the auditor ranks all canaries by how well the model knows them and
-guesses; a mechanism that keeps its promise cannot be guessed well. The real data are trained on as ever.
+Every canary user owns `contribution_bound` examples of their own, as many as a real user may have in S. Whether their
+content is there is decided by a coin of the operating system; where it is not, their examples add nothing to any
+gradient and the graph is what it was. After training, the auditor ranks all canaries by how well the model knows them
+and guesses; a mechanism that keeps its promise cannot be guessed well. The real data are trained on as ever.
 
 What it is not: free. The audited model is another release of the same people's data (it should be thrown away), and the
-figures it gives are made from it. The bound is far below the claim unless something is badly wrong: it sees the whole
-road, not the last per cent of noise.
+figures it gives are made from it. How large an epsilon can be contradicted depends on the number of canaries: even one
+who guesses all of 200 right proves no epsilon above 4 (`CanaryAudit.largest_bound`).
 """
 
 import dataclasses
@@ -49,47 +49,52 @@ class CanaryContent:
         return len(next(iter(self.arrays.values())))
 
 
-def feature_canaries(num_examples: int, num_features: int, *, length: float, seed: int) -> CanaryContent:
-    """Random directions of one length, all with label 1: gradients that hardly any other example has.
+def feature_canaries(users: int, per_user: int, *, num_features: int, length: float) -> CanaryContent:
+    """One unused column for each canary user, behind the features: no other example has a gradient along it.
 
-    With two labels the intercept would favour all canaries of one of them and blur the ranking.
+    The model is trained with `num_features + users` features, which are 0 in all examples but the user's own. How far
+    a user's weight moves then depends on their examples and the noise alone, however few features there are. All labels
+    are 1: with two labels the intercept would favour all canaries of one of them and blur the ranking.
 
-    >>> feature_canaries(3, 5, length=2.0, seed=0).arrays["features"].shape
-    (3, 5)
+    >>> feature_canaries(3, 2, num_features=5, length=2.0).arrays["features"].shape
+    (6, 8)
     """
-    validate.positive(num_examples=num_examples, num_features=num_features)
+    validate.positive(users=users, per_user=per_user, num_features=num_features)
     validate.positive_number(length=length)
-    rng = np.random.default_rng(seed)
-    directions = rng.normal(size=(num_examples, num_features))
-    directions *= length / np.linalg.norm(directions, axis=1, keepdims=True)
-    labels = np.ones(num_examples)
+    features = np.zeros((users * per_user, num_features + users), np.float32)
+    features[np.arange(users * per_user), num_features + np.repeat(np.arange(users), per_user)] = length
     return CanaryContent(
-        arrays={"features": directions.astype(np.float32), "labels": labels.astype(np.float32)},
+        arrays={"features": features, "labels": np.ones(users * per_user, np.float32)},
         silent={"features": np.float32(np.nan), "labels": np.float32(0)},
     )
 
 
-def token_canaries(num_examples: int, *, vocabulary_size: int, sequence_length: int, seed: int) -> CanaryContent:
-    """Random words, three in twenty of them hidden: sentences nobody would write.
+def token_canaries(
+    users: int, per_user: int, *, vocabulary_size: int, sequence_length: int, seed: int
+) -> CanaryContent:
+    """Random tokens, of which 15% are masked; all masked tokens of a canary user are the same one.
 
-    The hidden places are the same in every step, which makes a canary easier to know again than a text whose masks are
-    drawn afresh.
+    Random tokens are text at infinite temperature: no other example has gradients like theirs. While there are more
+    tokens than canary users, every user has a target of their own, so that a canary's gradient lies along the rows of
+    one token. The masked positions are the same in every step.
 
-    >>> sorted(token_canaries(2, vocabulary_size=50, sequence_length=8, seed=0).arrays)
+    >>> sorted(token_canaries(2, 1, vocabulary_size=50, sequence_length=8, seed=0).arrays)
     ['lengths', 'positions', 'targets', 'tokens', 'weights']
+
+    Reference: Panda et al., Privacy Auditing of Large Language Models, 2025, https://arxiv.org/abs/2503.06808
     """
-    validate.positive(num_examples=num_examples, vocabulary_size=vocabulary_size, sequence_length=sequence_length)
+    validate.positive(users=users, per_user=per_user, vocabulary_size=vocabulary_size, sequence_length=sequence_length)
     rng = np.random.default_rng(seed)
-    hidden = -(-15 * sequence_length // 100)  # 15%, rounded up
-    words = rng.integers(0, vocabulary_size, (num_examples, sequence_length))
-    positions = np.argsort(rng.random((num_examples, sequence_length)), axis=1)[:, :hidden]
-    targets = rng.integers(0, vocabulary_size, (num_examples, hidden))
+    count, masked = users * per_user, -(-15 * sequence_length // 100)  # 15%, rounded up
+    words = rng.integers(0, vocabulary_size, (count, sequence_length))
+    positions = np.argsort(rng.random((count, sequence_length)), axis=1)[:, :masked]
+    targets = np.resize(rng.permutation(vocabulary_size), users)  # (users,)
     arrays = {
         "tokens": words.astype(np.int32),
-        "lengths": np.full(num_examples, sequence_length, np.int32),
+        "lengths": np.full(count, sequence_length, np.int32),
         "positions": np.sort(positions, axis=1).astype(np.int32),
-        "targets": targets.astype(np.int32),
-        "weights": np.full((num_examples, hidden), 1 / hidden, np.float32),
+        "targets": np.repeat(targets, per_user)[:, None].repeat(masked, axis=1).astype(np.int32),
+        "weights": np.full((count, masked), 1 / masked, np.float32),
     }
     return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
 
@@ -97,6 +102,8 @@ def token_canaries(num_examples: int, *, vocabulary_size: int, sequence_length: 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DataWithCanaries:
     """Training data and canary examples behind them; those of a canary user who is out hold nothing.
+
+    Where canary examples have more columns than the data, real examples have zeros there.
 
     Guarantees:
       - Real examples are what they were; the graph does not depend on who is in.   (test_graph_is_the_same_for_all)
@@ -109,6 +116,7 @@ class DataWithCanaries:
     per_user: int
     included: npt.NDArray[np.bool_]  # (canary users,)
     graph: AttributionGraph
+    norms: bool = False
 
     @classmethod
     def around(
@@ -126,42 +134,44 @@ class DataWithCanaries:
             graph=graph_with_canaries(data.graph, num_users=len(included), per_user=per_user),
         )
 
-    def with_norms(self) -> "DataWithCanaries":
-        """As a run of clipped gradients reads it: see `coowned.training.data.with_norms`."""
-        return dataclasses.replace(self, data=with_norms(self.data))
-
     @property
     def digest(self) -> str:
         return f"{self.data.digest} with {len(self.included)} canaries"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.data.shapes()
+        shapes = {name: array.shape[1:] for name, array in self.content.arrays.items()}
+        return shapes | ({"squared_norms": ()} if self.norms else {})
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return self.data.dtypes()
+        kinds = {name: array.dtype for name, array in self.content.arrays.items()}
+        return kinds | ({"squared_norms": np.dtype(np.float32)} if self.norms else {})
+
+    def with_norms(self) -> "DataWithCanaries":
+        """With the squared norms of the rows, which a run that clips reads beside features."""
+        return dataclasses.replace(self, norms="features" in self.content.arrays)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        real = examples < self.data.graph.num_examples
-        if real.any():
-            room = {name: np.empty((int(real.sum()), *array.shape[1:]), array.dtype) for name, array in out.items()}
-            own = None if draw is None else draw._replace(copy_numbers=draw.copy_numbers[real])
+        first = self.data.graph.num_examples
+        real, canary = np.flatnonzero(examples < first), np.flatnonzero(examples >= first)
+        own = None if draw is None else draw._replace(copy_numbers=draw.copy_numbers[real])
+        kinds = self.data.dtypes()
+        room = {name: np.empty((len(real), *shape), kinds[name]) for name, shape in self.data.shapes().items()}
+        if len(real):
             self.data.fill(examples[real], room, own)
-            for name, array in room.items():
-                out[name][: len(examples)][real] = array
-        places = np.flatnonzero(~real)
-        canaries = examples[places] - self.data.graph.num_examples
-        inside = self.included[canaries // self.per_user]
+        inside = self.included[(examples[canary] - first) // self.per_user]
         for name, array in self.content.arrays.items():
-            out[name][places] = array[canaries]
-            out[name][places[~inside]] = self.content.silent[name]
-        if "squared_norms" in out:
+            out[name][real] = 0
+            out[name][(real, *(slice(length) for length in room[name].shape[1:]))] = room[name]
+            out[name][canary] = array[examples[canary] - first]
+            out[name][canary[~inside]] = self.content.silent[name]
+        if self.norms:
             from coowned.mechanism.clipping import squared_norms_of
 
-            out["squared_norms"][places] = squared_norms_of(out["features"][places])
+            out["squared_norms"][: len(examples)] = squared_norms_of(out["features"][: len(examples)])
 
 
 def graph_with_canaries(graph: AttributionGraph, *, num_users: int, per_user: int) -> AttributionGraph:
-    """The graph and, behind it, `num_users` users with `per_user` examples each that are theirs alone.
+    """The graph and, behind it, `num_users` users with `per_user` examples of their own each.
 
     >>> graph = AttributionGraph.from_users_per_example([[0, 1], [1]])
     >>> graph_with_canaries(graph, num_users=2, per_user=2).examples_per_user.tolist()
@@ -189,6 +199,7 @@ class CanaryAudit:
       claimed_epsilon, delta, adjacency, contribution_bound: of the guarantee the run was trained under.
       gaussian_claim: what the claim allows the second bound to be.
       canaries, included: users, and how many of them were in.
+      largest_bound: what the second bound would be had every canary been guessed right.
       area_under_curve: chance that a canary who is in ranks above one who is out; a half is blind guessing.
     """
 
@@ -200,6 +211,7 @@ class CanaryAudit:
     alpha: float
     canaries: int
     included: int
+    largest_bound: float
     area_under_curve: float
     adjacency: str
     contribution_bound: int
@@ -216,9 +228,8 @@ def audit_with_canaries(
     model: Model,
     data: TrainingData,
     make_plan: Callable[[AttributionGraph], TrainingPlan],
-    content: Callable[[int], CanaryContent],
+    content: CanaryContent,
     *,
-    canaries: int,
     per_user: int,
     alpha: float = 1e-3,
     initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
@@ -234,10 +245,9 @@ def audit_with_canaries(
       - Canary users are bound like real ones.                     (test_canaries_fill_their_bound)
 
     Args:
-      model, data, initial: what is audited, as for `train`.
+      model, data, initial: what is audited, as for `train`; the model takes what the canaries hold.
       make_plan: for a graph, the plan with its selection, certificate, guarantee and a run key of its own.
-      content: for a number of examples, what canaries hold.
-      canaries: how many canary users.
+      content: what canaries hold, `per_user` examples of a user in a row.
       per_user: examples of each; the contribution bound makes the audit strongest.
       alpha: probability that an honest run is accused.
       coins: who is in; the operating system's unless a test gives a key.
@@ -246,8 +256,7 @@ def audit_with_canaries(
     References: Steinke et al. (2023), https://arxiv.org/abs/2305.08846; Mahloujifar et al. (2024),
     https://arxiv.org/abs/2410.22235.
     """
-    from jax_privacy.auditing import CanaryScoreAuditor
-
+    canaries = len(content) // per_user
     validate.integer(at_least=10, canaries=canaries)
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     coins = RunKey.from_operating_system() if coins is None else coins
@@ -255,8 +264,7 @@ def audit_with_canaries(
     included = (words >> np.uint64(63)).astype(bool)  # (canaries,) fair coins
     if included.all() or not included.any():
         raise InputError("all canaries fell on one side; use more of them")
-    held = content(canaries * per_user)
-    with_canaries = DataWithCanaries.around(data, held, per_user=per_user, included=included)
+    with_canaries = DataWithCanaries.around(data, content, per_user=per_user, included=included)
     plan = make_plan(with_canaries.graph)
     if plan.guarantee is None:
         raise InputError("there is nothing to audit in a run without a guarantee")
@@ -266,22 +274,32 @@ def audit_with_canaries(
     # All canaries as if they were in: what the model says of content it may have seen.
     everyone = dataclasses.replace(with_canaries, included=np.ones(canaries, bool))
     known = _gains(model, start, final, everyone, data.graph.num_examples).reshape(canaries, per_user).sum(axis=1)
-    auditor = CanaryScoreAuditor(known[included], known[~included])
     delta = plan.guarantee.delta
+    bounds = _bounds(known[included], known[~included], delta, alpha)
+    best = _bounds(1 + included[included], 0 * included[~included], delta, alpha)
     mu = gaussian_dp(plan.mechanism, noise_multiplier=plan.noise_multiplier, adjacency=plan.guarantee.adjacency).mu
     return CanaryAudit(
-        epsilon_lower_bound=float(auditor.epsilon_one_run(alpha / 2, delta)),
-        gaussian_lower_bound=float(auditor.epsilon_one_run_fdp(alpha / 2, delta)),
+        epsilon_lower_bound=bounds[0],
+        gaussian_lower_bound=bounds[1],
         claimed_epsilon=plan.guarantee.epsilon,
         gaussian_claim=max(plan.guarantee.epsilon, gaussian_epsilon(mu, delta)),
         delta=delta,
         alpha=alpha,
         canaries=canaries,
         included=int(included.sum()),
+        largest_bound=max(best),
         area_under_curve=area_under_curve(known[included], known[~included]),
         adjacency=plan.guarantee.adjacency,
         contribution_bound=plan.guarantee.contribution_bound,
     )
+
+
+def _bounds(inside: npt.ArrayLike, outside: npt.ArrayLike, delta: float, alpha: float) -> tuple[float, float]:
+    """Lower bounds on epsilon from the scores of canaries, half of alpha each: for any leak, and for a Gaussian one."""
+    from jax_privacy.auditing import CanaryScoreAuditor
+
+    auditor = CanaryScoreAuditor(np.asarray(inside, np.float64), np.asarray(outside, np.float64))
+    return float(auditor.epsilon_one_run(alpha / 2, delta)), float(auditor.epsilon_one_run_fdp(alpha / 2, delta))
 
 
 def area_under_curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> float:

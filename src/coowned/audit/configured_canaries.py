@@ -16,7 +16,7 @@ from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.splits import split_examples
 from coowned.training.tasks import make_task
 
-_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not at once known by heart
+_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
 
 
 def audit_configured_run(
@@ -60,13 +60,14 @@ def audit_configured_run(
     clip_norm = config.mechanism.clip_norm
     assert clip_norm is not None  # a run with a guarantee has one
     announce("training with canaries")
+    per_user = made.certificate.contribution_bound
+    model, content = _canaries(task.model, canaries, per_user, clip_norm)
     found = audit_with_canaries(
-        task.model,
+        model,
         data,
         lambda graph: make_plan(config, graph, run_key),
-        lambda count: _content(task.model, count, _LENGTH * clip_norm),
-        canaries=canaries,
-        per_user=made.certificate.contribution_bound,
+        content,
+        per_user=per_user,
         alpha=alpha,
         initial=task.initial,
         coins=coins,
@@ -87,11 +88,14 @@ def _refuse_another(folder: Path, config: TrainConfig) -> None:
         )
 
 
-def _content(model: Model, count: int, length: float) -> CanaryContent:
+def _canaries(model: Model, users: int, per_user: int, clip_norm: float) -> tuple[Model, CanaryContent]:
+    """The model that is trained, which may have more features than the run's, and what its canaries hold."""
     if isinstance(model, LogisticRegression):
-        return feature_canaries(count, model.num_features, length=length, seed=0)
+        content = feature_canaries(users, per_user, num_features=model.num_features, length=_LENGTH * clip_norm)
+        return LogisticRegression(num_features=model.num_features + users), content
     from coowned.training.models.bert import BertMaskedLM
 
     if not isinstance(model, BertMaskedLM):
         raise InputError(f"there are no canaries for {type(model).__name__}; use audit_with_canaries with your own")
-    return token_canaries(count, vocabulary_size=model.config.vocab_size, sequence_length=model.sequence_length, seed=0)
+    size, length = model.config.vocab_size, model.sequence_length
+    return model, token_canaries(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)
