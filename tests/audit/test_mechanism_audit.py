@@ -16,8 +16,8 @@ from coowned import threads
 from coowned.accounting.curve import epsilon_curve
 from coowned.audit import noise_law, release
 from coowned.audit.audited_parts import AuditedParts
+from coowned.audit.checks import lower_bound, upper_bound
 from coowned.audit.claims import USERS, MechanismClaim
-from coowned.audit.clopper_pearson import lower_bound, upper_bound
 from coowned.audit.mechanism_audit import audit_mechanism, judge
 from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError

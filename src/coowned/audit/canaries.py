@@ -26,7 +26,7 @@ from coowned.accounting.guarantee import UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.keys import Purpose, RunKey, random_words
-from coowned.training.data import Draw, TrainingData, with_norms
+from coowned.training.data import Draw, TrainingData
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer
 from coowned.training.model import Model

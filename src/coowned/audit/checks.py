@@ -1,10 +1,12 @@
-"""Several exact tests that share one false-alarm probability."""
+"""Exact tests that share one false-alarm probability, and exact bounds on a probability."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from scipy.stats import binom
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import beta, binom
 
 from coowned import validate
 
@@ -76,3 +78,30 @@ def checked_law(law: str, checks: Sequence[Check], alpha: float) -> CheckedLaw:
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     validate.positive(number_of_checks=len(checks))
     return CheckedLaw(law=law, alpha=alpha, checks=tuple(checks))
+
+
+def lower_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDArray[np.float64]:
+    """Clopper and Pearson's lower bound on a probability: above it with probability at most alpha.
+
+    Guarantees:
+      - Holds with at least 1 - alpha, exactly.   (test_clopper_pearson_covers, test_clopper_pearson_is_scipys)
+
+    >>> round(float(lower_bound(5, 100, 0.05)), 4)
+    0.0199
+    """
+    validate.positive(trials=trials)
+    count = np.asarray(successes, np.float64)
+    found = beta.ppf(alpha, np.maximum(count, 1), trials - count + 1)
+    return np.where(count > 0, found, 0.0)
+
+
+def upper_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDArray[np.float64]:
+    """Clopper and Pearson's upper bound on a probability: below it with probability at most alpha.
+
+    >>> round(float(upper_bound(0, 100, 0.05)), 4)
+    0.0295
+    """
+    validate.positive(trials=trials)
+    count = np.asarray(successes, np.float64)
+    found = beta.isf(alpha, count + 1, np.maximum(trials - count, 1))
+    return np.where(count < trials, found, 1.0)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.audit.audited_parts import AuditedParts
+from coowned.audit.checks import lower_bound, upper_bound
 from coowned.audit.claims import USERS, MechanismClaim
-from coowned.audit.clopper_pearson import lower_bound, upper_bound
 from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy

@@ -1,4 +1,4 @@
-"""How much a model tells about one person, measured by training it many times with her content and without."""
+"""How much a model tells about one person, measured by training it many times with and without their content."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.audit.clopper_pearson import lower_bound, upper_bound
+from coowned.audit.checks import lower_bound, upper_bound
 from coowned.errors import InputError
 
 
@@ -20,8 +20,8 @@ class MeasuredLeak:
     Attributes:
       epsilon_lower_bound: with probability at least 1 - alpha no (epsilon, delta) guarantee with a smaller epsilon
         holds for this person.
-      true_positive_rate, false_positive_rate: of the attack, on the half of the models its threshold was not made from.
-      trials: models trained, half of them with her content.
+      true_positive_rate, false_positive_rate: of the attack, on the half of the models its threshold was not chosen on.
+      trials: models trained, half of them with the person's content.
       alpha: probability that the bound is above the truth.
     """
 
@@ -41,7 +41,7 @@ def measure_leak(
 ) -> MeasuredLeak:
     """A lower bound on epsilon from the scores of models trained with a person's content and without it.
 
-    The threshold and the direction ("high means she was in it", or out of it) are chosen on the first half of the
+    The threshold and the direction ("high means the person was in it", or out of it) are chosen on the first half of the
     scores; on the other half the attack's two rates have Clopper-Pearson bounds at alpha / 2 each. Since
     P(A) <= e^epsilon Q(A) + delta, epsilon >= log((lower(P) - delta) / upper(Q)).
 
@@ -85,7 +85,7 @@ def measure_leak(
 def retrain(train: Callable[[bool, int], float], *, trials: int, progress: Callable[[int], None] | None = None):
     """(scores with, scores without): `train(included, number)` gives the score of one freshly trained model.
 
-    Models with and without alternate, so that nothing that drifts can tell them apart.
+    Models with and without alternate, so that drift cannot tell them apart.
     """
     validate.integer(at_least=8, trials=trials)
     scores: tuple[list[float], list[float]] = ([], [])
