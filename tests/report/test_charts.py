@@ -5,14 +5,13 @@ import json
 import pytest
 
 from coowned.report import charts
-from coowned.report.contents import Mark
-from coowned.report.figures import Figure, charts_json
+from coowned.report.figures import Figure, Mark, charts_json
 from coowned.selection.registry import CLASSES
 
 
 def luminance(colour: str) -> float:
     """Relative luminance as WCAG 2 defines it."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -34,7 +33,7 @@ def test_the_same_colour_in_every_chart():
         {"selector": word, "contribution_bound": 1, "size": 5, "chosen": False}
         for word in ("priced", "greedy", "given")
     ]
-    made = charts.trade_off(rows, y="size", title_y="", format_y="d", tooltip=())
+    made = charts.trade_off(rows, (), y="size", title_y="", format_y="d")
     scale = made["layer"][0]["encoding"]["color"]["scale"]
     assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
         word: charts.colour_of(word) for word in ("priced", "greedy", "given")
@@ -43,7 +42,7 @@ def test_the_same_colour_in_every_chart():
 
 def test_text_in_a_chart_cannot_end_the_script():
     rows = [{"what": "</script><script>", "copies": 1}]
-    chart = charts.level_bars(rows, x="copies", y="what", title_x="", title_y=None, colours=["#000000"], tooltip=())
+    chart = charts.horizontal_bars(rows, (), x="copies", y="what", title_x="", colours=["#000000"])
     figure = Figure(name="a", title="a", mark=Mark.GRAPH, chart=chart, columns=(("what", "w"),), rows=rows, reading="")
     text = charts_json([figure])
     assert "<" not in text
@@ -52,4 +51,15 @@ def test_text_in_a_chart_cannot_end_the_script():
 
 def test_no_number_that_json_lacks():
     with pytest.raises(ValueError):
-        charts.bars([{"x": "a", "y": float("nan")}], x="x", y="y", title_x="", title_y="", colour="#000000", tooltip=())
+        charts.bars([{"x": "a", "y": float("nan")}], (), x="x", y="y", title_x="", title_y="", colours={"": "#000000"})
+
+
+@pytest.mark.parametrize("largest", [2, 100, 4000])
+def test_axes_read_plain_numbers(largest: int):
+    import vl_convert
+
+    rows = [{"what": name, "copies": number} for name, number in (("a", largest), ("b", largest // 2))]
+    chart = charts.horizontal_bars(rows, (), x="copies", y="what", title_x="", colours=["#000000"] * 2)
+    drawn = vl_convert.vegalite_to_svg({**chart, "width": 300})
+    assert f">{largest:,}<" in drawn
+    assert "e+" not in drawn

@@ -11,10 +11,13 @@ import pytest
 
 from coowned import AttributionGraph, InputError, PrivacyGuarantee, plan
 from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.audit.bob import Measured
+from coowned.audit.retraining import MeasuredLeak
 from coowned.report import charts
-from coowned.report.contents import Mark, read_run
+from coowned.report.contents import read_run
+from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report
-from coowned.report.sections import _not_promised
+from coowned.report.run_page import not_promised
 
 SECRETS = (
     "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",
@@ -102,13 +105,13 @@ def test_statement_and_digests(real: Path, runs):
         assert row["epsilon"] is None or rounded_up(row["epsilon"]) in text
 
 
-def test_what_is_not_promised(copy):
+def test_what_isnot_promised(copy):
     """The box beside the statement, of a run with an unprotected user."""
     folder = copy("scheduled")
-    run = read_run(folder, release=True, with_statistics=False)
+    run = read_run(folder, release=True)
     certificate = dataclasses.replace(run.certificate, num_unprotected_users=3)
     sentences = [line.split(". ", 1)[1] for line in run.statement.split("\n")]
-    shown = _not_promised(dataclasses.replace(run, certificate=certificate), sentences)
+    shown = not_promised(dataclasses.replace(run, certificate=certificate), sentences)
     for start in ("Not covered", "Not promised", "Not released: training curves", "3 users were taken out"):
         assert sum(line.startswith(start) for line in shown) == 1, start
     assert not [line for line in shown if line.startswith("Released")]
@@ -202,12 +205,24 @@ def test_schedule(runs, tmp_path: Path):
 
 def test_missing_statistics_are_named(copy):
     folder = copy("scheduled")
-    (folder / "statistics.json").unlink(missing_ok=True)
     assert "What was kept" in read(write_report(folder))  # from the data beside it
     (folder.parent / "papers.parquet").unlink()
     text = read(write_report(folder))
     assert "What was kept" not in text
     assert text.count("are not where config.toml says") == 2
+
+
+def test_text_is_escaped(copy):
+    folder = copy("none")
+    name = "<script>alert(1)</script>"
+    config = folder / "config.toml"
+    config.write_text(f"# {name} & co\n" + config.read_text(encoding="utf-8"), encoding="utf-8")
+    text = read(write_report(folder.rename(folder.with_name("<b>run"))))
+    assert "alert" in text  # the test can fail
+    assert name not in text
+    assert html.escape(name, quote=False) in text
+    assert "&amp; co" in text
+    assert "<b>run" not in text
 
 
 def test_whole_or_none(copy, monkeypatch):
@@ -233,6 +248,38 @@ def test_whole_or_none(copy, monkeypatch):
 def test_release_compares_nothing(runs):
     with pytest.raises(InputError, match="a release leaves out"):
         write_report(runs["scheduled"], release=True, also=[runs["none"]])
+
+
+def measured(attribution: str, found: float) -> Measured:
+    leak = MeasuredLeak(
+        epsilon_lower_bound=found, true_positive_rate=0.9, false_positive_rate=0.1, trials=8, alpha=1e-3, delta=1e-5
+    )
+    return Measured(
+        attribution=attribution,
+        epsilon=1.0,
+        delta=1e-5,
+        contribution_bound=1,
+        size=100,
+        copies_with_bob=20 if attribution == "sender" else 1,
+        leak=leak,
+        scores_with=(0.1, 0.2, 0.3, 0.4),
+        scores_without=(1.1, 1.2, 1.3, 1.4),
+    )
+
+
+def test_bob(runs, tmp_path: Path):
+    """One mark per model; both claims stand beside what was measured; a failed attack proves nothing."""
+    text = read(
+        write_report(runs["none"], tmp_path / "a.html", bob=[measured("sender", 2.1), measured("everyone", 0.0)])
+    )
+    assert {"bob-sender", "bob-everyone"} <= set(check_figures(text))
+    assert len(rows_of(specs(text)["bob-sender"])) == 8
+    section = re.search(r'(?s)<section id="bob">(.*?)</section>', text)
+    assert section
+    assert ">2.1<" in section[1]
+    assert section[1].count(">not true for Bob<") == section[1].count(">not refuted by 8 models<") == 1
+    assert "1 (unit: user, fixed graph; contribution bound 1; delta 1e-05; adjacency: zero-out)" in section[1]
+    assert "holds" not in section[1]
 
 
 def test_plan_page(tmp_path: Path):

@@ -70,8 +70,8 @@ class GraphStatistics:
             mean_examples_per_user=_mean(examples_per_user),
             median_examples_per_user=_median(examples_per_user),
             max_examples_per_user=int(examples_per_user.max(initial=0)),
-            users_per_example_histogram=_histogram(users_per_example),
-            examples_per_user_histogram=_histogram(examples_per_user),
+            users_per_example_histogram=histogram(users_per_example),
+            examples_per_user_histogram=histogram(examples_per_user),
             heaviest_users=[(int(user), int(examples_per_user[user])) for user in heaviest],
             num_components=len(component_users),
             largest_component_users=int(component_users.max(initial=0)),
@@ -114,14 +114,23 @@ def _heaviest(examples_per_user: np.ndarray) -> np.ndarray:
     return order[examples_per_user[order] > 0]
 
 
-def _histogram(values: np.ndarray) -> list[tuple[int, int]]:
-    """Counts in classes 0, 1, 2, 3, 4, 5-8, 9-16, …, each named by where it begins; empty classes are left out."""
+def histogram(values: np.ndarray) -> list[tuple[int, int]]:
+    """Counts in classes 0, 1, 2, 3, 4, 5-8, 9-16, …, each given by where it begins; empty classes are left out."""
     largest = int(values.max(initial=0))
     begins = [0, 1, 2, 3, 4, 5]
     while begins[-1] <= largest:
         begins.append(2 * begins[-1] - 1)
     counts, _ = np.histogram(values, bins=[*begins, max(begins[-1], largest) + 1])
     return [(begin, int(count)) for begin, count in zip(begins, counts, strict=True) if count]
+
+
+def class_name(begin: int) -> str:
+    """The class of a `histogram` that begins there.
+
+    >>> class_name(4), class_name(9)
+    ('4', '9–16')
+    """
+    return str(begin) if begin < 5 else f"{begin:,}–{2 * begin - 2:,}"
 
 
 def _mean(values: np.ndarray) -> float:

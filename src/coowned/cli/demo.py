@@ -102,7 +102,7 @@ def run(
         runs = _train(output, emails, best.selector, best.contribution_bound, say)
     accuracies = {epsilon: _accuracy(folder) for epsilon, folder in runs.items()}
     main = runs[_EPSILONS[-1]]
-    trained = read_run(main, release=True, with_statistics=False).claim
+    trained = read_run(main, release=True).claim
     split = trained.certificate.num_examples
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
     say(f"   (unit: {UNIT}; contribution bound {trained.contribution_bound}; {terms}). Each run chose")
@@ -298,7 +298,6 @@ def _audit(folder: Path) -> dict[str, Any]:
 
 def _report(output: Path, runs: dict[float | None, Path], measured: list["Measured"]) -> Path:
     from coowned.report.page import write_report
-    from coowned.report.story import bob_section
 
     main, others = runs[_EPSILONS[-1]], [folder for epsilon, folder in runs.items() if epsilon != _EPSILONS[-1]]
-    return write_report(main, output / "report.html", also=others, more=[bob_section(measured)])
+    return write_report(main, output / "report.html", also=others, bob=measured)

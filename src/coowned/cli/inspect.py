@@ -55,6 +55,8 @@ def run(
 
 
 def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int]) -> None:
+    from coowned.attribution.statistics import class_name
+
     show.table(
         "Counts",
         ("", "number", "mean", "median", "most"),
@@ -77,7 +79,7 @@ def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int
     ):
         show.line()
         most = max((held for _, held in histogram), default=1)
-        rows = [(_class(begin), held, "█" * max(1, round(30 * held / most))) for begin, held in histogram]
+        rows = [(class_name(begin), held, "█" * max(1, round(30 * held / most))) for begin, held in histogram]
         show.table(title, ("", unit, ""), rows, left=(0, 2))
     show.line()
     rows = [
@@ -98,7 +100,3 @@ def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int
 
 def _spread(statistics: "GraphStatistics", name: str) -> tuple[float, float, int]:
     return tuple(getattr(statistics, f"{kind}_{name}") for kind in ("mean", "median", "max"))  # type: ignore[return-value]
-
-
-def _class(begin: int) -> str:
-    return str(begin) if begin < 5 else f"{begin}-{2 * begin - 2}"

@@ -47,7 +47,7 @@ def run(
     refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))
     place = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
     if json:
-        made = read_run(folder, release=True, with_statistics=False)
+        made = read_run(folder, release=True)
         show.as_json(
             {
                 "report": str(place),

@@ -1,7 +1,7 @@
-"""Pictures by altair: one colour a selector, one mark a row, colours that hold on white and on black.
+"""Charts by altair: one colour per selector, legible on light and dark backgrounds.
 
-Text and lines take the colour of the page around them ("currentColor"), so that one picture serves light, dark and
-paper. In every chart the layer named "rows" has exactly one mark for each row of its data.
+Text and lines take the colour of the surrounding page ("currentColor"), so one chart serves light, dark and print. In
+every chart the layer named "rows" has exactly one mark per row of its data.
 """
 
 import functools
@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-Row = dict[str, Any]
+from coowned.report.figures import Columns, Row
 
 SELECTOR_COLOURS = {
     "greedy": "#2f7fd6",
@@ -21,14 +21,16 @@ SELECTOR_COLOURS = {
     "min-separation-program": "#1593a8",
     "random-subset": "#77808c",
 }
-"""One colour a selector, everywhere; each has a contrast of at least 3 on both backgrounds of the page."""
+"""Each has a contrast of at least 3 on both backgrounds of the page."""
 
 NEUTRAL = "#808894"
 ALARM = "#d8453e"
 LIGHT_BACKGROUND, DARK_BACKGROUND = "#ffffff", "#15181d"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+NUMBER = ",.6~g"  # with an explicit precision: Vega would otherwise round 100 to one digit and write 1e+2
 _INK = "currentColor"
-_HEIGHT = 240
+_HEIGHT = 240  # pixels
+_LEGEND_WIDTH = 34  # letters of two legend entries that fit side by side into a narrow card
 
 
 def colour_of(selector: str) -> str:
@@ -41,184 +43,155 @@ def colour_of(selector: str) -> str:
 
 
 def bars(
-    rows: Sequence[Row], *, x: str, y: str, title_x: str, title_y: str, colour: str, tooltip: Sequence[tuple[str, str]],
-    format_y: str = "%",
+    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, title_y: str, colours: dict[str, str],
+    series: str | None = None,
 ) -> Row:  # fmt: skip
-    """One bar a row, x in the order of the rows."""
+    """Vertical bars, x in the order of the rows; with `series` one bar per series side by side."""
     import altair as alt
 
-    made = (
-        alt.Chart(_data(rows))
-        .mark_bar(color=colour, cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis(), scale=alt.Scale(paddingInner=0.45)),
-            y=alt.Y(f"{y}:Q", title=title_y, axis=alt.Axis(format=format_y, tickCount=5)),
-            tooltip=_tooltip(tooltip),
-        )
-    )
-    return _finish(made.properties(name="rows"))
-
-
-def level_bars(
-    rows: Sequence[Row],
-    *,
-    x: str,
-    y: str,
-    title_x: str,
-    title_y: str | None,
-    colours: Sequence[str],
-    tooltip: Sequence[tuple[str, str]],
-) -> Row:
-    """One horizontal bar a row, for a few long names."""
-    import altair as alt
-
-    names = [row[y] for row in rows]
-    made = (
+    offset = alt.Undefined if series is None else alt.XOffset(f"{series}:N", sort=list(colours))
+    colour = alt.value(next(iter(colours.values()))) if series is None else _colours(series, colours)
+    scale = alt.Scale(paddingInner=0.45) if series is None else alt.Undefined
+    chart = (
         alt.Chart(_data(rows))
         .mark_bar(cornerRadiusEnd=2)
         .encode(
-            color=alt.Color(f"{y}:N", scale=alt.Scale(domain=names, range=list(colours)), legend=None),
-            y=alt.Y(f"{y}:N", title=title_y, sort=None, axis=alt.Axis(labelLimit=240)),
-            x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format="~s", tickCount=4)),
-            tooltip=_tooltip(tooltip),
-        )
-    )
-    return _finish(made.properties(name="rows"), height=max(90, 44 * len(rows)))
-
-
-def paired_bars(
-    rows: Sequence[Row], *, x: str, y: str, series: str, names: Sequence[str], colours: Sequence[str], title_x: str,
-    title_y: str, tooltip: Sequence[tuple[str, str]],
-) -> Row:  # fmt: skip
-    """Bars side by side: one a row, grouped by x."""
-    import altair as alt
-
-    made = (
-        alt.Chart(_data(rows))
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis()),
-            xOffset=alt.XOffset(f"{series}:N", sort=list(names)),
+            x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis(), scale=scale),
+            xOffset=offset,
             y=alt.Y(f"{y}:Q", title=title_y, axis=alt.Axis(format="%", tickCount=5)),
-            color=_colours(series, names, colours),
-            tooltip=_tooltip(tooltip),
+            color=colour,
+            tooltip=_tooltip(columns),
         )
     )
-    return _finish(made.properties(name="rows"))
+    return _finish(chart.properties(name="rows"))
 
 
-def trade_off(rows: Sequence[Row], *, y: str, title_y: str, format_y: str, tooltip: Sequence[tuple[str, str]]) -> Row:
-    """A point for each bound and selector, joined by selector; the chosen one has a ring."""
+def horizontal_bars(
+    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: Sequence[str]
+) -> Row:
+    """One horizontal bar per row, for a few long names."""
     import altair as alt
 
-    names = list(dict.fromkeys(str(row["selector"]) for row in rows))
+    scale = alt.Scale(domain=[row[y] for row in rows], range=list(colours))
+    chart = (
+        alt.Chart(_data(rows))
+        .mark_bar(cornerRadiusEnd=2)
+        .encode(
+            color=alt.Color(f"{y}:N", scale=scale, legend=None),
+            y=alt.Y(f"{y}:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)),
+            x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format=NUMBER, tickCount=4)),
+            tooltip=_tooltip(columns),
+        )
+    )
+    return _finish(chart.properties(name="rows"), height=max(90, 44 * len(rows)))
+
+
+def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, format_y: str = NUMBER) -> Row:
+    """A point for each bound and selector, connected by selector; a ring marks rows with `chosen`."""
+    import altair as alt
+
+    names = dict.fromkeys(str(row["selector"]) for row in rows)
+    bounds = sorted({row["contribution_bound"] for row in rows})
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(
             "contribution_bound:Q",
             title="contribution bound",
             scale=alt.Scale(type="symlog", nice=False, padding=18),
-            axis=alt.Axis(
-                values=sorted({row["contribution_bound"] for row in rows}), format="d", grid=False, labelOverlap=True
-            ),
+            axis=alt.Axis(values=bounds, format="d", grid=False, labelOverlap=True),
         ),
         y=alt.Y(f"{y}:Q", title=title_y, scale=alt.Scale(zero=False), axis=alt.Axis(format=format_y, tickCount=5)),
-        color=_colours("selector", names, [colour_of(name) for name in names]),
+        color=_colours("selector", {name: colour_of(name) for name in names}),
     )
     lines = base.mark_line(strokeWidth=1.5, opacity=0.65)
     ring = base.mark_point(size=260, strokeWidth=2.5, filled=False).transform_filter("datum.chosen")
-    points = base.mark_point(size=70, filled=True, opacity=1).encode(tooltip=_tooltip(tooltip)).properties(name="rows")
+    points = base.mark_point(size=70, filled=True, opacity=1).encode(tooltip=_tooltip(columns)).properties(name="rows")
     return _finish(alt.layer(lines, ring, points))
 
 
 def curve(
-    rows: Sequence[Row], *, x: str, y: str, title_x: str, title_y: str, colour: str, tooltip: Sequence[tuple[str, str]],
-    format_y: str = "~g", zero: bool = False,
+    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, title_y: str, colour: str,
+    format_y: str = NUMBER, zero: bool = False,
 ) -> Row:  # fmt: skip
     """A line with a point for each row."""
     import altair as alt
 
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(grid=False, tickCount=6)),
+        x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format=NUMBER, grid=False, tickCount=6)),
         y=alt.Y(f"{y}:Q", title=title_y, scale=alt.Scale(zero=zero), axis=alt.Axis(format=format_y, tickCount=5)),
     )
     line = base.mark_line(strokeWidth=2, color=colour)
-    points = base.mark_point(size=24, filled=True, color=colour, opacity=1).encode(tooltip=_tooltip(tooltip))
+    points = base.mark_point(size=24, filled=True, color=colour, opacity=1).encode(tooltip=_tooltip(columns))
     return _finish(alt.layer(line, points.properties(name="rows")))
 
 
 def curves(
-    rows: Sequence[Row], *, x: str, y: str, series: str, names: Sequence[str], colours: Sequence[str], title_x: str,
-    title_y: str, tooltip: Sequence[tuple[str, str]], log_x: bool = False, log_y: bool = False, format_x: str = "~g",
-    format_y: str = "~g", ticks_x: Sequence[float] | None = None, points_at: tuple[float, float] | None = None,
+    rows: Sequence[Row], columns: Columns, *, x: str, y: str, series: str, colours: dict[str, str], title_x: str,
+    title_y: str, log_x: bool = False, log_y: bool = False, format_x: str = NUMBER, format_y: str = NUMBER,
+    ticks_x: Sequence[float] | None = None, ring: tuple[float, float] | None = None,
 ) -> Row:  # fmt: skip
-    """Several lines, told apart by colour and dashes, with a point for each row; `points_at` gets a ring."""
+    """Several lines, distinguished by colour and dashes, with a point for each row and a ring at one position."""
     import altair as alt
 
-    axis_x = {"grid": False, "format": format_x, **({"values": list(ticks_x)} if ticks_x else {"tickCount": 6})}
-    dashes = [[1, 0], [6, 4], [2, 3]]
+    ticks: dict[str, Any] = {"values": list(ticks_x)} if ticks_x else {"tickCount": 6}
+    dashes = alt.Scale(domain=list(colours), range=[[1, 0], [6, 4], [2, 3]][: len(colours)])
     base = alt.Chart(_data(rows)).encode(
-        x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(**axis_x)),
+        x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(grid=False, format=format_x, **ticks)),
         y=alt.Y(f"{y}:Q", title=title_y, scale=_scale(log_y), axis=alt.Axis(format=format_y, tickCount=5)),
-        color=_colours(series, names, colours),
-        strokeDash=alt.StrokeDash(
-            f"{series}:N", title=None, scale=alt.Scale(domain=list(names), range=dashes[: len(names)])
-        ),
+        color=_colours(series, colours),
+        strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes),
     )
-    line = base.mark_line(strokeWidth=2)
     points = base.mark_point(size=26, filled=True, opacity=1).encode(
-        tooltip=_tooltip(tooltip), strokeDash=alt.Undefined
+        tooltip=_tooltip(columns), strokeDash=alt.Undefined
     )
-    layers = [line, points.properties(name="rows")]
-    if points_at is not None:
-        ring = alt.Chart(_data([{x: points_at[0], y: points_at[1]}]))
-        layers.insert(
-            0, ring.mark_point(size=300, strokeWidth=2.5, color=_INK).encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q"))
-        )
+    layers = [base.mark_line(strokeWidth=2), points.properties(name="rows")]
+    if ring is not None:
+        mark = alt.Chart(_data([{x: ring[0], y: ring[1]}])).mark_point(size=300, strokeWidth=2.5, color=_INK)
+        layers.insert(0, mark.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q")))
     return _finish(alt.layer(*layers))
 
 
 def intervals(
-    rows: Sequence[Row], *, x: str, y: str, low: str, high: str, series: str, names: Sequence[str],
-    colours: Sequence[str], title_x: str, title_y: str, tooltip: Sequence[tuple[str, str]], format_y: str = "%",
-    beside: str | None = None,
+    rows: Sequence[Row], columns: Columns, *, x: str, y: str, low: str, high: str, series: str, colours: dict[str, str],
+    title_x: str, title_y: str, beside: str | None = None,
 ) -> Row:  # fmt: skip
-    """A point with its interval for each row; where x is the same, `beside` (default: series) sets them apart."""
+    """A point with its interval for each row; rows of the same x stand side by side by `beside` (default: series)."""
     import altair as alt
 
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis()),
         xOffset=alt.XOffset(
-            f"{beside or series}:N", sort=None if beside else list(names), scale=alt.Scale(paddingOuter=0.6)
+            f"{beside or series}:N", sort=None if beside else list(colours), scale=alt.Scale(paddingOuter=0.6)
         ),
-        color=_colours(series, names, colours),
+        color=_colours(series, colours),
     )
-    axis = alt.Axis(format=format_y, tickCount=5)
-    span = base.mark_rule(strokeWidth=2, opacity=0.7).encode(
-        y=alt.Y(f"{low}:Q", title=title_y, scale=alt.Scale(zero=False), axis=axis), y2=alt.Y2(f"{high}:Q")
-    )
+    vertical: dict[str, Any] = {
+        "title": title_y,
+        "scale": alt.Scale(zero=False),
+        "axis": alt.Axis(format="%", tickCount=5),
+    }
+    span = base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=alt.Y(f"{low}:Q", **vertical), y2=alt.Y2(f"{high}:Q"))
     points = base.mark_point(size=70, filled=True, opacity=1).encode(
-        y=alt.Y(f"{y}:Q", title=title_y, scale=alt.Scale(zero=False), axis=axis), tooltip=_tooltip(tooltip)
+        y=alt.Y(f"{y}:Q", **vertical), tooltip=_tooltip(columns)
     )
     return _finish(alt.layer(span, points.properties(name="rows")))
 
 
-def ticks(
-    rows: Sequence[Row], *, x: str, y: str, title_x: str, colours: dict[str, str], tooltip: Sequence[tuple[str, str]]
-) -> Row:
-    """One tick a row, one line of ticks for each name in `colours`."""
+def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: dict[str, str]) -> Row:
+    """One tick per row, one line of ticks for each name in `colours`."""
     import altair as alt
 
-    made = (
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    chart = (
         alt.Chart(_data(rows))
         .mark_tick(thickness=1.5, opacity=0.65)
         .encode(
-            x=alt.X(f"{x}:Q", title=title_x, scale=alt.Scale(zero=False)),
+            x=alt.X(f"{x}:Q", title=title_x, scale=alt.Scale(zero=False), axis=alt.Axis(format=NUMBER)),
             y=alt.Y(f"{y}:N", title=None, sort=list(colours), axis=alt.Axis(labelLimit=160, grid=False)),
-            color=alt.Color(f"{y}:N", legend=None, scale=alt.Scale(domain=list(colours), range=list(colours.values()))),
-            tooltip=_tooltip(tooltip),
+            color=alt.Color(f"{y}:N", legend=None, scale=scale),
+            tooltip=_tooltip(columns),
         )
     )
-    return _finish(made.properties(name="rows"), height=110)
+    return _finish(chart.properties(name="rows"), height=110)
 
 
 @functools.cache
@@ -237,22 +210,24 @@ def _data(rows: Sequence[Row]) -> Any:
     return alt.InlineData(values=[dict(row) for row in rows])
 
 
-def _tooltip(fields: Sequence[tuple[str, str]]) -> list[Any]:
+def _tooltip(columns: Columns) -> list[Any]:
     import altair as alt
 
-    return [alt.Tooltip(f"{name}:N", title=title) for name, title in fields]
+    return [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
 
 
-def _colours(series: str, names: Sequence[str], colours: Sequence[str]) -> Any:
+def _colours(series: str, colours: dict[str, str]) -> Any:
     import altair as alt
 
-    # Two columns where both fit into a narrow card.
-    columns = 2 if sum(max(map(len, names[place::2]), default=0) for place in (0, 1)) <= 34 else 1
+    names = list(colours)
+    two = sum(max(map(len, names[column::2]), default=0) for column in (0, 1)) <= _LEGEND_WIDTH
     return alt.Color(
         f"{series}:N",
         title=None,
-        scale=alt.Scale(domain=list(names), range=list(colours)),
-        legend=alt.Legend(orient="top", direction="horizontal", symbolType="circle", columns=columns, labelLimit=260),
+        scale=alt.Scale(domain=names, range=list(colours.values())),
+        legend=alt.Legend(
+            orient="top", direction="horizontal", symbolType="circle", columns=2 if two else 1, labelLimit=260
+        ),
     )
 
 
@@ -269,6 +244,7 @@ def _scale(log: bool) -> Any:
 
 
 def _finish(chart: Any, *, height: int = _HEIGHT) -> Row:
+    """The specification of a chart in the style of the page."""
     chart = chart.properties(width="container", height=height, padding=4, background="transparent")
     chart = chart.configure(font=FONT, autosize={"type": "fit-x", "contains": "padding"})
     chart = chart.configure_view(stroke=None)
@@ -280,11 +256,11 @@ def _finish(chart: Any, *, height: int = _HEIGHT) -> Row:
     chart = chart.configure_legend(
         labelColor=_INK, titleColor=_INK, labelFontSize=12, offset=8, symbolSize=80, symbolOpacity=1
     )
-    made = chart.to_dict()
-    made.pop("$schema", None)  # the page has one version of everything, and names no address
-    tables = made.pop("datasets", {})  # altair puts data aside under names; here they stand where they are drawn
-    for view in (made, *made.get("layer", ())):
+    spec = chart.to_dict()
+    spec.pop("$schema", None)  # the page has one version of Vega-Lite and names no web address
+    datasets = spec.pop("datasets", {})  # altair moves data aside under generated names; put them back inline
+    for view in (spec, *spec.get("layer", ())):
         if "name" in view.get("data", {}):
-            view["data"] = {"values": tables[view["data"]["name"]]}
-    json.dumps(made, allow_nan=False)  # a chart is embedded as JSON, which has no nan
-    return made
+            view["data"] = {"values": datasets[view["data"]["name"]]}
+    json.dumps(spec, allow_nan=False)  # JSON has no NaN: refuse it here, where the chart is known
+    return spec

@@ -1,7 +1,6 @@
 """What a run folder holds, read for a page; a release never opens the files that hold private numbers."""
 
 import dataclasses
-import enum
 import json
 import os
 import tomllib
@@ -13,25 +12,13 @@ import polars as pl
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.certificate import ContributionCertificate
-from coowned.errors import CertificateMismatchError, CoownedError, InputError
+from coowned.errors import CertificateMismatchError, InputError
 from coowned.mechanism.sampling import Mechanism, mechanism_from_dict
 from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig
-from coowned.training.run_statistics import FILE as STATISTICS
-from coowned.training.run_statistics import read_statistics, run_statistics
-from coowned.training.splits import split_examples
 from coowned.training.tasks import NO_GUARANTEE_FORMAT
 
 AUDIT_FORMAT = "coowned-audit-1"
 _AUDIT_ENTRIES = ("epsilon_lower_bound", "holds", "verdict", "alpha", "audits_run")
-
-
-class Mark(enum.Enum):
-    """What a figure is, as regards the guarantee; every figure has one."""
-
-    COVERED = "covered by the guarantee"
-    GRAPH = "graph statistic"
-    PRIVATE = "computed from private content, not covered"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +37,6 @@ class RunContents:
     Attributes:
       guarantee: what was accounted; None without privacy. Of a test run too, though it claims nothing: ask `claims`.
       public: without a guarantee because the data are public.
-      statistics: of the graph; None where they are not stored and the data are not reachable, `left_out` says why.
       audit: of the mechanism, with keys and users of its own: nothing of the run's content is in it.
       private: None in a release.
     """
@@ -63,8 +49,6 @@ class RunContents:
     mechanism: Mechanism
     record: dict[str, Any]
     config_text: str
-    statistics: dict[str, Any] | None
-    left_out: str
     audit: dict[str, Any] | None
     private: PrivateNumbers | None
 
@@ -113,7 +97,7 @@ class RunContents:
         return rounded_up(made.epsilon)
 
 
-def read_run(folder: str | os.PathLike[str], *, release: bool, with_statistics: bool = True) -> RunContents:
+def read_run(folder: str | os.PathLike[str], *, release: bool) -> RunContents:
     """Reads a finished run; its guarantee is computed anew, and refused where it claims too much.
 
     Guarantees:
@@ -128,7 +112,6 @@ def read_run(folder: str | os.PathLike[str], *, release: bool, with_statistics: 
     certificate = ContributionCertificate.from_json(_text(path / "certificate.json"))
     config_text = _text(path / "config.toml")
     guarantee, public, statement, mechanism = _read_guarantee(path, certificate, record, config_text)
-    statistics, left_out = _statistics(path, certificate, config_text) if with_statistics else (None, "not asked for")
     audit, canaries = _read_audit(path)
     return RunContents(
         path=path,
@@ -139,8 +122,6 @@ def read_run(folder: str | os.PathLike[str], *, release: bool, with_statistics: 
         mechanism=mechanism,
         record=record,
         config_text=config_text,
-        statistics=statistics,
-        left_out=left_out,
         audit=audit,
         private=None if release else _read_private(path, canaries),
     )
@@ -188,29 +169,6 @@ def _is_seeded(path: Path, config_text: str) -> bool:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path / 'config.toml'}: not TOML ({error}); put the run's own back") from None
     return isinstance(asked, dict) and "seed" in asked
-
-
-def _statistics(
-    path: Path, certificate: ContributionCertificate, config_text: str
-) -> tuple[dict[str, Any] | None, str]:
-    """Those stored with the run, else computed from its data where they are still to be found."""
-    if (path / STATISTICS).exists():
-        return read_statistics(path / STATISTICS, certificate), ""
-    from coowned.selection.selection_files import read_selection
-
-    reason = f"{STATISTICS} is not in the run folder, and its data are not where config.toml says"
-    for place in (path.parent, path, Path.cwd()):  # a copy of config.toml does not know what it was relative to
-        try:
-            config = TrainConfig.from_toml(config_text, folder=place)
-            whole = config.source().read().graph
-            graph = whole.subgraph(split_examples(whole, config.splits)["train"])
-            if graph.digest != certificate.graph_digest:
-                reason = "the data that config.toml names are not the ones that were trained on"
-                continue
-            return run_statistics(graph, read_selection(path / "S.parquet", graph), certificate), ""
-        except (CoownedError, OSError):
-            continue
-    return None, reason
 
 
 def _read_private(path: Path, canaries: dict[str, Any] | None) -> PrivateNumbers:

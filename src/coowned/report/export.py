@@ -29,7 +29,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     Returns:
       The names of the files.
     """
-    run = read_run(run_folder, release=True, with_statistics=False)
+    run = read_run(run_folder, release=True)
     if not run.claims and not run.public:
         raise InputError(
             f"{run.path}: there is no guarantee ({run.reason}), so the model may give away what its examples hold; "

@@ -1,61 +1,59 @@
-"""A figure: a picture, the table behind it, what to read from it, and how it stands to the guarantee."""
+"""A figure of a page: a chart, the table behind it, a caption, and what the guarantee says about its numbers."""
 
 import dataclasses
+import enum
 import json
+import math
+from collections.abc import Iterable
 from typing import Any
 
-from coowned.report.contents import Mark
-from coowned.report.elements import Html, element, table
+Row = dict[str, Any]
+Columns = tuple[tuple[str, str], ...]  # key and heading of every column
 
-_SHAPES = {Mark.COVERED: "covered", Mark.GRAPH: "graph", Mark.PRIVATE: "private"}
+
+class Mark(enum.Enum):
+    """How a figure relates to the guarantee; every figure has exactly one mark."""
+
+    COVERED = "covered by the guarantee"
+    GRAPH = "graph statistic"
+    PRIVATE = "computed from private content, not covered"
+
+    @property
+    def meaning(self) -> str:
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Mark.COVERED: "follows from what the guarantee covers; showing it costs no privacy.",
+    Mark.GRAPH: "counted from who is part of what, which a fixed-graph guarantee does not hide. Publish it only where "
+    "the graph may be known.",
+    Mark.PRIVATE: "computed from the texts themselves without noise. Keep it to those who may see the data.",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One picture with as many rows in its table as it has marks.
+    """One chart with as many rows in its table as it has marks.
 
     Attributes:
       name: unique on the page.
-      columns: key and heading of every column of the table.
-      rows: what is drawn; strings in the table columns are shown as they are.
-      reading: one or two sentences that say what the picture shows; also its description for who cannot see it.
+      columns: key and heading of every column of the table, and of the tooltip.
+      rows: what is drawn; values of the table columns are shown by `shown`.
+      reading: one or two sentences on what the chart shows, also its description for those who cannot see it.
+      chart: a Vega-Lite specification.
     """
 
     name: str
     title: str
     mark: Mark
-    chart: dict[str, Any]
-    columns: tuple[tuple[str, str], ...]
-    rows: list[dict[str, Any]]
+    columns: Columns
+    rows: list[Row]
     reading: str
-
-    def html(self) -> Html:
-        heading = element("h3", self.title, id=f"title-{self.name}")
-        behind = table(
-            [title for _, title in self.columns],
-            [[shown(row.get(key)) for key, _ in self.columns] for row in self.rows],
-            caption=self.title,
-        )
-        return element(
-            "figure",
-            element("div", heading, chip(self.mark), class_="figure-head"),
-            element("div", class_="chart", id=f"chart-{self.name}", role="img", aria_label=self.title),
-            element("figcaption", self.reading),
-            element("details", element("summary", f"The {len(self.rows)} rows behind this picture"), behind),
-            class_="figure",
-            data_name=self.name,
-            data_mark=_SHAPES[self.mark],
-            aria_labelledby=f"title-{self.name}",
-        )
+    chart: dict[str, Any]
 
 
-def chip(mark: Mark) -> Html:
-    """The mark in words, with a shape beside them for the eye."""
-    return element("span", mark.value, class_=f"chip chip-{_SHAPES[mark]}")
-
-
-def charts_json(figures: list[Figure]) -> str:
-    """Every picture of a page by its name, safe inside a script element."""
+def charts_json(figures: Iterable[Figure]) -> str:
+    """Every chart of a page by its figure's name, safe inside a script element."""
     text = json.dumps({figure.name: figure.chart for figure in figures}, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
@@ -75,8 +73,17 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "user"), counted(1200, "copy", "copies")
+    ('1 user', '1,200 copies')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def percent(part: float, whole: float) -> str:
-    """A share in percent; a share that is not none is not shown as none.
+    """A share in percent; a share above zero is never shown as zero.
 
     >>> percent(1, 3), percent(0, 3), percent(1, 100_000)
     ('33.3%', '0%', '<0.1%')
@@ -85,3 +92,12 @@ def percent(part: float, whole: float) -> str:
     if 0 < share < 0.1:
         return "<0.1%"
     return f"{share:.1f}".removesuffix(".0") + "%"
+
+
+def percent_up(share: float) -> str:
+    """A share in percent, rounded up: a bound is never shown smaller than what was proven.
+
+    >>> percent_up(0.12301), percent_up(1.0)
+    ('12.4%', '100.0%')
+    """
+    return f"{min(100.0, math.ceil(share * 1000 - 1e-9) / 10):.1f}%"

@@ -1,224 +1,223 @@
-"""Figures of the graph and of bounds: what was kept, what was lost, what other choices would cost."""
+"""Figures of the graph: how many users have which level of protection, what was kept, what other choices would cost."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
-from coowned.accounting import calculators
-from coowned.accounting.planning import Choice
+from coowned.accounting.planning import Choice, Plan
 from coowned.accounting.statement import rounded_down, rounded_up
-from coowned.errors import CoownedError
+from coowned.attribution.statistics import class_name
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.sampling import PoissonSampling
 from coowned.report import charts
-from coowned.report.contents import Mark, RunContents
-from coowned.report.figures import Figure, percent, shown
+from coowned.report.contents import RunContents
+from coowned.report.figures import Columns, Figure, Mark, Row, counted, percent, shown
+from coowned.report.selected_graph import SelectedGraph
 
-_NAMES = ("before selection", "after selection")
+_BEFORE, _AFTER = "before selection", "after selection"
+_GRAPH_ALONE = "Only the numbers of the graph enter; what the examples say does not."
 
 
 def levels(run: RunContents) -> Figure:
     """How many people have which level of protection."""
     rows = level_rows(run)
-    columns = (("copies", "copies she is in"), ("users", "people"), ("share_text", "share of all"))
+    columns: Columns = (("copies", "copies they are in"), ("users", "people"), ("share_text", "share of all"))
     if run.claims:
-        columns = (*columns, ("epsilon_text", "epsilon for her"))
+        columns = (*columns, ("epsilon_text", "their epsilon"))
+        title = "How many people have which level of protection"
         reading = (
-            "A person in fewer copies than the bound allows has a better guarantee of her own. Under the same delta "
+            "A person in fewer copies than the bound allows has a better guarantee of their own. Under the same delta "
             f"and adjacency ({run.claim.delta:.12g}, {run.claim.adjacency}) as the claim, which is for the worst-off."
         )
     else:
+        title = f"How many copies people are in: no guarantee ({run.reason})"
         reading = f"There is no guarantee ({run.reason}), so no level has an epsilon."
     return Figure(
         name="levels",
-        title="How many people have which level of protection"
-        if run.claims
-        else f"How many copies people are in: no guarantee ({run.reason})",
+        title=title,
         mark=Mark.GRAPH,
-        chart=charts.bars(
-            rows,
-            x="label",
-            y="share",
-            title_x="copies a person is in" + (" (and her epsilon)" if run.claims else ""),
-            title_y="share of people",
-            colour=charts.colour_of(run.selector),
-            tooltip=columns,
-        ),
         columns=columns,
         rows=rows,
         reading=reading,
+        chart=charts.bars(
+            rows,
+            columns,
+            x="label",
+            y="share",
+            title_x="copies a person is in" + (" (and their epsilon)" if run.claims else ""),
+            title_y="share of people",
+            colours={"": charts.colour_of(run.selector)},
+        ),
     )
 
 
-def level_rows(run: RunContents) -> list[dict[str, Any]]:
-    """One row a number of copies; of cyclic groups the worst epsilon counts."""
-    counts = run.certificate.copies_per_user
+def level_rows(run: RunContents) -> list[Row]:
+    """One row per number of copies; of cyclic groups the worst epsilon counts."""
+    certificate = run.certificate
     epsilons: dict[int, float] = {}
     if run.claims:
         for row in run.claim.by_copies().iter_rows(named=True):
             if row["epsilon"] is not None:
                 epsilons[row["copies"]] = max(row["epsilon"], epsilons.get(row["copies"], 0.0))
     rows = []
-    for copies, users in enumerate(counts):
-        epsilon = epsilons.get(copies)
-        text = "no part in training" if copies == 0 else None if epsilon is None else rounded_up(epsilon)
-        label = str(copies) if epsilon is None else f"{copies} (ε {rounded_up(epsilon)})"
+    for copies, users in enumerate(certificate.copies_per_user):
+        epsilon = rounded_up(epsilons[copies]) if copies in epsilons else None
         rows.append(
             {
                 "copies": copies,
-                "label": label,
+                "label": str(copies) if epsilon is None else f"{copies} (ε {epsilon})",
                 "users": users,
-                "share": users / max(1, run.certificate.num_users),
-                "share_text": percent(users, run.certificate.num_users),
-                "epsilon_text": text,
+                "share": users / max(1, certificate.num_users),
+                "share_text": percent(users, certificate.num_users),
+                "epsilon_text": "no part in training" if copies == 0 else epsilon,
             }
         )
     return rows
 
 
-def before_and_after(run: RunContents, statistics: dict[str, Any]) -> list[Figure]:
+def before_and_after(run: RunContents, selected: SelectedGraph) -> list[Figure]:
     """Users per example and examples per user, before and after selection."""
-    graph_text = "Only the numbers of the graph enter; what the examples say does not."
+    bound = counted(run.certificate.contribution_bound, "copy", "copies")
     return [
-        _classes(
+        _histograms(
             run,
-            statistics["users_per_example"],
-            name="users-per-example",
-            title="Users per example, before and after selection",
+            selected.users_per_example(),
             what="users per example",
             of="share of examples or copies",
             reading="Where the coloured bars lean to the left, the bound favours examples that few people share: that "
-            f"is its bias. {graph_text}",
+            f"is its bias. {_GRAPH_ALONE}",
         ),
-        _classes(
+        _histograms(
             run,
-            statistics["examples_per_user"],
-            name="examples-per-user",
-            title="Examples per user, before and after selection",
+            selected.examples_per_user(),
             what="examples per user",
             of="share of users",
-            reading=f"After selection nobody is in more than {run.certificate.contribution_bound:,} copies. "
-            f"{graph_text}",
+            reading=f"After selection nobody is in more than {bound}. {_GRAPH_ALONE}",
         ),
     ]
 
 
-def _classes(
-    run: RunContents, classes: Sequence[dict[str, Any]], *, name: str, title: str, what: str,
-    of: str, reading: str,
-) -> Figure:  # fmt: skip
-    totals = [max(1, sum(row[key] for row in classes)) for key in ("before", "after")]
-    rows = []
-    for row in classes:
-        span = str(row["from"]) if row["from"] == row["to"] else f"{row['from']:,}–{row['to']:,}"
-        for series, key, total in zip(_NAMES, ("before", "after"), totals, strict=True):
-            rows.append(
-                {
-                    "class": span,
-                    "series": series,
-                    "count": row[key],
-                    "count_text": shown(row[key]),
-                    "share": row[key] / total,
-                    "share_text": percent(row[key], total),
-                }
-            )
-    fields = (("class", what), ("series", "of"), ("count_text", "number"), ("share_text", "share"))
+def _histograms(
+    run: RunContents, classes: Sequence[tuple[int, int, int]], *, what: str, of: str, reading: str
+) -> Figure:
+    totals = [max(1, sum(counts)) for counts in list(zip(*classes, strict=True))[1:]]
+    rows = [
+        {
+            "class": class_name(begin),
+            "series": series,
+            "count_text": shown(count),
+            "share": count / total,
+            "share_text": percent(count, total),
+        }
+        for begin, *counts in classes
+        for series, count, total in zip((_BEFORE, _AFTER), counts, totals, strict=True)
+    ]
+    columns: Columns = (("class", what), ("series", "of"), ("count_text", "number"), ("share_text", "share"))
     return Figure(
-        name=name,
-        title=title,
+        name=what.replace(" ", "-"),
+        title=f"{what.capitalize()}, before and after selection",
         mark=Mark.GRAPH,
-        chart=charts.paired_bars(
+        columns=columns,
+        rows=rows,
+        reading=reading,
+        chart=charts.bars(
             rows,
+            columns,
             x="class",
             y="share",
             series="series",
-            names=_NAMES,
-            colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
+            colours={_BEFORE: charts.NEUTRAL, _AFTER: charts.colour_of(run.selector)},
             title_x=what,
             title_y=of,
-            tooltip=fields,
         ),
-        columns=fields,
-        rows=rows,
-        reading=reading,
     )
 
 
-def size_against_bound(run: RunContents, statistics: dict[str, Any]) -> Figure | None:
-    """The size of S beside the proven bound; None for a schedule, whose size is given."""
-    bound, size = statistics["upper_bound"], statistics["size"]
-    if bound is None:
-        return None
+def size_against_bound(run: RunContents, upper_bound: tuple[int, str]) -> Figure:
+    """The size of S beside a proven bound on the size of any selection."""
+    (bound, prover), size = upper_bound, run.certificate.size
     rows = [
         {"what": f"by {run.selector}", "copies": size, "text": shown(size), "share": percent(size, bound)},
         {"what": "proven maximum", "copies": bound, "text": shown(bound), "share": "100%"},
     ]
-    fields = (("what", "selected"), ("text", "copies"), ("share", "share of the proven bound"))
+    columns: Columns = (("what", "selected"), ("text", "copies"), ("share", "share of the proven bound"))
     return Figure(
         name="size",
         title="Copies selected, against the proven bound",
         mark=Mark.GRAPH,
-        chart=charts.level_bars(
+        columns=columns,
+        rows=rows,
+        reading=f"{percent(size, bound)} of the most that any selection under this bound could have; the bound was "
+        f"proven by {prover} in exact arithmetic.",
+        chart=charts.horizontal_bars(
             rows,
+            columns,
             x="copies",
             y="what",
             title_x="copies",
-            title_y=None,
             colours=(charts.colour_of(run.selector), charts.NEUTRAL),
-            tooltip=fields,
         ),
-        columns=fields,
-        rows=rows,
-        reading=f"{percent(size, bound)} of the most that any selection under this bound could have; the bound was "
-        f"proven by {statistics['upper_bound_from']} in exact arithmetic.",
     )
 
 
-def trade_off_rows(run: RunContents, statistics: dict[str, Any]) -> list[dict[str, Any]]:
-    """The stored choices with the noise that each would need for the run's own target."""
-    return [
-        _trade_off_row(row, _noise_for(run, row), row["mean_users_per_copy"], row["chosen"])
-        for row in statistics["trade_off"]
-    ]
+def plan_row(choice: Choice) -> Row:
+    """A choice of a plan as it is drawn and shown; a schedule that does not exist has no bound and no size."""
+    exists = choice.contribution_bound > 0
+    return {
+        "selector": choice.selector,
+        "contribution_bound": choice.contribution_bound or None,
+        "size": choice.size if exists else None,
+        "size_text": shown(choice.size if exists else None),
+        "distinct_text": shown(choice.num_distinct if exists else None),
+        "multiplier_text": "–" if choice.noise_multiplier is None else rounded_down(choice.noise_multiplier),
+        "noise": choice.effective_noise,
+        "noise_text": "–" if choice.effective_noise is None else rounded_down(choice.effective_noise),
+        "other_text": "–" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
+        "mean": choice.mean_users_per_example,
+        "mean_text": "–" if choice.mean_users_per_example is None else f"{choice.mean_users_per_example:.2f}",
+        "note": choice.note,
+        "chosen": choice.best,
+    }
 
 
-def plan_rows(choices: Sequence[Choice]) -> list[dict[str, Any]]:
-    """The choices of a plan, in the same form; the best is the chosen one."""
-    return [
-        _trade_off_row(
-            {
-                "selector": choice.selector,
-                # A schedule that there is not has neither a bound nor a size: no picture has a mark for it.
-                "contribution_bound": choice.contribution_bound or None,
-                "size": choice.size if choice.contribution_bound else None,
-                "num_distinct": choice.num_distinct if choice.contribution_bound else None,
-            },
-            choice.effective_noise,
-            choice.mean_users_per_example,
-            choice.best,
-        )
-        | {
-            "note": choice.note,
-            "multiplier_text": "–" if choice.noise_multiplier is None else rounded_down(choice.noise_multiplier),
-            "other_text": "–" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
-        }
-        for choice in choices
+def run_rows(run: RunContents, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
+    """The rows of a plan with the run's own among them, which is marked."""
+    bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
+    others = [
+        choice
+        for choice in other_choices.choices
+        if (choice.selector, choice.contribution_bound) != (run.selector, bound)
     ]
+    assert run.guarantee is not None
+    noise = run.guarantee.noise_multiplier
+    if not isinstance(run.mechanism, PoissonSampling):
+        noise *= BandedStrategy(num_bands=run.mechanism.num_bands, iterations=run.mechanism.iterations).error_factor()
+    own = dataclasses.replace(
+        other_choices.choices[0],
+        selector=run.selector,
+        contribution_bound=bound,
+        size=run.certificate.size,
+        num_distinct=run.certificate.num_distinct,
+        mean_users_per_example=selected.mean_users_per_copy,
+        noise_multiplier=run.guarantee.noise_multiplier,
+        effective_noise=noise,
+        other_epsilon=run.guarantee.other_epsilon,
+        note="",
+    )
+    choices = sorted([own, *others], key=lambda choice: (choice.selector, choice.contribution_bound))
+    return [{**plan_row(choice), "chosen": choice is own} for choice in choices]
 
 
 def trade_off(
-    rows: Sequence[dict[str, Any]],
-    *,
-    chosen: str,
-    population_mean: float,
-    noise_title: str = "Bound and noise",
+    rows: Sequence[Row], *, chosen: str, mean_users: float, noise_title: str = "Bound and noise"
 ) -> list[Figure]:
-    """Size, noise and bias against the contribution bound, from `trade_off_rows` or `plan_rows`.
+    """Size, noise and bias against the contribution bound.
 
     Args:
+      rows: from `plan_row` or `run_rows`.
       chosen: what the ring marks, in words.
-      population_mean: users per example in all the data.
+      mean_users: users per example in all the data.
     """
-    fields = (
+    columns: Columns = (
         ("selector", "selector"),
         ("contribution_bound", "contribution bound"),
         ("size_text", "copies"),
@@ -228,68 +227,26 @@ def trade_off(
         ("chosen_text", "marked"),
     )
     shown_rows = [{**row, "chosen_text": chosen if row["chosen"] else "–"} for row in rows]
-
-    def figure(name: str, title: str, key: str, title_y: str, format_y: str, reading: str) -> Figure | None:
-        own = [row for row in shown_rows if row[key] is not None]
-        if not own:
-            return None
-        return Figure(
-            name=f"trade-off-{name}",
-            title=title,
-            mark=Mark.GRAPH,
-            chart=charts.trade_off(own, y=key, title_y=title_y, format_y=format_y, tooltip=fields),
-            columns=fields,
-            rows=own,
-            reading=f"{reading} The ring is what {'this run uses' if chosen == 'chosen' else 'needs the least noise'}.",
-        )
-
-    made = [
-        figure("size", "Bound and size", "size", "copies in the training set", "~s",
-               "A larger bound lets more examples in."),
-        figure("noise", noise_title, "noise", "effective noise multiplier", "~g",
-               "A larger bound needs more noise, a larger training set less. Correlated noise counts as independent "
-               "noise of the same error."),
-        figure("bias", "Bound and bias", "mean", "users per copy", ".2~f",
-               f"In all the data an example has {population_mean:.2f} users on average: the nearer, the less bias."),
-    ]  # fmt: skip
-    return [one for one in made if one is not None]
-
-
-def _trade_off_row(row: dict[str, Any], noise: float | None, mean: float | None, chosen: bool) -> dict[str, Any]:
-    return {
-        "selector": row["selector"],
-        "contribution_bound": row["contribution_bound"],
-        "size": row["size"],
-        "size_text": shown(row["size"]),
-        "distinct_text": shown(row["num_distinct"]),
-        "noise": noise,
-        "noise_text": "–" if noise is None else rounded_down(noise),
-        "mean": mean,
-        "mean_text": "–" if mean is None else f"{mean:.2f}",
-        "chosen": chosen,
-    }
-
-
-def _noise_for(run: RunContents, row: dict[str, Any]) -> float | None:
-    """The noise of the run itself; for another choice what Poisson sampling would need for the same target."""
-    made = run.guarantee
-    if made is None:
-        return None
-    if row["chosen"]:
-        if isinstance(run.mechanism, PoissonSampling):
-            return made.noise_multiplier
-        strategy = BandedStrategy(num_bands=run.mechanism.num_bands, iterations=run.mechanism.iterations)
-        return made.noise_multiplier * strategy.error_factor()
-    batch_size = run.mechanism.batch_size
-    if batch_size is None or row["size"] < batch_size or not row["recounted_bound"]:
-        return None
-    mechanism = PoissonSampling(
-        contribution_bound=row["recounted_bound"],
-        sampling_probability=batch_size / row["size"],
-        iterations=run.mechanism.iterations,
-        batch_size=batch_size,
-    )
-    try:
-        return calculators.calibrate(mechanism, epsilon=made.epsilon, delta=made.delta, adjacency=made.adjacency)
-    except CoownedError:  # a choice nobody made must not spoil the page
-        return None
+    figures = []
+    for name, title, key, title_y, format_y, reading in (
+        ("size", "Bound and size", "size", "copies in the training set", "~s", "A larger bound lets more examples in."),
+        ("noise", noise_title, "noise", "effective noise multiplier", charts.NUMBER,
+         "A larger bound needs more noise, a larger training set less. Correlated noise counts as independent noise of "
+         "the same error."),
+        ("bias", "Bound and bias", "mean", "users per copy", ".2~f",
+         f"In all the data an example has {mean_users:.2f} users on average: the nearer, the less bias."),
+    ):  # fmt: skip
+        drawn = [row for row in shown_rows if row[key] is not None]
+        if drawn:
+            figures.append(
+                Figure(
+                    name=f"trade-off-{name}",
+                    title=title,
+                    mark=Mark.GRAPH,
+                    columns=columns,
+                    rows=drawn,
+                    reading=f"{reading} The ring marks {chosen}.",
+                    chart=charts.trade_off(drawn, columns, y=key, title_y=title_y, format_y=format_y),
+                )
+            )
+    return figures

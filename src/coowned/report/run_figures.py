@@ -1,4 +1,4 @@
-"""Figures of the claim, and of what was measured: curves, attacks, utility."""
+"""Figures of the claim and of what was measured: the privacy curve, attacks, utility, the Bob test."""
 
 import math
 from collections.abc import Sequence
@@ -8,219 +8,19 @@ import numpy as np
 import polars as pl
 
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import OTHER_ADJACENCY
-from coowned.accounting.statement import rounded_up
+from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
+from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.audit.bob import Measured
+from coowned.audit.bob_picture import COLOURS, TITLES, bob_rows
 from coowned.report import charts
-from coowned.report.contents import Mark, RunContents
-from coowned.report.figures import Figure, shown
+from coowned.report.contents import RunContents
+from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
 
-FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
+_FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _CURVE_POINTS = 25
-_SMALLEST_DELTA = 1e-14
-_MOST_STEPS = 120  # of a training curve; a picture shows no more
-
-
-def delta_curve(run: RunContents) -> Figure:
-    """delta at every epsilon, under both adjacencies."""
-    made = run.claim
-    largest = 1.25 * max(made.epsilon, made.other_epsilon)
-    points = [float(value) for value in np.linspace(0.0, largest, _CURVE_POINTS)]
-    rows = []
-    names = (f"{made.adjacency} (claimed)", OTHER_ADJACENCY[made.adjacency])
-    for name, adjacency in zip(names, (made.adjacency, OTHER_ADJACENCY[made.adjacency]), strict=True):
-        deltas = calculators.epsilon_curve(
-            made.mechanism, noise_multiplier=made.noise_multiplier, adjacency=adjacency, epsilons=points
-        )
-        for epsilon, delta in zip(points, deltas.tolist(), strict=True):
-            if delta >= _SMALLEST_DELTA:
-                rows.append(
-                    {
-                        "epsilon": epsilon,
-                        "delta": delta,
-                        "series": name,
-                        "epsilon_text": rounded_up(epsilon),
-                        "delta_text": f"{float(rounded_up(delta)):.3e}" if delta else "0",
-                    }
-                )
-    fields = (("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most"))
-    return Figure(
-        name="delta-curve",
-        title="The whole promise: delta at every epsilon",
-        mark=Mark.COVERED,
-        chart=charts.curves(
-            rows,
-            x="epsilon",
-            y="delta",
-            series="series",
-            names=names,
-            colours=(charts.colour_of(run.selector), charts.NEUTRAL),
-            title_x="epsilon",
-            title_y="delta",
-            format_y=".0e",
-            log_y=True,
-            tooltip=fields,
-            points_at=(made.epsilon, made.delta),
-        ),
-        columns=fields,
-        rows=rows,
-        reading=f"One run satisfies all of these pairs at once; the ring is the one that is claimed: {run.headline}. "
-        "Every value is an upper bound.",
-    )
-
-
-def membership_rows(run: RunContents) -> list[dict[str, Any]]:
-    """The most that any membership test can find, at some rates of false accusation."""
-    made = run.claim
-    rows = []
-    for rate in FALSE_POSITIVE_RATES:
-        bound = calculators.true_positive_rate_bound(
-            made.mechanism,
-            noise_multiplier=made.noise_multiplier,
-            adjacency=made.adjacency,
-            false_positive_rate=rate,
-        )
-        rows.append({"rate": rate, "found": bound, "rate_text": f"{rate:.1%}", "found_text": share_up(bound)})
-    return rows
-
-
-def share_up(share: float) -> str:
-    """A share in percent that is never rounded to one that was not proven.
-
-    >>> share_up(0.12301), share_up(1.0)
-    ('12.4%', '100.0%')
-    """
-    return f"{min(100.0, math.ceil(share * 1000 - 1e-9) / 10):.1f}%"
-
-
-def membership(run: RunContents, found: Sequence[dict[str, Any]]) -> Figure:
-    """What a membership test can find, beside guessing."""
-    limit, guess = "any attack, at most", "guessing"
-    rows = [{**row, "series": limit} for row in found]
-    rows += [{**row, "found": row["rate"], "found_text": row["rate_text"], "series": guess} for row in found]
-    fields = (("series", "who"), ("rate_text", "wrongly accused"), ("found_text", "rightly found"))
-    return Figure(
-        name="membership",
-        title="What a membership attack could find",
-        mark=Mark.COVERED,
-        chart=charts.curves(
-            rows,
-            x="rate",
-            y="found",
-            series="series",
-            names=(limit, guess),
-            colours=(charts.colour_of(run.selector), charts.NEUTRAL),
-            title_x="wrongly accused (false-positive rate)",
-            title_y="rightly found (true-positive rate)",
-            log_x=True,
-            format_x="~%",
-            format_y="%",
-            ticks_x=FALSE_POSITIVE_RATES,
-            tooltip=fields,
-        ),
-        columns=fields,
-        rows=rows,
-        reading="An attacker decides from the model whether a person's texts were used. However she does it, at the "
-        f"rate of false accusations below the picture she finds at most this share ({run.claim.terms()}).",
-    )
-
-
-def training_curves(run: RunContents, metrics: pl.DataFrame) -> list[Figure]:
-    """Loss, clipped share and drawn copies by step."""
-    every = max(1, math.ceil(len(metrics) / _MOST_STEPS))
-    kept = metrics.gather_every(every)
-    what = {
-        "loss": ("Training loss", "loss before the step", False, "The mean over the batch that was drawn."),
-        "clipped_share": ("Clipped gradients", "share of copies clipped", True,
-                          "How many gradients were longer than the clip norm."),
-        "copies": ("Drawn batch sizes", "copies drawn", True,
-                   "How many coins fell on yes; sums are divided by the public batch size, never by this."),
-    }  # fmt: skip
-    made = []
-    for key, (title, title_y, zero, reading) in what.items():
-        if key not in kept.columns:
-            continue
-        rows = [
-            {"step": row["step"], "value": float(row[key]), "step_text": shown(row["step"]), "text": shown(row[key])}
-            for row in kept.select("step", key).iter_rows(named=True)
-            if row[key] is not None and math.isfinite(row[key])
-        ]
-        if rows:
-            fields = (("step_text", "step"), ("text", title_y))
-            made.append(
-                Figure(
-                    name=f"training-{key.replace('_', '-')}",
-                    title=titled(run, title),
-                    mark=Mark.PRIVATE,
-                    chart=charts.curve(
-                        rows,
-                        x="step",
-                        y="value",
-                        title_x="step",
-                        title_y=title_y,
-                        zero=zero,
-                        tooltip=fields,
-                        colour=charts.colour_of(run.selector),
-                        format_y=_AXIS[key],
-                    ),
-                    columns=fields,
-                    rows=rows,
-                    reading=f"{reading} {_whole(every)}",
-                )
-            )
-    return made
-
-
-_AXIS = {"loss": "~g", "clipped_share": "%", "copies": "~s"}
-
-
-def titled(run: RunContents, title: str) -> str:
-    """A title that does not let a run pass for private that is not."""
-    return title if run.claims else f"{title}: no guarantee ({run.reason})"
-
-
-def _whole(every: int) -> str:
-    return "" if every == 1 else f"Every {every}th stored step is shown."
-
-
-def utility_by_users(run: RunContents, splits: dict[str, pl.DataFrame]) -> Figure | None:
-    """Accuracy on held-out examples by how many users they have."""
-    rows = []
-    for split, found in splits.items():
-        for row in found.iter_rows(named=True):
-            if row.get("accuracy") is None or row.get("accuracy_low") is None:
-                continue
-            rows.append({"split": split, **_accuracy(row), "users": row["users_per_example"]})
-    if not rows:
-        return None
-    order = {name: place for place, name in enumerate(["all", *map(str, range(1000))])}
-    rows.sort(key=lambda row: order.get(row["users"], len(order)))
-    names = tuple(dict.fromkeys(row["split"] for row in rows))
-    colours = {"validation": charts.NEUTRAL, "test": charts.colour_of(run.selector)}
-    return Figure(
-        name="utility-by-users",
-        title=titled(run, "Accuracy by users per example"),
-        mark=Mark.PRIVATE,
-        chart=charts.intervals(
-            rows,
-            x="users",
-            y="accuracy",
-            low="low",
-            high="high",
-            series="split",
-            names=names,
-            colours=[colours.get(name, charts.NEUTRAL) for name in names],
-            title_x="users per example",
-            title_y="accuracy",
-            tooltip=(("users", "users per example"), ("split", "split"), *_ACCURACY),
-        ),
-        columns=(("users", "users per example"), ("split", "split"), *_ACCURACY),
-        rows=rows,
-        reading="On examples that were kept out of training, with 95% intervals. Selection under a bound prefers "
-        "examples that few people share, so the model may serve the others less well.",
-    )
-
-
-_ACCURACY = (
+_SMALLEST_DELTA = 1e-14  # smaller values are not drawn
+_MOST_STEPS = 120  # points of a training curve
+_ACCURACY: Columns = (
     ("accuracy_text", "accuracy"),
     ("interval_text", "95% interval"),
     ("examples_text", "examples"),
@@ -228,7 +28,195 @@ _ACCURACY = (
 )
 
 
-def _accuracy(row: dict[str, Any]) -> dict[str, Any]:
+def delta_curve(run: RunContents) -> Figure:
+    """delta at every epsilon, under both adjacencies."""
+    claim = run.claim
+    other = OTHER_ADJACENCY[claim.adjacency]
+    epsilons = [
+        float(value) for value in np.linspace(0.0, 1.25 * max(claim.epsilon, claim.other_epsilon), _CURVE_POINTS)
+    ]
+    rows = []
+    names = {f"{claim.adjacency} (claimed)": claim.adjacency, other: other}
+    for name, adjacency in names.items():
+        deltas = calculators.epsilon_curve(
+            claim.mechanism, noise_multiplier=claim.noise_multiplier, adjacency=adjacency, epsilons=epsilons
+        )
+        rows += [
+            {
+                "epsilon": epsilon,
+                "delta": delta,
+                "series": name,
+                "epsilon_text": rounded_up(epsilon),
+                "delta_text": f"{float(rounded_up(delta)):.3e}",
+            }
+            for epsilon, delta in zip(epsilons, deltas.tolist(), strict=True)
+            if delta >= _SMALLEST_DELTA
+        ]
+    columns: Columns = (("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most"))
+    return Figure(
+        name="delta-curve",
+        title="The whole promise: delta at every epsilon",
+        mark=Mark.COVERED,
+        columns=columns,
+        rows=rows,
+        reading=f"One run satisfies all of these pairs at once; the ring marks the one that is claimed: "
+        f"{run.headline}. Every value is an upper bound.",
+        chart=charts.curves(
+            rows,
+            columns,
+            x="epsilon",
+            y="delta",
+            series="series",
+            colours=dict(zip(names, (charts.colour_of(run.selector), charts.NEUTRAL), strict=True)),
+            title_x="epsilon",
+            title_y="delta",
+            format_y=".0e",
+            log_y=True,
+            ring=(claim.epsilon, claim.delta),
+        ),
+    )
+
+
+def true_positives(run: RunContents, false_positive_rate: float) -> float:
+    """The largest share of members that any membership test can find at this rate of false accusations."""
+    return calculators.true_positive_rate_bound(
+        run.claim.mechanism,
+        noise_multiplier=run.claim.noise_multiplier,
+        adjacency=run.claim.adjacency,
+        false_positive_rate=false_positive_rate,
+    )
+
+
+def membership(run: RunContents) -> Figure:
+    """What a membership test can find, beside guessing."""
+    rows = []
+    for series, bound in (("any attack, at most", true_positives), ("guessing", lambda _, rate: rate)):
+        for rate in _FALSE_POSITIVE_RATES:
+            found = bound(run, rate)
+            rows.append(
+                {
+                    "series": series,
+                    "rate": rate,
+                    "rate_text": f"{rate:.1%}",
+                    "found": found,
+                    "found_text": percent_up(found),
+                }
+            )
+    columns: Columns = (("series", "who"), ("rate_text", "wrongly accused"), ("found_text", "rightly found"))
+    return Figure(
+        name="membership",
+        title="What a membership attack could find",
+        mark=Mark.COVERED,
+        columns=columns,
+        rows=rows,
+        reading="An attacker decides from the model whether a person's texts were used. However they do it, at the "
+        f"rate of false accusations on the horizontal axis they find at most this share ({run.claim.terms()}).",
+        chart=charts.curves(
+            rows,
+            columns,
+            x="rate",
+            y="found",
+            series="series",
+            colours={"any attack, at most": charts.colour_of(run.selector), "guessing": charts.NEUTRAL},
+            title_x="wrongly accused (false-positive rate)",
+            title_y="rightly found (true-positive rate)",
+            log_x=True,
+            format_x="~%",
+            format_y="%",
+            ticks_x=_FALSE_POSITIVE_RATES,
+        ),
+    )
+
+
+def training_curves(run: RunContents, metrics: pl.DataFrame) -> list[Figure]:
+    """Loss, clipped share and drawn copies by step."""
+    every = max(1, math.ceil(len(metrics) / _MOST_STEPS))
+    kept = metrics.gather_every(every)
+    figures = []
+    for key, title, title_y, format_y, reading in (
+        ("loss", "Training loss", "loss before the step", charts.NUMBER, "The mean over the batch that was drawn."),
+        ("clipped_share", "Clipped gradients", "share of copies clipped", "%",
+         "How many gradients were longer than the clip norm."),
+        ("copies", "Drawn batch sizes", "copies drawn", charts.NUMBER,
+         "How many copies were drawn; sums are divided by the public batch size, never by this."),
+    ):  # fmt: skip
+        if key not in kept.columns:
+            continue
+        rows = [
+            {"step": row["step"], "value": float(row[key]), "step_text": shown(row["step"]), "text": shown(row[key])}
+            for row in kept.select("step", key).iter_rows(named=True)
+            if row[key] is not None and math.isfinite(row[key])
+        ]
+        if not rows:
+            continue
+        columns: Columns = (("step_text", "step"), ("text", title_y))
+        figures.append(
+            Figure(
+                name=f"training-{key.replace('_', '-')}",
+                title=titled(run, title),
+                mark=Mark.PRIVATE,
+                columns=columns,
+                rows=rows,
+                reading=reading if every == 1 else f"{reading} One stored step in {every} is shown.",
+                chart=charts.curve(
+                    rows,
+                    columns,
+                    x="step",
+                    y="value",
+                    title_x="step",
+                    title_y=title_y,
+                    zero=key != "loss",
+                    colour=charts.colour_of(run.selector),
+                    format_y=format_y,
+                ),
+            )
+        )
+    return figures
+
+
+def titled(run: RunContents, title: str) -> str:
+    """A title that never lets a run without a guarantee pass for a private one."""
+    return title if run.claims else f"{title}: no guarantee ({run.reason})"
+
+
+def utility_by_users(run: RunContents, splits: dict[str, pl.DataFrame]) -> Figure | None:
+    """Accuracy on held-out examples by how many users they have."""
+    rows = [
+        {"split": split, **_accuracy(row), "users": row["users_per_example"]}
+        for split, found in splits.items()
+        for row in found.iter_rows(named=True)
+        if row.get("accuracy") is not None and row.get("accuracy_low") is not None
+    ]
+    if not rows:
+        return None
+    order = {name: number for number, name in enumerate(["all", *map(str, range(1000))])}
+    rows.sort(key=lambda row: order.get(row["users"], len(order)))
+    colours = {"validation": charts.NEUTRAL, "test": charts.colour_of(run.selector)}
+    columns: Columns = (("users", "users per example"), ("split", "split"), *_ACCURACY)
+    return Figure(
+        name="utility-by-users",
+        title=titled(run, "Accuracy by users per example"),
+        mark=Mark.PRIVATE,
+        columns=columns,
+        rows=rows,
+        reading="On examples that were kept out of training, with 95% intervals. Selection under a bound prefers "
+        "examples that few people share, so the model may serve the others less well.",
+        chart=charts.intervals(
+            rows,
+            columns,
+            x="users",
+            y="accuracy",
+            low="low",
+            high="high",
+            series="split",
+            colours={name: colours.get(name, charts.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
+            title_x="users per example",
+            title_y="accuracy",
+        ),
+    )
+
+
+def _accuracy(row: dict[str, Any]) -> Row:
     return {
         "accuracy": row["accuracy"],
         "low": row["accuracy_low"],
@@ -241,10 +229,9 @@ def _accuracy(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def utility_by_epsilon(run: RunContents, also: Sequence[RunContents]) -> Figure | None:
-    """Accuracy on the test split of several runs."""
-    runs = sorted([run, *also], key=lambda one: one.claim.epsilon if one.claims else math.inf)
+    """Accuracy on the test split of several runs; None where fewer than two have one."""
     rows = []
-    for one in runs:
+    for one in sorted([run, *also], key=lambda one: one.claim.epsilon if one.claims else math.inf):
         found = None if one.private is None else one.private.splits.get("test")
         if found is None or not len(found) or found["accuracy"][0] is None:
             continue
@@ -257,38 +244,36 @@ def utility_by_epsilon(run: RunContents, also: Sequence[RunContents]) -> Figure 
                 **_accuracy(found.row(0, named=True)),
             }
         )
-    if not also or len(rows) < 2:
+    if len(rows) < 2:
         return None
-    names = list(dict.fromkeys(row["selector"] for row in rows))
-    fields = (("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_ACCURACY)
+    columns: Columns = (("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_ACCURACY)
     return Figure(
         name="utility-by-epsilon",
         title="Accuracy against epsilon, over several runs",
         mark=Mark.PRIVATE,
+        columns=columns,
+        rows=rows,
+        reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. Each run alone "
+        "has the promise shown; all of them together, on the same people, have a weaker one "
+        "(compose them before publishing more than one model).",
         chart=charts.intervals(
             rows,
+            columns,
             x="epsilon",
             y="accuracy",
             low="low",
             high="high",
             series="selector",
-            names=names,
-            colours=[charts.colour_of(name) for name in names],
+            colours={name: charts.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
             title_x="epsilon",
             title_y="test accuracy",
             beside="run",
-            tooltip=fields,
         ),
-        columns=fields,
-        rows=rows,
-        reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. Each run alone "
-        "has the promise shown; all of them together, on the same people, have a weaker one "
-        "(compose them before publishing more than one model).",
     )
 
 
 def audit(run: RunContents, found: dict[str, Any], *, canaries: bool) -> Figure | None:
-    """The measured lower bound beside the claim; None where the audit's file states none, or there is no claim."""
+    """The measured lower bound beside the claim; None where the audit states none, or there is no claim."""
     measured = found.get("epsilon_lower_bound")
     if not run.claims or not isinstance(measured, int | float) or not math.isfinite(measured):
         return None
@@ -297,7 +282,7 @@ def audit(run: RunContents, found: dict[str, Any], *, canaries: bool) -> Figure 
         {"what": "measured: at least", "epsilon": float(measured), "text": shown(float(measured))},
         {"what": "proven: at most", "epsilon": proven, "text": rounded_up(proven)},
     ]
-    fields = (("what", "which"), ("text", "epsilon"))
+    columns: Columns = (("what", "which"), ("text", "epsilon"))
     how = (
         "One training with made-up people among the real ones; the auditor guesses who was in."
         if canaries
@@ -308,17 +293,47 @@ def audit(run: RunContents, found: dict[str, Any], *, canaries: bool) -> Figure 
         name="audit-canaries" if canaries else "audit",
         title="Measured leak beside the claim: " + ("canaries" if canaries else "mechanism"),
         mark=Mark.PRIVATE if canaries else Mark.COVERED,
-        chart=charts.level_bars(
-            rows,
-            x="epsilon",
-            y="what",
-            title_x="epsilon",
-            title_y=None,
-            colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
-            tooltip=fields,
-        ),
-        columns=fields,
+        columns=columns,
         rows=rows,
         reading=f"{how} A measured value above the proven one would show a fault; one below proves nothing by itself. "
         f"{verdict} Claimed: {run.headline}.".replace("  ", " "),
+        chart=charts.horizontal_bars(
+            rows,
+            columns,
+            x="epsilon",
+            y="what",
+            title_x="epsilon",
+            colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
+        ),
+    )
+
+
+def bob(measured: Measured) -> Figure:
+    """The Bob test under one attribution: every trained model is one mark and one row."""
+    rows = bob_rows([measured])
+    columns: Columns = (("models", "models"), ("answer", "answer"))
+    verdict = "the claim is not refuted" if measured.claim_holds else "the claim is not true for Bob"
+    return Figure(
+        name=f"bob-{measured.attribution}",
+        title=f"E-mails {TITLES[measured.attribution]}: {verdict}",
+        mark=Mark.PRIVATE,
+        columns=columns,
+        rows=rows,
+        reading=f"Each mark is one trained model. Claimed: epsilon {bob_claim(measured)}; measured with Bob as the "
+        f"unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
+        chart=charts.ticks(
+            rows,
+            columns,
+            x="answer",
+            y="models",
+            title_x="how much the model takes the sentence with the secret for work (log-odds)",
+            colours=COLOURS,
+        ),
+    )
+
+
+def bob_claim(measured: Measured) -> str:
+    return (
+        f"{rounded_up(measured.epsilon)} (unit: {UNIT}; contribution bound {measured.contribution_bound:,}; delta "
+        f"{measured.delta:.12g}; adjacency: zero-out)"
     )

@@ -1,0 +1,220 @@
+"""What the page of a run shows, gathered from the run and its data."""
+
+import dataclasses
+import importlib.metadata
+import re
+import sys
+from collections.abc import Sequence
+
+from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
+from coowned.accounting.statement import rounded_down, rounded_up, unprotected_sentences
+from coowned.audit.bob import Measured
+from coowned.audit.bob_picture import TITLES
+from coowned.errors import CoownedError
+from coowned.report import graph_figures, run_figures
+from coowned.report.contents import RunContents, releasable_config
+from coowned.report.figures import Figure, Mark, percent, percent_up, shown
+from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
+
+_PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
+_NOT_PROMISED = re.compile(r"(?:^|(?<=\. ))(?:Not covered|Not promised|Not released)\b.*")
+_NO_GRAPH = (
+    "statistics of the graph are not hidden by a fixed-graph guarantee, and are left out of what is released unless "
+    "they are asked for"
+)
+_WORLDS = {"zero-out": "all their texts are blank", "replace": "all their texts say something else"}
+
+TableRow = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One count under the claim."""
+
+    name: str
+    value: str
+    mark: Mark
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPage:
+    """The values of run.html.jinja.
+
+    Attributes:
+      claim: None where no epsilon may be stated.
+      found_at_most: share of members that a membership attack finds, at most, when 1% are wrongly accused.
+      cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
+      figures: by name, in the order of the page.
+      compared: other runs were named.
+    """
+
+    run: RunContents
+    claim: PrivacyGuarantee | None
+    release: bool
+    with_graph: bool
+    sentences: tuple[str, ...]
+    not_promised: tuple[str, ...]
+    found_at_most: str
+    tiles: tuple[Tile, ...]
+    adjacencies: tuple[TableRow, ...]
+    kept: tuple[TableRow, ...]
+    cost_left_out: str
+    trade_off_left_out: str
+    figures: dict[str, Figure]
+    compared: bool
+    measured: tuple[Measured, ...]
+    bob_rows: tuple[TableRow, ...]
+    config: str
+    versions: str
+
+    @property
+    def other_adjacency(self) -> str:
+        return OTHER_ADJACENCY[self.claim.adjacency] if self.claim else ""
+
+    def named(self, *prefixes: str) -> list[Figure]:
+        return [figure for name, figure in self.figures.items() if name.startswith(prefixes)]
+
+
+def gather(
+    run: RunContents,
+    also: Sequence[RunContents],
+    measured: Sequence[Measured],
+    *,
+    release: bool,
+    with_graph: bool,
+) -> RunPage:
+    """Everything on the page of a run; what cannot be shown is replaced by the reason."""
+    claim = run.claim if run.claims else None
+    figures = [run_figures.bob(one) for one in measured]
+    if with_graph and run.certificate.copies_per_user:
+        figures.append(graph_figures.levels(run))
+    kept, cost_left_out, trade_off_left_out = (), _NO_GRAPH, _NO_GRAPH
+    if with_graph:
+        kept, cost_left_out, trade_off_left_out = _add_graph_figures(run, figures)
+    figures += _utility(run, also)
+    if claim:
+        figures += [run_figures.membership(run), run_figures.delta_curve(run)]
+    figures += _audits(run)
+    sentences = tuple(re.sub(r"^\d+\. ", "", line) for line in run.statement.split("\n"))
+    return RunPage(
+        run=run,
+        claim=claim,
+        release=release,
+        with_graph=with_graph,
+        sentences=sentences,
+        not_promised=not_promised(run, sentences),
+        found_at_most=percent_up(run_figures.true_positives(run, 0.01)) if claim else "",
+        tiles=tuple(tile for tile in _tiles(run) if with_graph or tile.mark is not Mark.GRAPH),
+        adjacencies=_adjacencies(claim) if claim else (),
+        kept=kept,
+        cost_left_out=cost_left_out,
+        trade_off_left_out=trade_off_left_out,
+        figures={figure.name: figure for figure in figures},
+        compared=bool(also),
+        measured=tuple(measured),
+        bob_rows=tuple(_bob_row(one) for one in measured),
+        config=releasable_config(run.config_text) if release else run.config_text.rstrip("\n"),
+        versions=", ".join(
+            [
+                *(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
+                f"Python {sys.version_info.major}.{sys.version_info.minor}",
+            ]
+        ),
+    )
+
+
+def _add_graph_figures(run: RunContents, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
+    """Adds what needs the graph; returns what was kept, and why the cost and the trade-off are left out, if so."""
+    try:
+        selected = read_selected_graph(run)
+    except CoownedError as error:
+        return (), str(error), str(error)
+    upper_bound = selected.upper_bound()
+    if upper_bound is not None:
+        figures.append(graph_figures.size_against_bound(run, upper_bound))
+    figures += graph_figures.before_and_after(run, selected)
+    try:
+        rows = graph_figures.run_rows(run, selected, plan_of_run(run, selected.graph))
+    except CoownedError as error:
+        return _kept(selected), "", str(error)
+    figures += graph_figures.trade_off(
+        rows,
+        chosen="what this run uses",
+        mean_users=selected.mean_users_per_example,
+        noise_title=run_figures.titled(run, "Bound and noise"),
+    )
+    return _kept(selected), "", ""
+
+
+def _kept(selected: SelectedGraph) -> tuple[TableRow, ...]:
+    graph, certificate = selected.graph, selected.certificate
+    distinct, left = certificate.num_distinct, selected.num_users_left
+    return (
+        ("examples to choose from (train split)", shown(graph.num_examples), "100%"),
+        ("distinct examples selected", shown(distinct), percent(distinct, graph.num_examples)),
+        ("further copies of them", shown(certificate.size - distinct), "–"),
+        ("users of the train split", shown(graph.num_users), "100%"),
+        ("users with any example left", shown(left), percent(left, graph.num_users)),
+        ("users per example, before", f"{selected.mean_users_per_example:.2f}", "–"),
+        ("users per copy, after", f"{selected.mean_users_per_copy:.2f}", "–"),
+    )
+
+
+def _utility(run: RunContents, also: Sequence[RunContents]) -> list[Figure]:
+    private = run.private
+    if private is None:
+        return []
+    figures = [run_figures.utility_by_users(run, private.splits)]
+    if also:
+        figures.append(run_figures.utility_by_epsilon(run, also))
+    curves = [] if private.metrics is None else run_figures.training_curves(run, private.metrics)
+    return [*(figure for figure in figures if figure is not None), *curves]
+
+
+def _audits(run: RunContents) -> list[Figure]:
+    audits = [] if run.audit is None else [run_figures.audit(run, run.audit, canaries=False)]
+    if run.private is not None and run.private.canaries is not None:
+        audits.append(run_figures.audit(run, run.private.canaries, canaries=True))
+    return [figure for figure in audits if figure is not None]
+
+
+def not_promised(run: RunContents, sentences: Sequence[str]) -> tuple[str, ...]:
+    """What the statement says is not covered, promised or released, and for whom it does not hold."""
+    found = [match[0] for match in map(_NOT_PROMISED.search, sentences) if match]
+    return (*found, *(unprotected_sentences(run.certificate) if run.guarantee is not None else ()))
+
+
+def _tiles(run: RunContents) -> list[Tile]:
+    certificate = run.certificate
+    left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
+    if run.claims:
+        last = Tile(name="noise multiplier", value=rounded_down(run.claim.noise_multiplier), mark=Mark.COVERED)
+    else:
+        last = Tile(name="copies in the training set", value=shown(certificate.size), mark=Mark.GRAPH)
+    return [
+        Tile(name="people in the data", value=shown(certificate.num_users), mark=Mark.GRAPH),
+        Tile(name="of them in the training set", value=percent(left, certificate.num_users), mark=Mark.GRAPH),
+        Tile(name="people taken out of protection", value=shown(certificate.num_unprotected_users), mark=Mark.GRAPH),
+        last,
+    ]
+
+
+def _adjacencies(claim: PrivacyGuarantee) -> tuple[TableRow, ...]:
+    epsilons = {claim.adjacency: claim.epsilon, OTHER_ADJACENCY[claim.adjacency]: claim.other_epsilon}
+    return (
+        *(
+            (world, f"{name} (claimed)" if name == claim.adjacency else name, rounded_up(epsilons[name]))
+            for name, world in _WORLDS.items()
+        ),
+        ("one example alone differs", claim.adjacency, rounded_up(claim.example_epsilon)),
+    )
+
+
+def _bob_row(one: Measured) -> TableRow:
+    return (
+        TITLES[one.attribution].removeprefix("attributed to "),
+        f"{one.copies_with_bob} of {one.size}",
+        run_figures.bob_claim(one),
+        rounded_down(one.leak.epsilon_lower_bound),
+        f"not refuted by {one.leak.trials:,} models" if one.claim_holds else "not true for Bob",
+    )
