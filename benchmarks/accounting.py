@@ -10,10 +10,10 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.stats import binom
 
+from coowned import PoissonSampling
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import epsilon
 from coowned.accounting.calibrate import calibrate
-from coowned.mechanism.sampling import PoissonSampling
 
 COPIES, PROBABILITY, ITERATIONS, DELTA, NOISE = 3, 0.002, 10_000, 1e-10, 1.0
 GRID_EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -9,6 +9,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+import coowned
+
 # A busy machine is slow, not wrong: neither an example nor the drawing of it (which may compile kernels) is timed.
 untimed = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow], "print_blob": True}
 hypothesis.settings.register_profile("default", **untimed)
@@ -56,3 +58,31 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("COOWNED_REQUIRE_ALL") == "1":
         report.outcome = "failed"
         report.longrepr = f"skipped where everything is required: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def regular_graph() -> coowned.AttributionGraph:
+    from coowned.synthetic.regular_graph import RegularGraph
+
+    return RegularGraph(num_examples=2000).generate(seed=0)
+
+
+@pytest.fixture(scope="session")
+def greedy_certificate(regular_graph: coowned.AttributionGraph) -> coowned.ContributionCertificate:
+    return coowned.certify(regular_graph, coowned.Greedy(contribution_bound=3).select(regular_graph))
+
+
+@pytest.fixture(scope="session")
+def schedule_certificate() -> coowned.ContributionCertificate:
+    """Six batches of two; user 0 in batches 0 and 3, the others alone: separation 3, bound 2."""
+    graph = coowned.AttributionGraph.from_users_per_example([[user] for user in range(12)])
+    return coowned.certify(
+        graph, coowned.Schedule.from_batches(graph, [[0, 1], [2, 3], [4, 5], [0, 6], [7, 8], [9, 10]])
+    )
+
+
+@pytest.fixture(scope="session")
+def group_certificate() -> coowned.ContributionCertificate:
+    """Two groups: {0, 1} with a user in two copies, {2} in one."""
+    graph = coowned.AttributionGraph.from_users_per_example([[0], [0, 1], [2], [1]])
+    return coowned.certify(graph, coowned.Selection.from_copies(graph, [1, 1, 1, 0], groups=[0, 0, 1, -1]))

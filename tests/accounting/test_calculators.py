@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting.calculators import (
     composed_epsilon,
     epsilon,
@@ -24,7 +25,6 @@ from coowned.accounting.calculators import (
 )
 from coowned.accounting.gaussian import gaussian_epsilon
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "epsilons.json"
 _spec = importlib.util.spec_from_file_location("golden_epsilons", GOLDEN.with_suffix(".py"))

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting import calibrate as module
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import epsilon as proven
 from coowned.accounting.calculators import epsilon_details
 from coowned.accounting.calibrate import calibrate
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 NO_CACHE = ResultCache(directory=None)
 FULL = pytest.mark.full

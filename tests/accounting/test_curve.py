@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting.calculators import epsilon
 from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_rate_bound
 from coowned.accounting.gaussian import gaussian_log_delta
 from coowned.errors import InputError
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 SAMPLED = PoissonSampling(contribution_bound=2, sampling_probability=0.05, iterations=100)
 SCHEDULED = MinSeparation(contribution_bound=4, min_separation=8, num_bands=8, iterations=100)

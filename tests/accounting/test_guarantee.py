@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting import calculators
 from coowned.accounting import guarantee as module
 from coowned.accounting.guarantee import ComposedGuarantee, PrivacyGuarantee, compose, guarantee
@@ -13,7 +14,6 @@ from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
 from coowned.errors import CertificateMismatchError, CoownedError, InputError, UncertifiableError
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coowned import MinSeparation, PoissonSampling
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
-from coowned.mechanism.sampling import MinSeparation, PoissonSampling
 from coowned.selection.greedy import Greedy
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import erfinv
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.mechanism_audit import audit_mechanism
@@ -22,7 +23,6 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Drawn, PoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import Purpose, RunKey, random_words
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Selection
 from coowned.training.models.logistic_regression import LogisticRegression

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binom, binomtest, norm
 from tests.audit import planted_bugs
 
-from coowned import threads
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling, threads
 from coowned.accounting.curve import epsilon_curve
 from coowned.audit import noise_law, release
 from coowned.audit.audited_parts import AuditedParts
@@ -26,7 +26,6 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.training.step import compiled_step
 
 POISSON = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.audit import planted_bugs
 
+from coowned import CyclicPoisson, PoissonSampling
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.checks import binomial_check
@@ -18,7 +19,6 @@ from coowned.errors import InputError
 from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, PoissonSampling
 from coowned.selection.selector import Selection
 
 COPIES = 120

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.audit import planted_bugs
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.canaries import CanaryAudit
@@ -17,7 +18,6 @@ from coowned.audit.run_audit import FORMAT, LARGEST_SEED, audit_run, store_canar
 from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.configured_run import NO_GUARANTEE_FORMAT

@@ -6,10 +6,10 @@ A change of any value needs a line under "Privacy" in the changelog.
 import json
 import pathlib
 
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import composed_epsilon, epsilon
 from coowned.accounting.calibrate import calibrate
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 FILE = pathlib.Path(__file__).with_name("epsilons.json")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from coowned import PoissonSampling
 from coowned.accounting.calculators import epsilon
-from coowned.mechanism.sampling import PoissonSampling
 
 CASES = [  # noise multiplier, sampling probability, iterations, delta
     (1.0, 0.01, 1000, 1e-6),

@@ -5,10 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coowned import AttributionGraph, Greedy, GreedyMinSeparation, Schedule, Selection, certify, guarantee
+from coowned import (
+    AttributionGraph,
+    CyclicPoisson,
+    Greedy,
+    GreedyMinSeparation,
+    MinSeparation,
+    PoissonSampling,
+    Schedule,
+    Selection,
+    certify,
+    guarantee,
+)
 from coowned.accounting.guarantee import _MADE_BY_GUARANTEE
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
 from coowned.training import loop
 from coowned.training.data import WorldData

@@ -12,10 +12,10 @@ from coowned import validate
 from coowned.accounting.calibrate import calibrate
 from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_rate_bound
 from coowned.accounting.gaussian import gaussian_epsilon
-from coowned.accounting.numerical import Answer, Composition, Steps
-from coowned.accounting.user_steps import ADJACENCIES, steps_of
-from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.sampling import CyclicPoisson, Mechanism
+from coowned.accounting.numerical import Answer, Composition
+from coowned.accounting.terms import check_terms
+from coowned.errors import UncertifiableError
+from coowned.mechanism.mechanism import Mechanism, Steps
 
 __all__ = [
     "calibrate",
@@ -45,7 +45,7 @@ def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adja
     Cost: 0.05 to 0.5 s; a few seconds at a million iterations with tiny probabilities. `MinSeparation` is immediate.
 
     Example:
-      >>> from coowned.mechanism.sampling import PoissonSampling
+      >>> from coowned import PoissonSampling
       >>> m = PoissonSampling(contribution_bound=3, sampling_probability=0.01, iterations=2500)
       >>> round(epsilon(m, noise_multiplier=2.0, delta=1e-10, adjacency="zero-out"), 2)
       5.32
@@ -57,9 +57,8 @@ def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adja
 
 def epsilon_details(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str) -> Answer:
     """`epsilon` with the grid it was computed on and what numerical errors were charged."""
-    validate.positive_number(noise_multiplier=noise_multiplier)
-    _check(delta=delta, adjacency=adjacency)
-    return _worst([[steps] for steps in steps_of(mechanism, noise_multiplier)], delta, adjacency)
+    check_terms(delta=delta, adjacency=adjacency, noise_multiplier=noise_multiplier)
+    return _worst([[steps] for steps in mechanism.user_steps(noise_multiplier)], delta, adjacency)
 
 
 def epsilon_of_copies(
@@ -77,18 +76,14 @@ def epsilon_of_copies(
     epsilon, and 0 copies are refused here.
 
     Example:
-      >>> from coowned.mechanism.sampling import MinSeparation
+      >>> from coowned import MinSeparation
       >>> m = MinSeparation(contribution_bound=9, min_separation=16, num_bands=16, iterations=2500)
       >>> round(epsilon_of_copies(m, copies=1, noise_multiplier=2.0, delta=1e-6, adjacency="zero-out"), 3)
       2.254
     """
-    if isinstance(mechanism, CyclicPoisson):
-        seen = mechanism.for_copies(copies, group=group)
-    else:
-        if group is not None:
-            raise InputError(f"group ({group}) is only for CyclicPoisson, not {type(mechanism).__name__}; leave it out")
-        seen = mechanism.for_copies(copies)
-    return epsilon(seen, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
+    return epsilon(
+        mechanism.for_copies(copies, group=group), noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency
+    )
 
 
 def example_epsilon(
@@ -112,7 +107,7 @@ def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, a
       - A run composed with itself is one run of twice the iterations.   (test_composition_of_a_run_with_itself)
 
     Example:
-      >>> from coowned.mechanism.sampling import MinSeparation
+      >>> from coowned import MinSeparation
       >>> m = MinSeparation(contribution_bound=1, min_separation=8, num_bands=8, iterations=100)
       >>> round(composed_epsilon([(m, 2.0), (m, 2.0)], delta=1e-6, adjacency="zero-out"), 3)
       3.308
@@ -122,11 +117,10 @@ def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, a
 
 def composed_details(runs: Sequence[tuple[Mechanism, float]], *, delta: float, adjacency: str) -> Answer:
     """`composed_epsilon` with the grid it was computed on."""
-    _check(delta=delta, adjacency=adjacency)
     validate.positive(number_of_runs=len(runs))
     for _, noise_multiplier in runs:
-        validate.positive_number(noise_multiplier=noise_multiplier)
-    choices = [steps_of(mechanism, noise_multiplier) for mechanism, noise_multiplier in runs]
+        check_terms(delta=delta, adjacency=adjacency, noise_multiplier=noise_multiplier)
+    choices = [mechanism.user_steps(noise_multiplier) for mechanism, noise_multiplier in runs]
     return _worst([list(choice) for choice in itertools.product(*choices)], delta, adjacency)
 
 
@@ -156,8 +150,3 @@ def _worst(candidates: Sequence[Sequence[Steps]], delta: float, adjacency: str) 
     if not answers:
         raise UncertifiableError("no protected user is ever drawn: nothing to account for; run more iterations")
     return max(answers, key=lambda answer: answer.epsilon)
-
-
-def _check(*, delta: float, adjacency: str) -> None:
-    validate.in_range(0, 1, open_low=True, open_high=True, delta=delta)
-    validate.one_of(ADJACENCIES, adjacency=adjacency)

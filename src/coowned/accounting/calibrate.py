@@ -7,11 +7,11 @@ from collections.abc import Callable
 from coowned import validate
 from coowned.accounting.cache import ResultCache
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_mu
-from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition, Steps
+from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
 from coowned.accounting.root_finding import find_root
-from coowned.accounting.user_steps import ADJACENCIES, steps_of, with_noise
+from coowned.accounting.terms import check_terms
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.sampling import Mechanism
+from coowned.mechanism.mechanism import Mechanism, Steps
 
 RELATIVE_TOLERANCE = 3e-4  # of the noise multiplier: distance to one that misses the target
 _SMALLEST, _LARGEST = 1e-4, 1e12  # noise multipliers the search looks at
@@ -44,15 +44,14 @@ def calibrate(
     forms are not.
 
     Example:
-      >>> from coowned.mechanism.sampling import MinSeparation
+      >>> from coowned import MinSeparation
       >>> m = MinSeparation(contribution_bound=8, min_separation=16, num_bands=16, iterations=2500)
       >>> round(calibrate(m, epsilon=8.0, delta=1e-10, adjacency="zero-out"), 3)
       2.359
     """
     validate.positive_number(epsilon=epsilon)
-    validate.in_range(0, 1, open_low=True, open_high=True, delta=delta)
-    validate.one_of(ADJACENCIES, adjacency=adjacency)
-    kinds = steps_of(mechanism, 1.0)
+    check_terms(delta=delta, adjacency=adjacency)
+    kinds = mechanism.user_steps(1.0)
     gaussian = [steps for steps in kinds if steps.probability >= 1]
     sampled = [steps for steps in kinds if steps.probability < 1]
     smallest = max((_calibrate_gaussian(steps, epsilon, delta, adjacency) for steps in gaussian), default=0.0)
@@ -83,11 +82,16 @@ def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: s
     assert sensitivity is not None
     noise_multiplier = sensitivity / gaussian_mu(epsilon, delta)
     while True:
-        mu = Composition([with_noise(steps, noise_multiplier)], adjacency).gaussian_mu
+        mu = Composition([_with_noise(steps, noise_multiplier)], adjacency).gaussian_mu
         assert mu is not None
         if gaussian_epsilon(mu, delta) <= epsilon:
             return noise_multiplier
         noise_multiplier *= 1 + 1e-13
+
+
+def _with_noise(steps: Steps, noise_multiplier: float) -> Steps:
+    """The same steps, given for noise multiplier 1, with another one."""
+    return dataclasses.replace(steps, noise_multiplier=steps.noise_multiplier * noise_multiplier)
 
 
 def _refuse_if_never_drawn(steps: Steps, delta: float) -> None:
@@ -103,18 +107,18 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
     log_delta = math.log(delta)
 
     def coarse(log_noise: float) -> float:
-        composition = Composition([with_noise(steps, math.exp(log_noise))], adjacency)
+        composition = Composition([_with_noise(steps, math.exp(log_noise))], adjacency)
         return max(loss.guess(log_delta)[1] for loss in composition.coarse(log_delta).values()) - epsilon
 
     answers: dict[float, Answer] = {}  # at the finest grid, by noise multiplier
 
     def proven(noise_multiplier: float) -> float:
-        composition = Composition([with_noise(steps, noise_multiplier)], adjacency)
+        composition = Composition([_with_noise(steps, noise_multiplier)], adjacency)
         answers[noise_multiplier] = composition.epsilon(delta, refuse=False)
         return answers[noise_multiplier].epsilon
 
     def rough(noise_multiplier: float) -> float:
-        composition = Composition([with_noise(steps, noise_multiplier)], adjacency)
+        composition = Composition([_with_noise(steps, noise_multiplier)], adjacency)
         return composition.epsilon(delta, refuse=False, looseness=_ROUGH_LOOSENESS).epsilon
 
     if at_least > 0 and proven(at_least) <= epsilon:

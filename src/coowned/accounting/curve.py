@@ -9,8 +9,8 @@ import numpy as np
 from coowned import validate
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta, gaussian_mu, gaussian_true_positive_rate
 from coowned.accounting.numerical import Composition
-from coowned.accounting.user_steps import ADJACENCIES, steps_of
-from coowned.mechanism.sampling import Mechanism
+from coowned.accounting.terms import check_terms
+from coowned.mechanism.mechanism import Mechanism
 
 _GRID_POINTS = 160
 
@@ -43,13 +43,12 @@ def epsilon_curve(
     Values below exp(-500) are not followed further down.
 
     Example:
-      >>> from coowned.mechanism.sampling import MinSeparation
+      >>> from coowned import MinSeparation
       >>> m = MinSeparation(contribution_bound=4, min_separation=8, num_bands=8, iterations=100)
       >>> epsilon_curve(m, noise_multiplier=2.0, adjacency="zero-out", epsilons=[0.0, 1.0]).round(4)
       array([0.3829, 0.1269])
     """
-    validate.positive_number(noise_multiplier=noise_multiplier)
-    validate.one_of(ADJACENCIES, adjacency=adjacency)
+    check_terms(adjacency=adjacency, noise_multiplier=noise_multiplier)
     for value in epsilons:
         validate.in_range(0, math.inf, open_high=True, epsilons=value)
     points = [float(value) for value in epsilons]
@@ -73,7 +72,7 @@ def gaussian_dp(
     grid point is compared with this mechanism at the point before it.   (test_gaussian_dp_curve_lies_above)
 
     Example:
-      >>> from coowned.mechanism.sampling import MinSeparation
+      >>> from coowned import MinSeparation
       >>> m = MinSeparation(contribution_bound=4, min_separation=8, num_bands=8, iterations=100)
       >>> gaussian_dp(m, noise_multiplier=4.0, adjacency="replace")
       GaussianDp(mu=1.0, exact=True, largest_epsilon=inf)
@@ -108,7 +107,7 @@ def true_positive_rate_bound(
         (test_true_positive_rate_of_a_gaussian, test_true_positive_rate_is_not_beaten)
 
     Example:
-      >>> from coowned.mechanism.sampling import MinSeparation
+      >>> from coowned import MinSeparation
       >>> m = MinSeparation(contribution_bound=4, min_separation=8, num_bands=8, iterations=100)
       >>> rate = true_positive_rate_bound(m, noise_multiplier=2.0, adjacency="zero-out", false_positive_rate=0.05)
       >>> round(rate, 4)
@@ -127,12 +126,11 @@ def true_positive_rate_bound(
 
 
 def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> list[Composition]:
-    return [Composition([steps], adjacency) for steps in steps_of(mechanism, noise_multiplier)]
+    return [Composition([steps], adjacency) for steps in mechanism.user_steps(noise_multiplier)]
 
 
 def _exact_mu(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> float | None:
-    validate.positive_number(noise_multiplier=noise_multiplier)
-    validate.one_of(ADJACENCIES, adjacency=adjacency)
+    check_terms(adjacency=adjacency, noise_multiplier=noise_multiplier)
     mus = [composition.gaussian_mu for composition in _compositions(mechanism, noise_multiplier, adjacency)]
     return None if any(mu is None for mu in mus) else max(mu for mu in mus if mu is not None)
 

@@ -12,16 +12,14 @@ import polars as pl
 import coowned
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.agreement import check_agreement
 from coowned.accounting.statement import rounded_up, unprotected_sentences, write_statement
+from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
-from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling, mechanism_from_dict
+from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.registry import mechanism_from_dict
 
 FORMAT = "coowned-guarantee-1"
-UNIT = "user, fixed graph"
-ADJACENCIES = ("zero-out", "replace")
-OTHER_ADJACENCY = {"zero-out": "replace", "replace": "zero-out"}
 COMPOSED_FORMAT = "coowned-composed-guarantee-1"
 _MADE_BY_GUARANTEE = object()
 
@@ -95,7 +93,7 @@ class PrivacyGuarantee:
         level.
         The `users` column is a statistic of the graph.
         """
-        rows = [{**level, "epsilon": self._level_epsilon(level)} for level in _levels(self.mechanism, self.certificate)]
+        rows = [{**level, "epsilon": self._level_epsilon(level)} for level in self.mechanism.levels(self.certificate)]
         return pl.DataFrame(rows, infer_schema_length=None).select(
             *(name for name in ("group", "sampling_probability") if rows and name in rows[0]),
             "copies",
@@ -140,7 +138,7 @@ class PrivacyGuarantee:
             )
         certificate = ContributionCertificate.from_json(json.dumps(fields.pop("certificate")))
         mechanism = mechanism_from_dict(fields.pop("mechanism"))
-        check_agreement(certificate, mechanism)
+        mechanism.check_certificate(certificate)
         try:
             made = cls(certificate=certificate, mechanism=mechanism, maker=_MADE_BY_GUARANTEE, **fields)
         except TypeError as error:
@@ -247,7 +245,7 @@ def guarantee(
       run_id: a name for the run; made up at random by default.
 
     Example:
-      >>> from coowned import AttributionGraph, Greedy, certify
+      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
       >>> certificate = certify(graph, Greedy(contribution_bound=1).select(graph))
       >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=20)
@@ -262,7 +260,9 @@ def guarantee(
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give exactly one of epsilon (a target) and noise_multiplier (what is used)")
     validate.one_of(ADJACENCIES, adjacency=adjacency)
-    check_agreement(certificate, mechanism)
+    if not isinstance(mechanism, Mechanism):
+        raise InputError(f"{type(mechanism).__name__} is not a mechanism; use PoissonSampling.from_certificate")
+    mechanism.check_certificate(certificate)
     if noise_multiplier is not None:
         validate.positive_number(noise_multiplier=noise_multiplier)
         noise_multiplier = float(noise_multiplier)
@@ -270,7 +270,7 @@ def guarantee(
     claim: dict[str, Any] = {"delta": delta, "adjacency": adjacency}
     simulated = None
     if simulated_batch_size is not None:
-        imagined = _imagine(mechanism, certificate, simulated_batch_size)
+        imagined = mechanism.with_batch_size(simulated_batch_size, certificate)
         if noise_multiplier is None:
             noise_multiplier = calculators.calibrate(imagined, epsilon=epsilon, **claim)  # pyright: ignore[reportArgumentType]
         simulated = calculators.epsilon(imagined, noise_multiplier=noise_multiplier, **claim)
@@ -411,51 +411,10 @@ def _example_epsilon(
     delta: float,
     adjacency: str,
 ) -> float:
-    """The epsilon of one example alone, in whichever group or place of the schedule it is, users or none."""
-    copies = max(1, certificate.most_copies_of_one_example)
-    if isinstance(mechanism, CyclicPoisson):
-        sizes = certificate.group_sizes or ()
-        bounds = tuple(copies if group < len(sizes) and sizes[group] else 0 for group in range(mechanism.num_groups))
-        seen: Mechanism = dataclasses.replace(mechanism, contribution_bound=copies, group_bounds=bounds)
-    elif isinstance(mechanism, MinSeparation):
-        # The separation was counted for users; copies of an example without any may lie closer, their columns overlap.
-        apart = certificate.num_copies_without_users == 0
-        norm = 1.0 if mechanism.max_column_norm is None else max(1.0, mechanism.max_column_norm)
-        sensitivity = norm * (copies**0.5 if apart else copies)
-        seen = dataclasses.replace(mechanism, contribution_bound=copies, sensitivity=sensitivity, max_column_norm=None)
-    else:
-        seen = dataclasses.replace(mechanism, contribution_bound=copies)
+    """The epsilon of one example alone."""
+    seen = mechanism.for_example(certificate)
     return calculators.epsilon(seen, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
-
-
-def _imagine(mechanism: Mechanism, certificate: ContributionCertificate, batch_size: int) -> PoissonSampling:
-    if not isinstance(mechanism, PoissonSampling):
-        raise InputError("a hypothetical batch size is for Poisson sampling only; leave simulated_batch_size out")
-    validate.positive(simulated_batch_size=batch_size)
-    if batch_size > certificate.size:
-        raise InputError(f"simulated_batch_size must be at most the size of S ({certificate.size}), not {batch_size}")
-    return dataclasses.replace(mechanism, sampling_probability=batch_size / certificate.size)
-
-
-def _levels(mechanism: Mechanism, certificate: ContributionCertificate) -> list[dict[str, Any]]:
-    histogram = certificate.copies_per_user
-    if isinstance(mechanism, CyclicPoisson):
-        levels = [{"group": -1, "sampling_probability": 0.0, "copies": 0, "users": histogram[0] if histogram else 0}]
-        width = certificate.contribution_bound + 1
-        for place, users in enumerate(certificate.group_copies_per_user or ()):
-            group, copies = divmod(place, width)
-            if 0 < copies <= mechanism.bound_of(group):
-                probability = mechanism.probability_of(group)
-                levels.append({"group": group, "sampling_probability": probability, "copies": copies, "users": users})
-        return levels
-    bound = mechanism.contribution_bound
-    return [
-        {"copies": copies, "users": histogram[copies] if copies < len(histogram) else 0} for copies in range(bound + 1)
-    ]
 
 
 def _checksum(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-__all__ = ["ComposedGuarantee", "MinSeparation", "PrivacyGuarantee", "compose", "guarantee"]

@@ -21,6 +21,7 @@ from coowned.accounting.tilted_composition import (
     TiltedTail,
 )
 from coowned.errors import UncertifiableError
+from coowned.mechanism.mechanism import Steps
 
 LARGEST_EPSILON = 1e4
 RELATIVE_LOOSENESS = 1e-4  # of epsilon: what the discretization may add
@@ -32,19 +33,6 @@ _MUCH_WIDER = 3.0  # a window this many times wider than two parts need is not w
 _LARGEST_JUMP_SHARES = (0.5, 0.7, 0.25, 0.1, 0.05, 0.0)  # by attempt: epsilon is guessed at first
 _SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
 _SMALLEST_EPSILON = 1e-4  # below it looseness is no longer judged relative to epsilon
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps:
-    """`repetitions` independent steps in which a user's `copies` are each drawn with `probability`.
-
-    `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form.
-    """
-
-    copies: int
-    probability: float
-    noise_multiplier: float
-    repetitions: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,15 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import GraphStatistics
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import InfeasibleScheduleError, InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.sampling import Mechanism, MinSeparation, PoissonSampling
+from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.min_separation import MinSeparation
+from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once

@@ -4,7 +4,6 @@ import decimal
 from typing import TYPE_CHECKING
 
 from coowned.certificate import ContributionCertificate
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 
 if TYPE_CHECKING:
     from coowned.accounting.guarantee import PrivacyGuarantee
@@ -94,26 +93,10 @@ def _other_worlds(made: "PrivacyGuarantee") -> list[str]:
 def _mechanism(made: "PrivacyGuarantee") -> str:
     mechanism = made.mechanism
     noise = f"noise multiplier {rounded_down(made.noise_multiplier)} in units of one example's clip norm"
-    if isinstance(mechanism, PoissonSampling):
-        coin = f"coin of probability {mechanism.sampling_probability:.10g}"
-        how = f"Poisson sampling: every copy has its own {coin} in every step"
-    elif isinstance(mechanism, MinSeparation):
-        how = (
-            f"a fixed schedule in which any {mechanism.min_separation:,} consecutive batches hold at most one copy "
-            "of each user, "
-            f"with noise correlated over {mechanism.num_bands:,} bands (DP-MF; no column of the strategy is longer "
-            "than 1; no amplification by sampling)"
-        )
-    else:
-        assert isinstance(mechanism, CyclicPoisson)
-        how = (
-            f"cyclic Poisson sampling over {mechanism.num_groups:,} groups of users with noise correlated over "
-            f"{mechanism.num_bands:,} bands; "
-            f"every copy has its own coin of probability at most {mechanism.sampling_probability:.10g} in its group's "
-            "rounds"
-        )
-    steps = f"{mechanism.iterations:,} steps"
-    return f"Mechanism: {how}; {noise}, {steps}. Gradients are clipped per copy and divided by the public batch size."
+    return (
+        f"Mechanism: {mechanism.describe()}; {noise}, {mechanism.iterations:,} steps. Gradients are clipped per copy "
+        "and divided by the public batch size."
+    )
 
 
 def _bound(made: "PrivacyGuarantee") -> str:
@@ -144,7 +127,7 @@ def _released() -> str:
 
 
 def _accountant(made: "PrivacyGuarantee") -> str:
-    if isinstance(made.mechanism, MinSeparation):
+    if made.grid_spacing == 0:
         how = "the Gaussian mechanism in closed form (Balle and Wang 2018)"
     else:
         how = (

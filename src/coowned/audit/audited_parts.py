@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.attribution.graph import AttributionGraph
-from coowned.mechanism.batching import Batches, CyclicPoissonBatches, PoissonBatches, ScheduledBatches
+from coowned.mechanism.batching import Batches
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.noise import NoiseStream, noise_scale, normals_from_words
-from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.model import Model
@@ -54,25 +54,7 @@ class AuditedParts:
         run_key: RunKey,
     ) -> Batches:
         """The sampler, over so many steps."""
-        if isinstance(mechanism, MinSeparation):
-            assert isinstance(selected, Schedule)
-            return ScheduledBatches(schedule=selected)
-        assert isinstance(selected, Selection)
-        if isinstance(mechanism, CyclicPoisson):
-            return CyclicPoissonBatches(
-                selection=selected,
-                batch_size=batch_size,
-                iterations=iterations,
-                num_groups=mechanism.num_groups,
-                run_key=run_key,
-            )
-        return PoissonBatches(
-            selection=selected,
-            sampling_probability=mechanism.sampling_probability,
-            batch_size=batch_size,
-            iterations=iterations,
-            run_key=run_key,
-        )
+        return mechanism.batches(selected, run_key=run_key, batch_size=batch_size, iterations=iterations)
 
     def model(self, num_features: int = 1) -> Model:
         """What clips: the gradient sum of a model."""

@@ -18,7 +18,7 @@ from coowned.audit.retraining import MeasuredLeak, measure_leak, retrain
 from coowned.certificate import certify
 from coowned.errors import InputError
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import PoissonSampling
+from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.selection.greedy import Greedy
 from coowned.synthetic.hashed_words import hashed_words
 from coowned.synthetic.toy_emails import DOMAIN, EmailWorld

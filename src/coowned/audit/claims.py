@@ -6,7 +6,6 @@ exactly right: through the likelihood ratio of the claimed mechanism with and wi
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import numba
@@ -18,10 +17,9 @@ from scipy.stats import binom
 from coowned import validate
 from coowned.accounting.calculators import epsilon
 from coowned.accounting.curve import epsilon_curve
-from coowned.accounting.user_steps import ADJACENCIES
-from coowned.errors import InputError
+from coowned.accounting.terms import check_terms
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
+from coowned.mechanism.mechanism import Mechanism, WorstUser
 
 USERS = ("steady", "alternating")
 """Worst-case users: every gradient +clip_norm e1, or +, -, +, ... in turn, which the claim allows just as well."""
@@ -45,6 +43,7 @@ class MechanismClaim:
       strategy: of correlated noise; by default the one training would take.
 
     Example:
+      >>> from coowned import PoissonSampling
       >>> mechanism = PoissonSampling(contribution_bound=1, sampling_probability=1.0, iterations=1)
       >>> claim = MechanismClaim(mechanism=mechanism, noise_multiplier=2.0, adjacency="zero-out")
       >>> claim.log_ratio(np.array([[0.0, 1.0]]), "steady")  # (x - 1/2) / 4 at x = 0 and 1
@@ -57,12 +56,9 @@ class MechanismClaim:
     strategy: BandedStrategy | None = None
 
     def __post_init__(self) -> None:
-        validate.positive_number(noise_multiplier=self.noise_multiplier)
-        validate.one_of(ADJACENCIES, adjacency=self.adjacency)
-        mechanism = self.mechanism
-        if self.strategy is None and not isinstance(mechanism, PoissonSampling):
-            made = BandedStrategy(num_bands=mechanism.num_bands, iterations=mechanism.iterations)
-            object.__setattr__(self, "strategy", made)
+        check_terms(noise_multiplier=self.noise_multiplier, adjacency=self.adjacency)
+        if self.strategy is None:
+            object.__setattr__(self, "strategy", self.mechanism.strategy())
 
     @property
     def iterations(self) -> int:
@@ -74,41 +70,29 @@ class MechanismClaim:
         return np.ones(1) if self.strategy is None else self.strategy.coefficients
 
     @functools.cached_property
+    def worst_user(self) -> WorstUser:
+        """The worst-off user: their copies, probability, rounds and group."""
+        return self.mechanism.worst_user(self.strategy)
+
+    @property
     def group(self) -> int:
         """The group of the worst-off user; 0 where there are none."""
-        mechanism = self.mechanism
-        if not isinstance(mechanism, CyclicPoisson):
-            return 0
+        return self.worst_user.group
 
-        def weight(group: int) -> float:
-            bound, probability = mechanism.bound_of(group), mechanism.probability_of(group)
-            return bound * probability * math.sqrt(mechanism.rounds_of(group))
-
-        return max(range(mechanism.num_groups), key=weight)
-
-    @functools.cached_property
+    @property
     def copies(self) -> int:
         """Copies (participations for a schedule) of the worst-off user."""
-        if isinstance(self.mechanism, CyclicPoisson):
-            return self.mechanism.bound_of(self.group)
-        return len(self.rounds) if isinstance(self.mechanism, MinSeparation) else self.mechanism.contribution_bound
+        return self.worst_user.copies
 
     @property
     def probability(self) -> float:
-        """Of each of her copies in each of her rounds."""
-        if isinstance(self.mechanism, CyclicPoisson):
-            return self.mechanism.probability_of(self.group)
-        return self.mechanism.sampling_probability if isinstance(self.mechanism, PoissonSampling) else 1.0
+        """Of each of their copies in each of their rounds."""
+        return self.worst_user.probability
 
-    @functools.cached_property
+    @property
     def rounds(self) -> npt.NDArray[np.int64]:
-        """(rounds,) the steps in which she may take part."""
-        mechanism = self.mechanism
-        if isinstance(mechanism, PoissonSampling):
-            return np.arange(mechanism.iterations)
-        if isinstance(mechanism, CyclicPoisson):
-            return np.arange(self.group, mechanism.iterations, mechanism.num_groups)
-        return self._participations(mechanism)
+        """(rounds,) the steps in which they may take part."""
+        return self.worst_user.rounds
 
     def signs(self, user: str) -> npt.NDArray[np.float64]:
         """(iterations,) the sign of the user's gradient in each step; what she does off her rounds does not count."""
@@ -128,14 +112,14 @@ class MechanismClaim:
         total = np.zeros(observed.shape[1])
         if self.strategy is None:
             projected, squares = observed, np.ones(len(observed))
-        elif isinstance(self.mechanism, MinSeparation):
+        elif self.mechanism.needs_schedule:
             template = self._columns @ signs[self.rounds]  # (iterations,) all she adds
             projected = (self._whitening.T @ template)[None] @ observed
             squares, signs = np.array([template @ template]), np.ones(1)
         else:
             projected = (self._columns.T @ self._whitening) @ observed  # (rounds, trials)
             squares, signs = (self._columns**2).sum(axis=0), signs[self.rounds]
-        copies = 1 if isinstance(self.mechanism, MinSeparation) else self.copies
+        copies = 1 if self.mechanism.needs_schedule else self.copies
         add_log_ratios(
             np.ascontiguousarray(projected, np.float64),
             signs,
@@ -167,26 +151,6 @@ class MechanismClaim:
     def _columns(self) -> scipy.sparse.csr_array:
         """(iterations, rounds) what one clip norm in each of her rounds becomes by whitening."""
         return self._whitening[:, self.rounds]
-
-    def _participations(self, mechanism: MinSeparation) -> npt.NDArray[np.int64]:
-        """The steps of a user who takes part as often as she may, and adds no more than was accounted for.
-
-        Where the accounted sensitivity is below sqrt(bound), because users are late in the schedule where columns are
-        short, her last participation is moved there, or left out.
-        """
-        assert self.strategy is not None
-        squares = self.strategy.column_norms() ** 2
-        apart, iterations = mechanism.min_separation, mechanism.iterations
-        accounted = mechanism.sensitivity_of(mechanism.contribution_bound) * (1 + 2.0**-40)
-        for count in range(min(mechanism.contribution_bound, 1 + (iterations - 1) // apart), 0, -1):
-            steps = np.arange(count) * apart
-            last = np.arange(steps[-1], iterations)
-            total = squares[steps[:-1]].sum() + squares[last]
-            fits = np.flatnonzero(np.sqrt(total) <= accounted)
-            if len(fits):
-                steps[-1] = last[fits[np.argmax(total[fits])]]
-                return steps
-        raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,7 +20,7 @@ from coowned.audit.worst_case import Scores, WorstCase
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import Mechanism, MinSeparation
+from coowned.mechanism.mechanism import Mechanism
 
 ALPHA = 1e-3
 TRIALS = 200_000
@@ -159,7 +159,7 @@ def audit_mechanism(
       strategy: of correlated noise, where it is not the usual one.
 
     Example:
-      >>> from coowned.mechanism.sampling import PoissonSampling
+      >>> from coowned import PoissonSampling
       >>> mechanism = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)
       >>> found = audit_mechanism(mechanism, noise_multiplier=2.0, adjacency="zero-out", trials=20_000,
       ...                         run_key=RunKey.from_seed(0))
@@ -243,6 +243,6 @@ def _candidates(
 
 
 def _users_at_once(claim: MechanismClaim, trials: int) -> int:
-    if isinstance(claim.mechanism, MinSeparation):
+    if claim.mechanism.needs_schedule:
         return 1  # the schedule is the same for everybody
     return max(1, min(trials, 2**21 // claim.iterations, 2**21 // claim.copies))

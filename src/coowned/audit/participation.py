@@ -14,12 +14,11 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.checks import Check, CheckedLaw, binomial_check, certain_check, checked_law
-from coowned.audit.claims import MechanismClaim
 from coowned.errors import InputError
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, PoissonSampling
+from coowned.mechanism.mechanism import Mechanism
 from coowned.selection.selector import Selection
 
 _BATCH_QUANTILES = (0.02, 0.25, 0.75, 0.98)
@@ -121,7 +120,7 @@ def audit_coin_words(coins: PoissonCoins, *, alpha: float = 1e-3) -> CheckedLaw:
 
 
 def audit_sampler(
-    mechanism: PoissonSampling | CyclicPoisson,
+    mechanism: Mechanism,
     *,
     run_key: RunKey,
     alpha: float = 1e-3,
@@ -137,15 +136,15 @@ def audit_sampler(
     Guarantees:
       - Memory stays below 200 MB, however small the probability.   (test_small_probabilities_need_little_memory)
 
+    >>> from coowned import PoissonSampling
     >>> mechanism = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)
     >>> [law.holds for law in audit_sampler(mechanism, run_key=RunKey.from_seed(1))]
     [True, True]
     """
     parts = parts or AuditedParts()
-    cyclic = isinstance(mechanism, CyclicPoisson)
-    groups = mechanism.num_groups if cyclic else 1
-    group = MechanismClaim(mechanism=mechanism, noise_multiplier=1.0, adjacency="zero-out").group
-    probability = mechanism.probability_of(group) if cyclic else mechanism.sampling_probability
+    groups = mechanism.cycle_length
+    user = mechanism.worst_user(None)
+    group, probability = user.group, user.probability
     words = audit_coin_words(PoissonCoins(probability), alpha=alpha)
     if probability == 1:
         return [words]
@@ -153,7 +152,7 @@ def audit_sampler(
     copies = min(_MOST_COPIES, max(8, math.floor(batch_size / probability)))
     graph = AttributionGraph.from_csr(np.arange(copies + 1), np.arange(copies, dtype=np.int32), num_users=copies)
     selection = Selection.from_copies(graph, np.ones(copies, np.int64))
-    if cyclic:
+    if mechanism.needs_groups:
         selection = parts.group(graph, selection, group=group)
         probability = min(1.0, batch_size / copies)  # which is how its sampler makes it
     steps = _STEPS * groups if groups <= 32 else 32_000 // groups * groups

@@ -22,7 +22,6 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_writable
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import MinSeparation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.configured_run import NO_GUARANTEE_FORMAT
 
@@ -137,9 +136,9 @@ def audit_run(
     parts = parts or AuditedParts()
     mechanism = made.mechanism
     # Two curves, noise and participation share it; the other tests are certain.
-    share = alpha / (3 if isinstance(mechanism, MinSeparation) else 4)
+    share = alpha / (3 if mechanism.needs_schedule else 4)
     laws = []
-    if not isinstance(mechanism, MinSeparation):
+    if not mechanism.needs_schedule:
         laws += audit_sampler(mechanism, run_key=keys.next(), alpha=share, parts=parts)
     claim = MechanismClaim(mechanism=mechanism, noise_multiplier=made.noise_multiplier, adjacency=made.adjacency)
     laws.append(

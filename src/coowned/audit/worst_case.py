@@ -20,7 +20,6 @@ from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.mechanism.batching import Batches, ScheduledBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.selection.selector import Schedule
 
 _CLIP_NORM = 1.0
@@ -59,16 +58,16 @@ class WorstCase:
         self._users = int(users_at_once)
         mechanism = claim.mechanism
         self._batch_size, crowd = self._sizes()
-        if isinstance(mechanism, MinSeparation):
+        if mechanism.needs_schedule:
             self.graph, self._owner, self.selected = self._scheduled(claim)
             windows = 1
         else:
             self.graph, self._owner = _world(self._users, 2 * claim.copies, crowd)
             self.selected = parts.select(self.graph, contribution_bound=claim.copies)
-            if isinstance(mechanism, CyclicPoisson):
+            if mechanism.needs_groups:
                 self.selected = parts.group(self.graph, self.selected, group=claim.group)
             windows = -(-trials // self._users)
-        cycle = mechanism.num_groups if isinstance(mechanism, CyclicPoisson) else 1
+        cycle = mechanism.cycle_length
         self._stride = -(-claim.iterations // cycle) * cycle  # a trial begins where the first group has its turn
         self.batches: Batches = parts.batches(
             self.selected,
@@ -196,11 +195,11 @@ class WorstCase:
         """(public batch size, copies of others): such that the sampler's coins are those of the claim."""
         claim, mine = self._claim, self._users * self._claim.copies
         base, probability = claim.mechanism.batch_size, claim.probability
-        if isinstance(claim.mechanism, MinSeparation):
+        if claim.mechanism.needs_schedule:
             return min(base or 4, 64), 0
         if probability == 1:  # nobody else: the smallest batch there can be, in which a division by its size would show
             return max(base or mine, mine), 0
-        if isinstance(claim.mechanism, PoissonSampling) and self._users > 1:
+        if not claim.mechanism.needs_groups and self._users > 1:
             return max(1, round(probability * mine)), 0
         size = round(base / probability) if base else 0
         if not base or base / size != probability:  # the nearest coins below: accounted for with more

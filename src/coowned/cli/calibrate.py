@@ -8,12 +8,11 @@ import typer
 from coowned.cli import show
 from coowned.cli.certificates import read_certificate
 from coowned.cli.overwriting import refuse_to_overwrite
-from coowned.errors import InputError
 from coowned.files import whole_files
 
 if TYPE_CHECKING:
     from coowned.certificate import ContributionCertificate
-    from coowned.mechanism.sampling import Mechanism
+    from coowned.mechanism.mechanism import Mechanism
 
 
 def run(
@@ -95,34 +94,7 @@ def make_mechanism(
     num_bands: int | None,
 ) -> "Mechanism":
     """The mechanism a word names, made from the certificate; what is missing or of no use is an error."""
-    from coowned.mechanism.sampling import CyclicPoisson, MinSeparation, PoissonSampling
+    from coowned.mechanism.registry import mechanism_class, mechanism_class_for
 
-    if word is None:
-        word = (
-            "min-separation"
-            if certificate.min_separation is not None
-            else "cyclic"
-            if certificate.groups
-            else "poisson"
-        )
-    if word == "min-separation":
-        for name, given, own in (
-            ("batch-size", batch_size, certificate.batch_size),
-            ("iterations", iterations, certificate.iterations),
-        ):
-            if given is not None and own is not None and given != own:
-                raise InputError(f"--{name} {given} is not the schedule's ({own}); leave it out")
-        return MinSeparation.from_certificate(certificate, num_bands=num_bands)
-    if word not in ("poisson", "cyclic"):
-        raise InputError(f"there is no mechanism {word!r}; choose poisson, min-separation or cyclic")
-    if batch_size is None or iterations is None:
-        raise InputError(f"{word} sampling needs --batch-size and --iterations")
-    if word == "cyclic":
-        return CyclicPoisson.from_certificate(
-            certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands
-        )
-    if num_bands not in (None, 1):
-        raise InputError(
-            "Poisson sampling has independent noise; leave --num-bands out, or use min-separation or cyclic"
-        )
-    return PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
+    kind = mechanism_class_for(certificate) if word is None else mechanism_class(word)
+    return kind.from_options(certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands)

@@ -50,7 +50,7 @@ def run(
     from coowned.cli.certificates import certificate_path_of
     from coowned.cli.select import make_selector
     from coowned.files import whole_files
-    from coowned.mechanism.sampling import PoissonSampling
+    from coowned.mechanism.poisson_sampling import PoissonSampling
     from coowned.report.contents import read_run
     from coowned.selection.selection_files import write_selection
     from coowned.synthetic.toy_emails import EmailWorld, write_mbox

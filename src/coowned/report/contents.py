@@ -13,7 +13,8 @@ from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.mechanism.sampling import Mechanism, mechanism_from_dict
+from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.registry import mechanism_from_dict
 from coowned.training.checkpoint import RunFolder
 from coowned.training.tasks import NO_GUARANTEE_FORMAT
 

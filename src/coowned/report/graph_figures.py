@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from coowned.accounting.planning import Choice, Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
-from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.sampling import PoissonSampling
 from coowned.report import charts
 from coowned.report.contents import RunContents
 from coowned.report.figures import Columns, Figure, Mark, Row, counted, percent, shown
@@ -189,8 +187,9 @@ def run_rows(run: RunContents, selected: SelectedGraph, other_choices: Plan) -> 
     ]
     assert run.guarantee is not None
     noise = run.guarantee.noise_multiplier
-    if not isinstance(run.mechanism, PoissonSampling):
-        noise *= BandedStrategy(num_bands=run.mechanism.num_bands, iterations=run.mechanism.iterations).error_factor()
+    strategy = run.mechanism.strategy()
+    if strategy is not None:
+        noise *= strategy.error_factor()
     own = dataclasses.replace(
         other_choices.choices[0],
         selector=run.selector,

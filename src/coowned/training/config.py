@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from coowned import validate
+from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
+from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
 
-KINDS = ("dp-sgd", "dp-mf")
-ADJACENCIES = ("zero-out", "replace")
 LEARNING_RATES = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # what float32, which training counts in, holds in full
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
@@ -260,7 +260,7 @@ class TrainConfig:
                 "[mechanism] kind 'cyclic-dp-mf' needs a selection with groups, which no selector makes yet; train "
                 "from Python with Selection.from_copies(..., groups=...), or use 'dp-sgd' or 'dp-mf'"
             )
-        validate.one_of(KINDS, kind=mechanism.kind)
+        validate.one_of(tuple(known.training_kind for known in MECHANISMS), kind=mechanism.kind)
         validate.positive(batch_size=mechanism.batch_size)
         validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=mechanism.iterations)
         if mechanism.clip_norm is not None:
@@ -270,10 +270,9 @@ class TrainConfig:
                 validate.in_range(0, math.inf, open_low=True, clip_norm=mechanism.clip_norm)
         elif self.privacy.is_private:
             raise ConfigError("[mechanism] needs clip_norm: the longest gradient one copy may add")
-        if mechanism.kind == "dp-sgd":
-            for key in ("num_bands", "min_separation"):
-                if getattr(mechanism, key) is not None:
-                    raise ConfigError(f"[mechanism] {key} means nothing for dp-sgd; leave it out or use dp-mf")
+        for key in ("num_bands", "min_separation"):
+            if getattr(mechanism, key) is not None and key not in mechanism_class(mechanism.kind).options:
+                raise ConfigError(f"[mechanism] {key} means nothing for {mechanism.kind}; leave it out or use dp-mf")
         most, what = mechanism.iterations, "iterations"
         for key in ("min_separation", "num_bands"):
             value = getattr(mechanism, key)

@@ -14,7 +14,8 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import ConfigError, CoownedError, InputError
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sampling import Mechanism, MinSeparation, PoissonSampling
+from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.registry import mechanism_class
 from coowned.selection.selection_files import read_selection, write_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
@@ -152,8 +153,9 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
     kind, chosen = selector_class(config.selection.selector), config.selection
     settings = dict(chosen.settings)
     schedules = "min_separation" in {field.name for field in dataclasses.fields(kind)}
-    if schedules != (config.mechanism.kind == "dp-mf"):
-        wanted = "greedy-min-separation" if config.mechanism.kind == "dp-mf" else "greedy"
+    needs_schedule = mechanism_class(config.mechanism.kind).needs_schedule
+    if schedules != needs_schedule:
+        wanted = "greedy-min-separation" if needs_schedule else "greedy"
         raise ConfigError(
             f"[selection] selector {chosen.selector!r} does not go with [mechanism] kind {config.mechanism.kind!r}; "
             f"use {wanted!r}"
@@ -171,30 +173,13 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
-    asked, is_private = config.mechanism, config.privacy.is_private
-    someone = max(1, certificate.contribution_bound)  # without a claim there need be nobody to protect
-    if asked.kind == "dp-mf":
-        num_bands = asked.min_separation if asked.num_bands is None else asked.num_bands
-        if is_private or certificate.min_separation is None or certificate.iterations is None:
-            return MinSeparation.from_certificate(certificate, num_bands=num_bands)
-        return MinSeparation(
-            contribution_bound=someone,
-            min_separation=certificate.min_separation,
-            num_bands=certificate.min_separation if num_bands is None else num_bands,
-            iterations=certificate.iterations,
-            batch_size=certificate.batch_size,
-        )
-    if is_private:
-        return PoissonSampling.from_certificate(certificate, batch_size=asked.batch_size, iterations=asked.iterations)
-    if asked.batch_size > certificate.size:
-        raise ConfigError(
-            f"[mechanism] batch_size must be at most the size of S ({certificate.size}), not {asked.batch_size}"
-        )
-    return PoissonSampling(
-        contribution_bound=someone,
-        sampling_probability=asked.batch_size / certificate.size,
-        iterations=asked.iterations,
+    asked = config.mechanism
+    return mechanism_class(asked.kind).from_options(
+        certificate,
         batch_size=asked.batch_size,
+        iterations=asked.iterations,
+        num_bands=asked.min_separation if asked.num_bands is None else asked.num_bands,
+        protects=config.privacy.is_private,
     )
 
 

@@ -15,10 +15,10 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import Batches, CyclicPoissonBatches, PoissonBatches, ScheduledBatches
+from coowned.mechanism.batching import Batches
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.noise import noise_scale
-from coowned.mechanism.sampling import CyclicPoisson, Mechanism, MinSeparation, PoissonSampling
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.config import CLIP_NORMS, LEARNING_RATES
 
@@ -60,7 +60,7 @@ class TrainingPlan:
       strategy: of the correlated noise; by default the best for the mechanism's bands and iterations.
 
     Example:
-      >>> from coowned import Greedy, certify, guarantee
+      >>> from coowned import Greedy, PoissonSampling, certify, guarantee
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
       >>> selection = Greedy(contribution_bound=1).select(graph)
       >>> certificate = certify(graph, selection)
@@ -99,20 +99,7 @@ class TrainingPlan:
                 validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
         else:
             self._check_guarantee(self.guarantee)
-        if isinstance(self.mechanism, PoissonSampling):
-            if self.strategy is not None and self.strategy.num_bands != 1:
-                raise InputError("Poisson sampling has independent noise; leave the strategy out")
-        elif self.strategy is None:
-            strategy = BandedStrategy(num_bands=self.mechanism.num_bands, iterations=self.mechanism.iterations)
-            object.__setattr__(self, "strategy", strategy)
-        elif (self.strategy.num_bands, self.strategy.iterations) != (
-            self.mechanism.num_bands,
-            self.mechanism.iterations,
-        ):
-            raise InputError(
-                f"the strategy has {self.strategy.num_bands} bands and {self.strategy.iterations} iterations, the "
-                f"mechanism {self.mechanism.num_bands} and {self.mechanism.iterations}; they must agree"
-            )
+        object.__setattr__(self, "strategy", self.mechanism.check_strategy(self.strategy))
 
     def _check_guarantee(self, made: PrivacyGuarantee) -> None:
         if not isinstance(made, PrivacyGuarantee):
@@ -150,9 +137,7 @@ class TrainingPlan:
     @property
     def expected_copies(self) -> int:
         """How many copies a step draws on average at most; more than batch_size where a mechanism was made so."""
-        if not isinstance(self.mechanism, PoissonSampling):
-            return self.batch_size
-        return max(self.batch_size, math.ceil(self.mechanism.sampling_probability * self.certificate.size))
+        return self.mechanism.expected_copies(self.certificate)
 
     @property
     def noise_multiplier(self) -> float:
@@ -172,67 +157,12 @@ class TrainingPlan:
 
     def batches(self, *, multiple_of: int = 8) -> Batches:
         """The batches of every step, from the mechanism that was accounted for."""
-        mechanism, selected = self.mechanism, self.selected
-        if isinstance(mechanism, MinSeparation):
-            assert isinstance(selected, Schedule)
-            return ScheduledBatches(schedule=selected, multiple_of=multiple_of)
-        assert isinstance(selected, Selection)
-        if isinstance(mechanism, PoissonSampling):
-            return PoissonBatches(
-                selection=selected,
-                sampling_probability=mechanism.sampling_probability,
-                batch_size=self.batch_size,
-                iterations=mechanism.iterations,
-                run_key=self.run_key,
-                multiple_of=multiple_of,
-            )
-        return CyclicPoissonBatches(
-            selection=selected,
-            batch_size=self.batch_size,
-            iterations=mechanism.iterations,
-            num_groups=mechanism.num_groups,
-            run_key=self.run_key,
-            multiple_of=multiple_of,
-        )
+        return self.mechanism.batches(self.selected, run_key=self.run_key, multiple_of=multiple_of)
 
     def check(self, graph: AttributionGraph) -> None:
         """Recounts everything the claim rests on, before the first step; refuses what does not agree."""
         self.certificate.check(graph, self.selected)
-        mechanism = self.mechanism
-        if isinstance(mechanism, MinSeparation) != isinstance(self.selected, Schedule):
-            raise CertificateMismatchError(
-                "MinSeparation needs a schedule, and a schedule needs MinSeparation; select again"
-            )
-        if isinstance(mechanism, MinSeparation):
-            assert isinstance(self.selected, Schedule)
-            if (self.selected.iterations, self.selected.batch_size) != (mechanism.iterations, mechanism.batch_size):
-                raise CertificateMismatchError(
-                    "the schedule's batches are not the mechanism's; make it with from_certificate"
-                )
-            if self.guarantee is not None:
-                self._check_sensitivity(mechanism, graph)
-        elif isinstance(mechanism, CyclicPoisson):
-            batches = self.batches()
-            assert isinstance(batches, CyclicPoissonBatches)
-            for group, probability in enumerate(batches.group_probabilities):
-                accounted = mechanism.probability_of(group)
-                if probability > accounted:
-                    raise CertificateMismatchError(
-                        f"group {group} would be drawn with {probability:.6g}, but {accounted:.6g} was accounted for; "
-                        "make the mechanism with from_certificate"
-                    )
-
-    def _check_sensitivity(self, mechanism: MinSeparation, graph: AttributionGraph) -> None:
-        assert self.strategy is not None
-        assert isinstance(self.selected, Schedule)
-        measured = self.strategy.sensitivity_of(self.selected, graph)
-        accounted = mechanism.sensitivity_of(mechanism.contribution_bound)
-        # sqrt(k) may be rounded down in its last place; the noise's factor 1 + 1e-5 is far more than that.
-        if measured > accounted * (1 + 2.0**-40):
-            raise CertificateMismatchError(
-                f"one user can change what is released by {measured:.6g} clip norms, but {accounted:.6g} was accounted "
-                "for; make the mechanism with sensitivity=strategy.sensitivity_of(schedule, graph)"
-            )
+        self.mechanism.check_selected(self.selected, graph, self.strategy, protects=self.guarantee is not None)
 
     def statement(self) -> str:
         """What may be said of the model."""

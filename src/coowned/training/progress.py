@@ -1,6 +1,5 @@
 """What a person is told while a run goes on."""
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -88,12 +87,8 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
 
 def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> float:
     from coowned.accounting import calculators
-    from coowned.mechanism.sampling import MinSeparation
 
-    part = dataclasses.replace(plan.mechanism, iterations=step)
-    if isinstance(part, MinSeparation):
-        most = min(part.contribution_bound, -(-step // part.min_separation))
-        part = dataclasses.replace(part.for_copies(most), iterations=step)
+    part = plan.mechanism.after(step)
     return calculators.epsilon(part, noise_multiplier=made.noise_multiplier, delta=made.delta, adjacency=made.adjacency)
 
 

@@ -1,0 +1,279 @@
+"""Banded DP-MF with sampling: each group of users is drawn only in its own steps."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.batching import CyclicPoissonBatches
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import BandedMechanism, Steps, WorstUser, bound_for
+from coowned.selection.selector import Schedule, Selection
+
+if TYPE_CHECKING:
+    from coowned.mechanism.banded_strategy import BandedStrategy
+
+_NO_GROUPS = (
+    "the certificate does not prove that every user is in one group only, which cyclic sampling needs; "
+    "select with groups"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(BandedMechanism):
+    """Users are in groups, and group g is drawn only in the steps t = g mod `num_groups`.
+
+    Every copy is drawn by its own coin. Group g has ceil((iterations - g) / num_groups) rounds.
+
+    Attributes:
+      contribution_bound: most copies that contain one user, over all groups.
+      sampling_probability: of every copy in its group's rounds; the largest where groups differ.
+      iterations: number of steps.
+      num_groups: number of groups of users.
+      num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
+      group_probabilities: each group's own probability, or None if all have `sampling_probability`.
+      group_bounds: most copies of one user in each group, or None if all have `contribution_bound`; 0 for an empty
+        group.
+
+    Guarantees:
+      - More bands than groups are refused.   (test_more_bands_than_groups_is_refused)
+      - With one group it is `PoissonSampling`.   (test_cyclic_with_one_group_is_poisson)
+
+    Example:
+      >>> m = CyclicPoisson(contribution_bound=3, sampling_probability=0.08, iterations=10, num_groups=4, num_bands=4)
+      >>> [m.rounds_of(group) for group in range(4)]
+      [3, 3, 2, 2]
+
+    References: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153
+    """
+
+    kind = "cyclic"
+    training_kind = "cyclic-dp-mf"
+    options = ("num_bands",)
+    needs_groups = True
+
+    num_groups: int
+    sampling_probability: float | None = None
+    group_probabilities: tuple[float, ...] | None = None
+    group_bounds: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(num_groups=self.num_groups)
+        if self.num_bands > self.num_groups:
+            raise InputError(
+                f"num_bands ({self.num_bands}) must not exceed num_groups ({self.num_groups}): a group's next round"
+                " would fall into rows its last round still reaches; use fewer bands or more groups"
+            )
+        if self.group_probabilities is not None:
+            object.__setattr__(self, "group_probabilities", tuple(self.group_probabilities))
+            validate.same_length(self.num_groups, group_probabilities=self.group_probabilities)
+            for probability in self.group_probabilities:
+                validate.in_range(0, 1, group_probabilities=probability)
+            largest = max(self.group_probabilities)
+            if self.sampling_probability is None:
+                object.__setattr__(self, "sampling_probability", largest)
+            elif self.sampling_probability != largest:
+                raise InputError(
+                    f"sampling_probability ({self.sampling_probability}) must be the largest of group_probabilities"
+                    f" ({largest}) or left out"
+                )
+        if self.sampling_probability is None:
+            raise InputError("sampling_probability or group_probabilities must be given")
+        validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
+        if self.group_bounds is not None:
+            object.__setattr__(self, "group_bounds", tuple(self.group_bounds))
+            validate.same_length(self.num_groups, group_bounds=self.group_bounds)
+            for bound in self.group_bounds:
+                validate.integer(at_least=0, at_most=self.contribution_bound, group_bounds=bound)
+            if max(self.group_bounds) != self.contribution_bound:
+                raise InputError(
+                    f"the largest of group_bounds ({max(self.group_bounds)}) must be contribution_bound"
+                    f" ({self.contribution_bound})"
+                )
+
+    @classmethod
+    def from_certificate(
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        batch_size: int,
+        iterations: int,
+        num_bands: int | None = None,
+        protects: bool = True,
+    ) -> Self:
+        """The mechanism for certified groups: each with its own bound and p_g = min(1, batch_size / its copies)."""
+        validate.positive(batch_size=batch_size)
+        bound = bound_for(certificate, protects=protects)
+        sizes, bounds = certificate.group_sizes, certificate.group_bounds
+        if certificate.groups is None or sizes is None or bounds is None:
+            raise UncertifiableError(_NO_GROUPS)
+        return cls(
+            contribution_bound=bound,
+            iterations=iterations,
+            num_groups=len(sizes),
+            num_bands=len(sizes) if num_bands is None else num_bands,
+            group_probabilities=tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
+            group_bounds=bounds if max(bounds) == bound else None,
+            batch_size=batch_size,
+        )
+
+    @classmethod
+    def from_options(
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        num_bands: int | None = None,
+        protects: bool = True,
+    ) -> Self:
+        if batch_size is None or iterations is None:
+            raise InputError("cyclic sampling needs --batch-size and --iterations")
+        return cls.from_certificate(
+            certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands, protects=protects
+        )
+
+    @classmethod
+    def suits(cls, certificate: ContributionCertificate) -> bool:
+        return certificate.min_separation is None and bool(certificate.groups)
+
+    def _check_certificate(self, certificate: ContributionCertificate) -> None:
+        sizes, bounds = certificate.group_sizes, certificate.group_bounds
+        if certificate.groups is None or sizes is None or bounds is None:
+            raise UncertifiableError(_NO_GROUPS)
+        if len(sizes) > self.num_groups:
+            raise UncertifiableError(
+                f"the certificate has {len(sizes)} groups, the mechanism {self.num_groups}; they must agree"
+            )
+        for group, bound in enumerate(bounds):
+            if bound > self.bound_of(group):
+                raise UncertifiableError(
+                    f"group {group} has a user in {bound} copies, the mechanism allows {self.bound_of(group)}; make "
+                    "it with from_certificate"
+                )
+
+    def batches(
+        self,
+        selected: Selection | Schedule,
+        *,
+        run_key: RunKey,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        multiple_of: int = 8,
+    ) -> CyclicPoissonBatches:
+        assert isinstance(selected, Selection)
+        return CyclicPoissonBatches(
+            selection=selected,
+            batch_size=batch_size or self.batch_size or 1,
+            iterations=iterations or self.iterations,
+            num_groups=self.num_groups,
+            run_key=run_key,
+            multiple_of=multiple_of,
+        )
+
+    def check_selected(
+        self,
+        selected: Selection | Schedule,
+        graph: AttributionGraph,
+        strategy: "BandedStrategy | None",
+        *,
+        protects: bool = True,
+    ) -> None:
+        super().check_selected(selected, graph, strategy, protects=protects)
+        drawn = self.batches(selected, run_key=RunKey.from_seed(0)).group_probabilities  # no coin is thrown
+        for group, probability in enumerate(drawn):
+            accounted = self.probability_of(group)
+            if probability > accounted:
+                raise CertificateMismatchError(
+                    f"group {group} would be drawn with {probability:.6g}, but {accounted:.6g} was accounted for; "
+                    "make the mechanism with from_certificate"
+                )
+
+    @property
+    def cycle_length(self) -> int:
+        return self.num_groups
+
+    def rounds_of(self, group: int) -> int:
+        """Number of steps in which the group can be drawn."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        return max(0, -(-(self.iterations - group) // self.num_groups))
+
+    def probability_of(self, group: int) -> float:
+        """The coin of every copy in the group."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        assert self.sampling_probability is not None
+        return self.sampling_probability if self.group_probabilities is None else self.group_probabilities[group]
+
+    def bound_of(self, group: int) -> int:
+        """Most copies of one user in the group."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
+
+    def user_steps(self, noise_multiplier: float) -> list[Steps]:
+        """One entry a group; groups with no more copies, probability and rounds than another one are left out."""
+        kinds = {
+            (self.bound_of(group), self.probability_of(group), self.rounds_of(group))
+            for group in range(self.num_groups)
+        }
+        kinds = {kind for kind in kinds if min(kind) > 0}
+        worst = [
+            kind
+            for kind in sorted(kinds)
+            if not any(other != kind and all(a >= b for a, b in zip(other, kind, strict=True)) for other in kinds)
+        ]
+        return [
+            Steps(copies=copies, probability=probability, noise_multiplier=noise_multiplier, repetitions=rounds)
+            for copies, probability, rounds in worst
+        ]
+
+    def _for_copies(self, copies: int, group: int | None) -> Self:
+        """In a known group, or in whichever is worst."""
+        if group is None:
+            bounds = None if self.group_bounds is None else tuple(min(bound, copies) for bound in self.group_bounds)
+        else:
+            validate.integer(at_least=1, at_most=self.bound_of(group), copies=copies)
+            bounds = tuple(copies if other == group else 0 for other in range(self.num_groups))
+        return dataclasses.replace(self, contribution_bound=copies, group_bounds=bounds)
+
+    def for_example(self, certificate: ContributionCertificate) -> Self:
+        copies = max(1, certificate.most_copies_of_one_example)
+        sizes = certificate.group_sizes or ()
+        bounds = tuple(copies if group < len(sizes) and sizes[group] else 0 for group in range(self.num_groups))
+        return dataclasses.replace(self, contribution_bound=copies, group_bounds=bounds)
+
+    def levels(self, certificate: ContributionCertificate) -> list[dict[str, Any]]:
+        """One row a group and number of copies; users in no copy are in group -1."""
+        histogram = certificate.copies_per_user
+        levels = [{"group": -1, "sampling_probability": 0.0, "copies": 0, "users": histogram[0] if histogram else 0}]
+        width = certificate.contribution_bound + 1
+        for index, users in enumerate(certificate.group_copies_per_user or ()):
+            group, copies = divmod(index, width)
+            if 0 < copies <= self.bound_of(group):
+                probability = self.probability_of(group)
+                levels.append({"group": group, "sampling_probability": probability, "copies": copies, "users": users})
+        return levels
+
+    def describe(self) -> str:
+        return (
+            f"cyclic Poisson sampling over {self.num_groups:,} groups of users with noise correlated over "
+            f"{self.num_bands:,} bands; every copy has its own coin of probability at most "
+            f"{self.sampling_probability:.10g} in its group's rounds"
+        )
+
+    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+        def weight(group: int) -> float:
+            return self.bound_of(group) * self.probability_of(group) * math.sqrt(self.rounds_of(group))
+
+        group = max(range(self.num_groups), key=weight)
+        return WorstUser(
+            copies=self.bound_of(group),
+            probability=self.probability_of(group),
+            rounds=np.arange(group, self.iterations, self.num_groups),
+            group=group,
+        )

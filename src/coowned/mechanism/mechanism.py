@@ -1,0 +1,297 @@
+"""What a mechanism is: how one user's copies reach the training steps, for the sampler, the noise and the accountant.
+
+One frozen object answers all of them, so they cannot disagree. To add a mechanism, write one file with a subclass of
+`Mechanism` and add it to `coowned.mechanism.registry`. A mechanism claims nothing: a claim needs a certificate.
+Noise multipliers are in units of one example's clip norm.
+"""
+
+import abc
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.batching import Batches
+from coowned.mechanism.keys import RunKey
+from coowned.selection.selector import Schedule, Selection
+
+if TYPE_CHECKING:
+    from coowned.mechanism.banded_strategy import BandedStrategy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What the accountant reads: `repetitions` independent steps, each drawing `copies` copies with `probability`.
+
+    `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form.
+    """
+
+    copies: int
+    probability: float
+    noise_multiplier: float
+    repetitions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WorstUser:
+    """What the audit reads: a user who takes part as often as the mechanism allows.
+
+    Attributes:
+      copies: of theirs in S; participations for a schedule.
+      probability: of each copy in each round.
+      rounds: (rounds,) the steps in which they may take part.
+      group: of the user; 0 where there are no groups.
+    """
+
+    copies: int
+    probability: float
+    rounds: npt.NDArray[np.int64]
+    group: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mechanism(abc.ABC):
+    """The base of all mechanisms; subclasses are frozen dataclasses too.
+
+    Attributes:
+      contribution_bound: most copies that contain one user.
+      iterations: number of steps.
+      batch_size: the public number that sums of gradients are divided by; accounting does not need it.
+
+    Guarantees:
+      - Every mechanism in the registry passes the same contract.   (test_contract_of_every_mechanism)
+      - `check_certificate` refuses every way in which a certificate can fall short.
+        (test_every_disagreement_is_refused)
+    """
+
+    kind: ClassVar[str]  # in stored files and `coowned calibrate --mechanism`
+    training_kind: ClassVar[str]  # in `[mechanism] kind` of a training configuration
+    options: ClassVar[tuple[str, ...]] = ()  # of `[mechanism]`, beside batch_size and iterations
+    needs_schedule: ClassVar[bool] = False  # batches are a fixed Schedule, without coins
+    needs_groups: ClassVar[bool] = False  # a group's copies are drawn with batch_size / (copies of the group)
+
+    contribution_bound: int
+    iterations: int
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if hasattr(value, "item"):  # a numpy number: what is stored must be plain JSON
+                object.__setattr__(self, field.name, value.item())
+        validate.positive(contribution_bound=self.contribution_bound, iterations=self.iterations)
+        if self.batch_size is not None:
+            validate.positive(batch_size=self.batch_size)
+
+    # ---- certificates
+
+    @classmethod
+    @abc.abstractmethod
+    def from_options(
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        num_bands: int | None = None,
+        protects: bool = True,
+    ) -> Self:
+        """The mechanism for what was certified, from the options any mechanism may be given; None: not given.
+
+        `protects=False` is for training without a guarantee, where the certificate may find nobody to protect.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def suits(cls, certificate: ContributionCertificate) -> bool:
+        """Whether this is the mechanism the certified selection was made for."""
+
+    def check_certificate(self, certificate: ContributionCertificate) -> None:
+        """Refuses, with UncertifiableError, a certificate that proves less than this mechanism needs."""
+        bound_for(certificate)
+        if self.contribution_bound < certificate.contribution_bound:
+            raise UncertifiableError(
+                f"the mechanism has contribution bound {self.contribution_bound}, but a recount found a user in "
+                f"{certificate.contribution_bound} copies; make it with from_certificate"
+            )
+        self._check_certificate(certificate)
+
+    @abc.abstractmethod
+    def _check_certificate(self, certificate: ContributionCertificate) -> None:
+        """What this mechanism needs beyond the contribution bound."""
+
+    # ---- training
+
+    @abc.abstractmethod
+    def batches(
+        self,
+        selected: Selection | Schedule,
+        *,
+        run_key: RunKey,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        multiple_of: int = 8,
+    ) -> Batches:
+        """The sampler; `batch_size` and `iterations` replace the mechanism's own where an audit needs others."""
+
+    def strategy(self) -> "BandedStrategy | None":
+        """The strategy with the least error for the mechanism's bands; None for independent noise."""
+        return None
+
+    def check_strategy(self, strategy: "BandedStrategy | None") -> "BandedStrategy | None":
+        """The strategy to use: the given one if it fits this mechanism, by default the best one."""
+        if strategy is not None and strategy.num_bands != 1:
+            raise InputError(f"{type(self).__name__} has independent noise; leave the strategy out")
+        return strategy
+
+    def check_selected(
+        self,
+        selected: Selection | Schedule,
+        graph: AttributionGraph,
+        strategy: "BandedStrategy | None",
+        *,
+        protects: bool = True,
+    ) -> None:
+        """Refuses, before the first step, a selection or strategy that is not what was accounted for."""
+        if self.needs_schedule != isinstance(selected, Schedule):
+            raise CertificateMismatchError(
+                f"{type(self).__name__} needs a {'schedule' if self.needs_schedule else 'selection'}, not a "
+                f"{type(selected).__name__}; select again"
+            )
+
+    @property
+    def cycle_length(self) -> int:
+        """Steps after which the same copies may be drawn again."""
+        return 1
+
+    def expected_copies(self, certificate: ContributionCertificate) -> int:
+        """An upper bound on the expected number of copies in a step."""
+        assert self.batch_size is not None
+        return self.batch_size
+
+    # ---- accounting
+
+    @abc.abstractmethod
+    def user_steps(self, noise_multiplier: float) -> list[Steps]:
+        """What one user's data goes through: one entry for every kind of user that could be the worst off."""
+
+    def for_copies(self, copies: int, *, group: int | None = None) -> Self:
+        """The same training seen by a user in `copies` copies (participations for a schedule)."""
+        if group is not None and not self.needs_groups:
+            raise InputError(f"group ({group}) means nothing for {type(self).__name__}; leave it out")
+        validate.integer(at_least=1, at_most=self.contribution_bound, copies=copies)
+        return self._for_copies(copies, group)
+
+    def _for_copies(self, copies: int, group: int | None) -> Self:
+        return dataclasses.replace(self, contribution_bound=copies)
+
+    def for_example(self, certificate: ContributionCertificate) -> Self:
+        """The same training seen by one example, wherever in S it is, whether it has users or not."""
+        copies = max(1, certificate.most_copies_of_one_example)
+        return dataclasses.replace(self, contribution_bound=copies)
+
+    def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
+        """The same training with another expected batch size, for a simulated epsilon."""
+        raise InputError(
+            f"a hypothetical batch size is for Poisson sampling only, not for {type(self).__name__}; leave "
+            "simulated_batch_size out"
+        )
+
+    def after(self, step: int) -> Self:
+        """The first `step` steps of the training, as if the run had been meant to end there."""
+        return dataclasses.replace(self, iterations=step)
+
+    def levels(self, certificate: ContributionCertificate) -> list[dict[str, Any]]:
+        """Rows of `copies` and `users`: how many users are in 0, 1, ... copies."""
+        histogram = certificate.copies_per_user
+        return [
+            {"copies": copies, "users": histogram[copies] if copies < len(histogram) else 0}
+            for copies in range(self.contribution_bound + 1)
+        ]
+
+    # ---- statements and audits
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """How batches are made, as the middle of a sentence of the privacy statement."""
+
+    @abc.abstractmethod
+    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+        """A user who takes part as often as was accounted for."""
+
+    # ---- storage
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, read back by `coowned.mechanism.registry.mechanism_from_dict`."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> Self:
+        """Reads `to_dict()` back."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name != "kind"
+        }
+        known = {field.name for field in dataclasses.fields(cls)}
+        if stored.get("kind") != cls.kind or not set(fields) <= known:
+            raise InputError(f"expected the fields of a {cls.__name__}, not {sorted(stored)}; make it again")
+        return cls(**fields)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        try:
+            stored = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"the mechanism is not JSON ({error}); make it again") from None
+        if not isinstance(stored, dict):
+            raise InputError(f"expected the fields of a {cls.__name__}; make it again")
+        return cls.from_dict(stored)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BandedMechanism(Mechanism):
+    """The base of mechanisms whose noise is correlated by a banded strategy (DP-MF).
+
+    Attributes:
+      num_bands: bands of the strategy (C_ij = 0 for i - j >= num_bands).
+    """
+
+    num_bands: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(num_bands=self.num_bands)
+
+    def strategy(self) -> "BandedStrategy":
+        from coowned.mechanism.banded_strategy import BandedStrategy  # scipy's optimizers are slow to import
+
+        return BandedStrategy(num_bands=self.num_bands, iterations=self.iterations)
+
+    def check_strategy(self, strategy: "BandedStrategy | None") -> "BandedStrategy":
+        if strategy is None:
+            return self.strategy()
+        if (strategy.num_bands, strategy.iterations) != (self.num_bands, self.iterations):
+            raise InputError(
+                f"the strategy has {strategy.num_bands} bands and {strategy.iterations} iterations, the "
+                f"mechanism {self.num_bands} and {self.iterations}; they must agree"
+            )
+        return strategy
+
+
+def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:
+    """The certified contribution bound; with `protects`, refused where there is nobody to protect."""
+    if not isinstance(certificate, ContributionCertificate):
+        raise InputError(
+            f"a ContributionCertificate is needed, not {type(certificate).__name__}; make one with certify"
+        )
+    if protects and certificate.contribution_bound == 0:
+        raise UncertifiableError("no protected user is in the training set: nobody to make a claim for; select again")
+    return max(1, certificate.contribution_bound)

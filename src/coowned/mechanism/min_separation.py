@@ -1,0 +1,237 @@
+"""DP-MF: a fixed schedule with separated participations, and noise correlated over a band."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.batching import Batches, ScheduledBatches
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import BandedMechanism, Steps, WorstUser, bound_for
+from coowned.selection.selector import Schedule, Selection
+
+if TYPE_CHECKING:
+    from coowned.mechanism.banded_strategy import BandedStrategy
+
+_ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSeparation(BandedMechanism):
+    """A fixed schedule in which a user takes part at most `contribution_bound` times, `min_separation` apart.
+
+    The noise is correlated by a lower triangular strategy of `num_bands` bands (C_ij = 0 for i - j >= num_bands). Two
+    of a user's columns have no row in common exactly if they are num_bands apart, so their sensitivity is the root of
+    the sum of the columns' squared norms: sqrt(contribution_bound) where no column is longer than 1.
+
+    Attributes:
+      contribution_bound: most participations of one user in the whole schedule.
+      min_separation: any so many consecutive batches hold at most one copy of a user.
+      num_bands: bands of the strategy, at most `min_separation`.
+      iterations: number of steps, equal to the schedule's and the strategy's.
+      sensitivity: for columns that are not 1: sqrt of the largest sum of squared column norms over one user's
+        participations, rounded up. None: sqrt(contribution_bound) times `max_column_norm`.
+      max_column_norm: an upper bound on the norm of every column. None: 1, or unknown where `sensitivity` is given.
+
+    Guarantees:
+      - More bands than the separation allows are refused.   (test_more_bands_than_separation_is_refused)
+
+    Example:
+      >>> MinSeparation(contribution_bound=9, min_separation=16, num_bands=16, iterations=2500).sensitivity_of(4)
+      2.0
+
+    References: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153
+    """
+
+    kind = "min-separation"
+    training_kind = "dp-mf"
+    options = ("num_bands", "min_separation")
+    needs_schedule = True
+
+    min_separation: int
+    sensitivity: float | None = None
+    max_column_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(min_separation=self.min_separation)
+        if self.num_bands > self.min_separation:
+            raise InputError(
+                f"num_bands ({self.num_bands}) must not exceed min_separation ({self.min_separation}): columns closer"
+                " than num_bands overlap and the sensitivity is no longer that of separate participations; use fewer"
+                " bands or a schedule with more separation"
+            )
+        if self.sensitivity is not None:
+            validate.positive_number(sensitivity=self.sensitivity)
+        if self.max_column_norm is not None:
+            validate.positive_number(max_column_norm=self.max_column_norm)
+
+    @classmethod
+    def from_certificate(
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        num_bands: int | None = None,
+        sensitivity: float | None = None,
+        max_column_norm: float | None = None,
+        protects: bool = True,
+    ) -> Self:
+        """The mechanism for a certified schedule, with as many bands as its separation allows, or fewer."""
+        bound = bound_for(certificate, protects=protects)
+        if certificate.min_separation is None or certificate.iterations is None:
+            raise UncertifiableError("the certificate is not for a schedule; select with greedy-min-separation")
+        if certificate.min_separation == 0:
+            raise UncertifiableError("some batch of the schedule holds two copies of one user: no min separation holds")
+        return cls(
+            contribution_bound=bound,
+            min_separation=certificate.min_separation,
+            num_bands=certificate.min_separation if num_bands is None else num_bands,
+            iterations=certificate.iterations,
+            sensitivity=sensitivity,
+            max_column_norm=max_column_norm,
+            batch_size=certificate.batch_size,
+        )
+
+    @classmethod
+    def from_options(
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        num_bands: int | None = None,
+        protects: bool = True,
+    ) -> Self:
+        for name, given, own in (
+            ("batch-size", batch_size, certificate.batch_size),
+            ("iterations", iterations, certificate.iterations),
+        ):
+            if given is not None and own is not None and given != own:
+                raise InputError(f"--{name} {given} is not the schedule's ({own}); leave it out")
+        return cls.from_certificate(certificate, num_bands=num_bands, protects=protects)
+
+    @classmethod
+    def suits(cls, certificate: ContributionCertificate) -> bool:
+        return certificate.min_separation is not None
+
+    def _check_certificate(self, certificate: ContributionCertificate) -> None:
+        if certificate.min_separation is None:
+            raise UncertifiableError(
+                "the certificate is not for a schedule and proves no min separation; use GreedyMinSeparation"
+            )
+        if certificate.min_separation == 0:
+            raise UncertifiableError("some batch of the schedule holds two copies of one user; no min separation holds")
+        for name in ("min_separation", "num_bands"):
+            if getattr(self, name) > certificate.min_separation:
+                raise UncertifiableError(
+                    f"{name} ({getattr(self, name)}) is more than the certificate's min_separation "
+                    f"({certificate.min_separation}); reduce it"
+                )
+        if self.sensitivity is not None and self.sensitivity < self.contribution_bound**0.5:
+            raise UncertifiableError(
+                f"a sensitivity of {self.sensitivity:.6g} for {self.contribution_bound} participations cannot be "
+                "checked from a certificate; leave it out"
+            )
+        if self.max_column_norm is not None and self.max_column_norm < 1:
+            raise UncertifiableError(
+                "columns shorter than 1 cannot be checked from a certificate; leave max_column_norm out"
+            )
+        if self.iterations != certificate.iterations:
+            raise UncertifiableError(
+                f"the mechanism runs {self.iterations} iterations, the schedule has {certificate.iterations}; they "
+                "must be equal"
+            )
+
+    def batches(
+        self,
+        selected: Selection | Schedule,
+        *,
+        run_key: RunKey,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        multiple_of: int = 8,
+    ) -> Batches:
+        assert isinstance(selected, Schedule)
+        return ScheduledBatches(schedule=selected, multiple_of=multiple_of)
+
+    def check_selected(
+        self,
+        selected: Selection | Schedule,
+        graph: AttributionGraph,
+        strategy: "BandedStrategy | None",
+        *,
+        protects: bool = True,
+    ) -> None:
+        super().check_selected(selected, graph, strategy, protects=protects)
+        assert isinstance(selected, Schedule)
+        if (selected.iterations, selected.batch_size) != (self.iterations, self.batch_size):
+            raise CertificateMismatchError(
+                "the schedule's batches are not the mechanism's; make it with from_certificate"
+            )
+        if not protects:
+            return
+        measured = self.check_strategy(strategy).sensitivity_of(selected, graph)
+        accounted = self.sensitivity_of(self.contribution_bound)
+        if measured > accounted * (1 + _ROUNDING):
+            raise CertificateMismatchError(
+                f"one user can change what is released by {measured:.6g} clip norms, but {accounted:.6g} was accounted "
+                "for; make the mechanism with sensitivity=strategy.sensitivity_of(schedule, graph)"
+            )
+
+    def sensitivity_of(self, participations: int) -> float:
+        """An upper bound on the l2 sensitivity, in clip norms, of what one user adds in so many participations."""
+        validate.integer(at_least=1, at_most=self.contribution_bound, participations=participations)
+        if self.sensitivity is not None and self.max_column_norm is None:
+            return self.sensitivity
+        scaled = math.sqrt(participations) * (1.0 if self.max_column_norm is None else self.max_column_norm)
+        return scaled if self.sensitivity is None else min(scaled, self.sensitivity)
+
+    def user_steps(self, noise_multiplier: float) -> list[Steps]:
+        sensitivity = self.sensitivity_of(self.contribution_bound)
+        return [Steps(copies=1, probability=1.0, noise_multiplier=noise_multiplier / sensitivity, repetitions=1)]
+
+    def _for_copies(self, copies: int, group: int | None) -> Self:
+        sensitivity = None if self.sensitivity is None else self.sensitivity_of(copies)
+        return dataclasses.replace(self, contribution_bound=copies, sensitivity=sensitivity)
+
+    def for_example(self, certificate: ContributionCertificate) -> Self:
+        copies = max(1, certificate.most_copies_of_one_example)
+        # The separation was counted for users: copies of an example without any may be closer, and columns overlap.
+        separated = certificate.num_copies_without_users == 0
+        norm = 1.0 if self.max_column_norm is None else max(1.0, self.max_column_norm)
+        sensitivity = norm * (copies**0.5 if separated else copies)
+        return dataclasses.replace(self, contribution_bound=copies, sensitivity=sensitivity, max_column_norm=None)
+
+    def after(self, step: int) -> Self:
+        participations = min(self.contribution_bound, -(-step // self.min_separation))
+        return dataclasses.replace(self.for_copies(participations), iterations=step)
+
+    def describe(self) -> str:
+        return (
+            f"a fixed schedule in which any {self.min_separation:,} consecutive batches hold at most one copy of each "
+            f"user, with noise correlated over {self.num_bands:,} bands (DP-MF; no column of the strategy is longer "
+            "than 1; no amplification by sampling)"
+        )
+
+    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+        """A user who takes part as often as they may, and adds no more than was accounted for.
+
+        Where the accounted sensitivity is below sqrt(bound), because users are late in the schedule where columns are
+        short, the last participation is moved there, or left out.
+        """
+        squares = self.check_strategy(strategy).column_norms() ** 2
+        accounted = self.sensitivity_of(self.contribution_bound) * (1 + _ROUNDING)
+        for count in range(min(self.contribution_bound, 1 + (self.iterations - 1) // self.min_separation), 0, -1):
+            steps = np.arange(count) * self.min_separation
+            last = np.arange(steps[-1], self.iterations)
+            total = squares[steps[:-1]].sum() + squares[last]
+            fits = np.flatnonzero(np.sqrt(total) <= accounted)
+            if len(fits):
+                steps[-1] = last[fits[np.argmax(total[fits])]]
+                return WorstUser(copies=count, probability=1.0, rounds=steps)
+        raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")

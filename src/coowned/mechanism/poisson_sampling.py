@@ -1,0 +1,150 @@
+"""DP-SGD: every copy is drawn by its own coin in every step."""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from coowned import validate
+from coowned.certificate import ContributionCertificate
+from coowned.errors import InputError, UncertifiableError
+from coowned.mechanism.batching import Batches, PoissonBatches
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import Mechanism, Steps, WorstUser, bound_for
+from coowned.selection.selector import Schedule, Selection
+
+if TYPE_CHECKING:
+    from coowned.mechanism.banded_strategy import BandedStrategy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoissonSampling(Mechanism):
+    """In each of `iterations` steps every copy is drawn by its own coin of probability `sampling_probability`.
+
+    Attributes:
+      contribution_bound: most copies that contain one user.
+      sampling_probability: expected batch size over the number of copies (not of distinct examples).
+      iterations: number of steps.
+      batch_size: the public number that sums of gradients are divided by; accounting does not need it.
+
+    Example:
+      >>> PoissonSampling(contribution_bound=3, sampling_probability=0.01, iterations=2500).iterations
+      2500
+
+    References: Charles et al. (2024), https://arxiv.org/abs/2407.07737
+    """
+
+    kind = "poisson"
+    training_kind = "dp-sgd"
+
+    sampling_probability: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
+
+    @classmethod
+    def from_certificate(
+        cls, certificate: ContributionCertificate, *, batch_size: int, iterations: int, protects: bool = True
+    ) -> Self:
+        """The mechanism for what was certified: the recounted bound, and p = batch_size / copies (not distinct).
+
+        Guarantees:
+          - The probability is batch_size over the number of copies.   (test_probability_counts_copies)
+        """
+        validate.positive(batch_size=batch_size)
+        bound = bound_for(certificate, protects=protects)
+        if batch_size > certificate.size:
+            raise InputError(
+                f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it "
+                "or raise the bound"
+            )
+        return cls(
+            contribution_bound=bound,
+            sampling_probability=batch_size / certificate.size,
+            iterations=iterations,
+            batch_size=batch_size,
+        )
+
+    @classmethod
+    def from_options(
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        num_bands: int | None = None,
+        protects: bool = True,
+    ) -> Self:
+        if batch_size is None or iterations is None:
+            raise InputError("Poisson sampling needs --batch-size and --iterations")
+        if num_bands not in (None, 1):
+            raise InputError(
+                "Poisson sampling has independent noise; leave --num-bands out, or use min-separation or cyclic"
+            )
+        return cls.from_certificate(certificate, batch_size=batch_size, iterations=iterations, protects=protects)
+
+    @classmethod
+    def suits(cls, certificate: ContributionCertificate) -> bool:
+        return certificate.min_separation is None and not certificate.groups
+
+    def _check_certificate(self, certificate: ContributionCertificate) -> None:
+        if certificate.min_separation is not None:
+            raise UncertifiableError(
+                "the certificate is for a fixed schedule, which has no coins; use MinSeparation, or select without a "
+                "schedule"
+            )
+
+    def batches(
+        self,
+        selected: Selection | Schedule,
+        *,
+        run_key: RunKey,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        multiple_of: int = 8,
+    ) -> Batches:
+        assert isinstance(selected, Selection)
+        return PoissonBatches(
+            selection=selected,
+            sampling_probability=self.sampling_probability,
+            batch_size=batch_size or self.batch_size or 1,
+            iterations=iterations or self.iterations,
+            run_key=run_key,
+            multiple_of=multiple_of,
+        )
+
+    def expected_copies(self, certificate: ContributionCertificate) -> int:
+        return max(super().expected_copies(certificate), math.ceil(self.sampling_probability * certificate.size))
+
+    def user_steps(self, noise_multiplier: float) -> list[Steps]:
+        return [
+            Steps(
+                copies=self.contribution_bound,
+                probability=self.sampling_probability,
+                noise_multiplier=noise_multiplier,
+                repetitions=self.iterations,
+            )
+        ]
+
+    def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
+        validate.positive(simulated_batch_size=batch_size)
+        if batch_size > certificate.size:
+            raise InputError(
+                f"simulated_batch_size must be at most the size of S ({certificate.size}), not {batch_size}"
+            )
+        return dataclasses.replace(self, sampling_probability=batch_size / certificate.size)
+
+    def describe(self) -> str:
+        return (
+            f"Poisson sampling: every copy has its own coin of probability {self.sampling_probability:.10g} in every "
+            "step"
+        )
+
+    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+        return WorstUser(
+            copies=self.contribution_bound,
+            probability=self.sampling_probability,
+            rounds=np.arange(self.iterations),
+        )
