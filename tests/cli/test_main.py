@@ -59,8 +59,8 @@ def test_exit_codes(data, monkeypatch, capsys):
         (InputError("bad input"), 2, "coowned: bad input\n"),
         (InfeasibleScheduleError("no room", filled=1, needed=2), 2, "coowned: no room\n"),
         (OSError(28, "No space left on device", "/x"), 3, "coowned: No space left on device (/x)\n"),
-        (MemoryError(), 3, "coowned: out of memory; use a machine with more, or a smaller part of the data\n"),
-        (KeyboardInterrupt(), 130, "coowned: interrupted; nothing was left half-written\n"),
+        (MemoryError(), 3, "coowned: out of memory; use a machine with more memory or a smaller part of the data\n"),
+        (KeyboardInterrupt(), 130, "coowned: interrupted; no partial files were left behind\n"),
     ]:
         (data.parent / "S.parquet").unlink(missing_ok=True)
         (data.parent / "S.certificate.json").unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def test_a_fault_of_ours_is_not_a_failed_claim(data, monkeypatch, capsys):
     assert main.run(select(data)) == 3
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error
-    assert error.endswith("coowned: this is a fault in coowned; please report it with the lines above\n")
+    assert error.endswith("coowned: this is a bug in coowned; please report it with the lines above\n")
     assert names(data.parent) == ["mail.csv"]
 
 
@@ -196,7 +196,7 @@ def test_interrupts_leave_nothing(data, kind):
         assert len(names(data.parent)) == 3  # two hidden rooms beside the data
         process.send_signal(kind)
         _, error = process.communicate(timeout=500)
-    assert (process.returncode, error) == (130, "coowned: interrupted; nothing was left half-written\n")
+    assert (process.returncode, error) == (130, "coowned: interrupted; no partial files were left behind\n")
     assert names(data.parent) == ["mail.csv"]
 
 
@@ -216,7 +216,7 @@ def interrupted(data, kind, body):
     return done.returncode, done.stdout, done.stderr
 
 
-INTERRUPTED = (130, "", "coowned: interrupted; nothing was left half-written\n")
+INTERRUPTED = (130, "", "coowned: interrupted; no partial files were left behind\n")
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])

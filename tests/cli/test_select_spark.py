@@ -94,7 +94,7 @@ def test_addresses_go_to_spark(data, capsys):
     assert run(["select", str(data), *words, "-o", str(data.parent / "local.parquet")]) == 0
     target = f"file://{data.parent}/S.parquet"
     assert run(["select", f"file://{data}", *words, "--engine", "spark", "--master", "local[1]", "-o", target]) == 0
-    assert f"written: {target} and file://{data.parent}/S.certificate.json" in capsys.readouterr().out.replace("\n", "")
+    assert f"wrote {target} and file://{data.parent}/S.certificate.json" in capsys.readouterr().out.replace("\n", "")
     folder = data.parent
     assert (folder / "S.certificate.json").read_text() == (folder / "local.certificate.json").read_text()
     assert run(["certify", str(data), str(folder / "S.parquet"), "--separator", ";", "--example-id", "id"]) == 0

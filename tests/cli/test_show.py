@@ -39,7 +39,7 @@ def test_what_was_written(tmp_path, capsys):
     (tmp_path / "S").mkdir()
     (tmp_path / "S" / "part").write_bytes(b"x" * 10)
     show.written(tmp_path / "a.json", tmp_path / "S", seconds=75)
-    assert capsys.readouterr().out == f"written: {tmp_path}/a.json (1.5 kB) and {tmp_path}/S (10 bytes) in 1 min 15 s\n"
+    assert capsys.readouterr().out == f"wrote {tmp_path}/a.json (1.5 kB) and {tmp_path}/S (10 bytes) in 1 min 15 s\n"
 
 
 @pytest.mark.parametrize("terminal", [None, 60, 80, 200])
@@ -67,3 +67,13 @@ def test_progress_stays_off_stdout(monkeypatch, capsys):
     with show.progress("counting") as progress:
         progress(1.0, "all")
     assert capsys.readouterr().out == ""
+
+
+def test_a_redirected_log_gets_a_line_every_30_seconds(monkeypatch):
+    stream, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(show.time, "monotonic", lambda: now[0])
+    with show.progress("counting") as progress:
+        for now[0], done in ((10.0, 0.1), (31.0, 0.3), (45.0, 0.5), (62.0, 0.75)):
+            progress(done, "pairs" if done > 0.5 else "")
+    assert stream.getvalue() == "counting: 30%\ncounting: 75%, pairs\n"

@@ -164,7 +164,7 @@ def test_ended_before_the_record(folder: Path, monkeypatch, capsys, is_new: bool
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "begin", leave)
         assert go(folder) == 130
-    assert capsys.readouterr().err == "coowned: interrupted; nothing was left half-written\n"
+    assert capsys.readouterr().err == "coowned: interrupted; no partial files were left behind\n"
     assert place.exists() != is_new
     assert is_new or not list(place.iterdir())
     assert go(folder) == 0
@@ -276,7 +276,7 @@ def test_swallowed_interrupt_ends_at_the_next_step(folder: Path, monkeypatch, ca
         patch.setattr(RunFolder, "save", lambda *a: pytest.fail("it went on"))
         assert go(folder) == 130
     assert capsys.readouterr().err == (
-        "the same command goes on from the last checkpoint\ncoowned: interrupted; nothing was left half-written\n"
+        "the same command goes on from the last checkpoint\ncoowned: interrupted; no partial files were left behind\n"
     )
     assert go(folder) == 0
 

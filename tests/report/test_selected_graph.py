@@ -1,6 +1,5 @@
 """The graph a run selected from."""
 
-
 import numpy as np
 import pytest
 

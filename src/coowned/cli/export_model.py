@@ -27,4 +27,4 @@ def run(
     if json:
         show.as_json({"folder": str(output), "files": names})
         return
-    show.line(f"written: {output} ({', '.join(names)})")
+    show.line(f"wrote {output} ({', '.join(names)})")

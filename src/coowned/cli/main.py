@@ -1,6 +1,6 @@
-"""`coowned VERB`: one verb a stage, one file a verb.
+"""The command line: one verb per stage, one file per verb.
 
-Nothing heavy is imported here or at the top of a verb's file, so that `coowned --help` answers at once.
+Nothing slow is imported here or at the top of a verb's file, so that `coowned --help` is fast.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     name="coowned",
-    help="Train with user-level differential privacy on data that belongs to several people at once.",
+    help="Train models with user-level differential privacy where one example may belong to several people.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -31,8 +31,8 @@ app = typer.Typer(
 for verb in (demo, inspect, plan, select, certify, calibrate, train, audit, report, export_model):
     app.command(name=verb.__name__.rsplit(".", 1)[-1].replace("_", "-"))(verb.run)
 
-# typer brings its own copy of click or uses the installed one; the base of its usage errors is the same class there.
-_UsageProblem = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+# The base class of usage errors; typer may use a copy of click of its own, so it is looked up here.
+_UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def _show_version(asked: bool) -> None:
@@ -44,27 +44,27 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and ends the process with its exit code.
+    """Runs the command line and exits the process with its exit code.
 
     Guarantees:
       - After an interrupt the exit code is 130, whatever still runs.   (test_interrupt_ends_the_process_at_once)
     """
-    if "_COOWNED_COMPLETE" in os.environ:  # a shell asks what could come next
+    if "_COOWNED_COMPLETE" in os.environ:  # shell completion
         app(prog_name="coowned")
     interrupts.listen()
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a letter still gets the rest
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character still gets the rest
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = run(sys.argv[1:] if arguments is None else arguments)
     if code == EXIT_INTERRUPTED:
-        # What was dispatched may still be computing, and XLA's threads do not survive the interpreter's tear-down: that
-        # would end in a segmentation fault. Everything of ours is closed and cleared away by now.
+        # XLA's threads may still be computing and crash when the interpreter shuts down. Our own files are closed and
+        # cleaned up by now, so leave at once.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -73,14 +73,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command; every foreseen failure is one sentence on stderr and an exit code.
+    """Runs one command; every expected failure is one sentence on stderr and an exit code.
 
     Guarantees:
       - 0 fine, 1 a claim does not hold, 2 bad input, 3 the machine failed, 130 interrupted.   (test_exit_codes)
     """
     try:
         with _interrupts_as_themselves():
-            # Not app(arguments): that would answer interrupts and closed pipes in its own way.
+            # Not app(arguments), which would handle interrupts and closed pipes in its own way.
             command = typer.main.get_command(app)
             with command.make_context("coowned", list(arguments)) as context:
                 command.invoke(context)
@@ -88,8 +88,8 @@ def run(arguments: list[str]) -> int:
         return 0
     except typer.Exit as done:  # after --help and --version
         return done.exit_code
-    except _UsageProblem as problem:  # pyright: ignore[reportGeneralTypeIssues]
-        message = problem.format_message().strip()  # type: ignore[attr-defined]
+    except _UsageError as error:  # pyright: ignore[reportGeneralTypeIssues]
+        message = error.format_message().strip()  # type: ignore[attr-defined]
         if not message:  # the help was shown instead
             return EXIT_INPUT
         return _say(f"{message.removesuffix('.')}; see --help", EXIT_INPUT)
@@ -99,22 +99,22 @@ def run(arguments: list[str]) -> int:
         return _say(error, EXIT_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         interrupts.forget()
-        return _say("interrupted; nothing was left half-written", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has gone: not our failure
+        return _say("interrupted; no partial files were left behind", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # whoever read our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:
-        return _say("out of memory; use a machine with more, or a smaller part of the data", EXIT_MACHINE)
+        return _say("out of memory; use a machine with more memory or a smaller part of the data", EXIT_MACHINE)
     except OSError as error:
         return _say(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}", EXIT_MACHINE)
-    except Exception:  # a fault of ours must not look like a claim that does not hold
+    except Exception:  # a bug must not look like a claim that does not hold
         traceback.print_exc()
-        return _say("this is a fault in coowned; please report it with the lines above", EXIT_MACHINE)
+        return _say("this is a bug in coowned; please report it with the lines above", EXIT_MACHINE)
 
 
 @contextlib.contextmanager
 def _interrupts_as_themselves() -> Iterator[None]:
-    """One that was swallowed, or became another error on its way, is still an interrupt."""
+    """An interrupt that was swallowed, or turned into another error, is still an interrupt."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`coowned report`: the page of a run, for an engineer and her privacy officer."""
+"""`coowned report`: the page of a run, for engineers and privacy officers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,32 +6,31 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
+from coowned.cli.options import Json
 from coowned.cli.overwriting import refuse_to_replace
 
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes (default: in RUN).")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page (default: in RUN).")
     ] = None,
     release: Annotated[
         bool, typer.Option("--release", help="Leave out what was computed from private content, and graph statistics.")
     ] = False,
     graph_statistics: Annotated[
         bool,
-        typer.Option(
-            "--graph-statistics", help="Keep graph statistics in a release: only where the graph may be known."
-        ),
+        typer.Option("--graph-statistics", help="Keep graph statistics in a release, where the graph may be known."),
     ] = False,
     compare: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Another run to compare accuracies with; repeatable.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    json: Json = False,
 ) -> None:
-    """Writes one HTML file that opens offline: what is promised, what it cost, how well it learned.
+    """Writes one HTML page that opens offline: what is promised, what it cost, how well the model learned.
 
-    Every figure says whether the guarantee covers it. Without --release the page holds numbers that it does not cover;
-    only the file's owner can read it.
+    Every figure says whether the guarantee covers it. Without --release the page contains numbers that it does not
+    cover, and only the file's owner can read it.
 
     Examples:
 
@@ -45,19 +44,19 @@ def run(
     from coowned.report.page import RELEASE, REPORT, write_report
 
     refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))
-    place = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
+    page = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
     if json:
-        made = read_run(folder, release=True)
+        reported = read_run(folder, release=True)
         show.as_json(
             {
-                "report": str(place),
-                "bytes": place.stat().st_size,
+                "report": str(page),
+                "bytes": page.stat().st_size,
                 "release": release,
-                "guarantee": made.claims,
-                "claim": made.headline,
+                "guarantee": reported.claims,
+                "claim": reported.headline,
             }
         )
         return
-    show.written(place)
+    show.written(page)
     if not release:
-        show.line("it holds numbers that no guarantee covers; --release leaves them out")
+        show.line("The page contains numbers that no guarantee covers; --release leaves them out.")

@@ -130,7 +130,7 @@ def run(
             f"{certificate.num_copies_without_users:,} copies have no protected user"
         )
     if "://" in output:
-        show.line(f"written: {output} and {certificate_path}")
+        show.line(f"wrote {output} and {certificate_path}")
     else:
         show.written(Path(output), Path(certificate_path))
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from coowned import interrupts
 
 _PIPE_WIDTH = 200
-_LONGEST_CELL = 30  # what is longer may be broken into lines
+_LONGEST_CELL = 30  # longer cells may be wrapped
+_LOG_EVERY = 30.0  # seconds between two lines of progress in a redirected log
 
 
 def as_json(value: Any) -> None:
@@ -23,10 +25,10 @@ def line(text: str = "") -> None:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, left: Container[int] = (0,)) -> None:
-    """Prints a table; columns are aligned to the right, those numbered in `left` to the left.
+    """Prints a table; columns are right-aligned, except those whose numbers are in `left`.
 
-    No number or word of a row is cut: headings are broken into lines first, and a terminal that is narrower still
-    breaks the rows itself. A pipe has room for every row in one line.
+    No number or word of a row is cut: headings are wrapped first, and a terminal that is narrower still wraps the rows
+    itself. In a pipe every row is one line.
     """
     from rich.console import Console
     from rich.table import Table
@@ -39,10 +41,10 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, 
         shown.add_column(column, justify="left" if number in left else "right", min_width=widest, overflow="fold")
     for row in cells:
         shown.add_row(*row)
-    # Cells are shown as they are: a user's key may hold brackets or colons that rich would read as markup.
+    # No markup: a user's key may contain brackets or colons that rich would interpret.
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as capture:  # written by us: rich ends the process where a pipe is closed
+    with console.capture() as capture:  # we write it ourselves: rich exits the process when a pipe is closed
         console.print(shown, crop=False)
     sys.stdout.write(capture.get())
 
@@ -85,33 +87,37 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes / length:.{0 if num_bytes >= 9.95 * length else 1}f} {unit}".replace(".0 ", " ")
 
 
-def written(*places: Path, seconds: float | None = None) -> None:
-    """Says where results are, how large they are, and how long they took."""
-    shown = [f"{place} ({size(sum(map(_bytes, _files(place))))})" for place in places]
-    took = "" if seconds is None else f" in {duration(seconds)}"
-    line(f"written: {' and '.join(shown)}{took}")
+def written(*paths: Path, seconds: float | None = None) -> None:
+    """Says which files were written, how large they are, and how long it took."""
+    shown = [f"{path} ({size(_num_bytes(path))})" for path in paths]
+    line(f"wrote {' and '.join(shown)}{'' if seconds is None else f' in {duration(seconds)}'}")
 
 
-def _files(place: Path) -> list[Path]:
-    return [file for file in place.rglob("*") if file.is_file()] if place.is_dir() else [place]
-
-
-def _bytes(file: Path) -> int:
-    return file.stat().st_size
+def _num_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 @contextlib.contextmanager
 def progress(title: str, *, time_left: bool = True) -> Iterator[Callable[[float, str], None]]:
-    """A progress bar on stderr where that is a terminal; silent elsewhere. It has the room that its text leaves.
+    """A progress bar on stderr; where that is not a terminal, one line every 30 seconds.
 
-    Without `time_left` the text says it. What is written to stderr meanwhile stands above the bar. Ends where an
-    interrupt was heard.
+    Without `time_left` the messages state the time themselves. What else is written to stderr appears above the bar.
+    Raises KeyboardInterrupt after an interrupt.
     """
     interrupts.check()
-    if not sys.stderr.isatty():
-        yield lambda done, message: interrupts.check()
-        interrupts.check()
-        return
+    with _bar(title, time_left) if sys.stderr.isatty() else _log(title) as update:
+
+        def report(done: float, message: str) -> None:
+            interrupts.check()
+            update(done, message or title)
+
+        yield report
+    interrupts.check()
+
+
+@contextlib.contextmanager
+def _bar(title: str, time_left: bool) -> Iterator[Callable[[float, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -124,10 +130,18 @@ def progress(title: str, *, time_left: bool = True) -> Iterator[Callable[[float,
     )
     with bar:
         task = bar.add_task(title, total=1.0)
+        yield lambda done, message: bar.update(task, completed=done, description=message)
 
-        def update(done: float, message: str) -> None:
-            interrupts.check()
-            bar.update(task, completed=done, description=message or title)
 
-        yield update
-    interrupts.check()
+@contextlib.contextmanager
+def _log(title: str) -> Iterator[Callable[[float, str], None]]:
+    last = time.monotonic()
+
+    def update(done: float, message: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LOG_EVERY:
+            last = time.monotonic()
+            sys.stderr.write(f"{title}: {done:.0%}{'' if message == title else f', {message}'}\n")
+            sys.stderr.flush()
+
+    yield update
