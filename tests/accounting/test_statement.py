@@ -43,6 +43,19 @@ def test_sentences_are_numbered(made):
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+def test_not_promised_is_data(made):
+    parts = made.statement_parts()
+    assert str(parts) == made.statement()
+    assert parts.headline == parts.sentences[0]
+    text = " ".join(parts.sentences)
+    assert [said.split(" ", 2)[:2] for said in parts.not_promised] == [
+        ["Not", "released:"],
+        ["Not", "covered"],
+        ["Not", "promised:"],
+    ]
+    assert all(said in text for said in parts.not_promised)
+
+
 def test_what_must_be_reported(made):
     text = made.statement()
     wanted = ["unit", "central model", "same in both worlds", "Released", "edge-data", "coin", "Accountant"]

@@ -12,7 +12,7 @@ import polars as pl
 import coowned
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.statement import rounded_up, unprotected_sentences, write_statement
+from coowned.accounting.statement import Statement, make_statement, rounded_up, unprotected_sentences
 from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
@@ -83,7 +83,11 @@ class PrivacyGuarantee:
         Such counts are statistics of the graph, which fixed-graph privacy does not protect: leave them out of what is
         published unless the graph is public.
         """
-        return write_statement(self, graph_statistics=graph_statistics)
+        return str(self.statement_parts(graph_statistics=graph_statistics))
+
+    def statement_parts(self, *, graph_statistics: bool = False) -> Statement:
+        """The statement as data: headline, sentences, and what is not promised."""
+        return make_statement(self, graph_statistics=graph_statistics)
 
     def by_copies(self) -> pl.DataFrame:
         """Epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.

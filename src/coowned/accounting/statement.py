@@ -1,149 +1,158 @@
 """A guarantee in plain numbered sentences, with what "How to DP-fy ML" (arXiv 2303.00654) asks to be reported."""
 
+import dataclasses
 import decimal
 from typing import TYPE_CHECKING
 
+from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
 from coowned.certificate import ContributionCertificate
 
 if TYPE_CHECKING:
     from coowned.accounting.guarantee import PrivacyGuarantee
 
 _OTHER_WORLD = {
-    "zero-out": "as if every text she is part of had been blank",
-    "replace": "as if every text she is part of had been replaced by completely different text",
+    "zero-out": "as if every text they are part of had been blank",
+    "replace": "as if every text they are part of had been replaced by completely different text",
 }
 
 
-def write_statement(made: "PrivacyGuarantee", *, graph_statistics: bool) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a person is told about a run, in parts that a page can arrange.
+
+    Attributes:
+      headline: the claim in one sentence, with everything an epsilon is never shown without; or that there is none.
+      sentences: all of the statement, the headline among the first; `str()` numbers them.
+      not_promised: what is not covered, promised or released, and for whom nothing holds: each also in `sentences`.
+    """
+
+    headline: str
+    sentences: tuple[str, ...]
+    not_promised: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(self.sentences, start=1))
+
+
+_NOT_RELEASED = (
+    "Not released: training curves, drawn batch sizes, gradient norms, coins and keys; they are functions of content "
+    "or secrets."
+)
+_NOT_COVERED = (
+    "Not covered for any user: validation and test examples, and every number or choice made from them (learning rate, "
+    "early stopping, printed accuracies); other training runs on the same people, such as tuning runs, which must be "
+    "composed with this one."
+)
+_NOT_PROMISED = (
+    "Not promised: hiding that a user exists or who is attributed to what (node privacy); what is said about a user in "
+    "examples they are not attributed to; two users together, who may be in more copies than one."
+)
+
+
+def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> Statement:
     """The statement of one guarantee.
 
     Guarantees:
       - Every number in it is read from the guarantee or its certificate.   (test_numbers_are_the_guarantees)
+      - What is not promised is a list of its own, and all of it is said.   (test_not_promised_is_data)
       - "completely different text" stands beside the replace epsilon only.   (test_sentence_matches_adjacency)
       - A test run has "no guarantee" where its epsilon would be.   (test_test_run_has_no_epsilon)
       - Counts of users by level are there only when asked for, marked as graph statistics.
         (test_graph_statistics_are_marked)
       - Numbers are rounded on the private side.   (test_rounding_is_on_the_private_side)
     """
+    certificate = guarantee.certificate
+    headline, simulated = _headline(guarantee), _simulated(guarantee)
+    unprotected = unprotected_sentences(certificate)
     sentences = [
-        *_headline(made),
-        _unit(made),
-        *_other_worlds(made),
-        _mechanism(made),
-        _bound(made),
-        _example_level(made),
-        _released(),
-        _accountant(made),
-        *(_levels(made) if graph_statistics else []),
-        *unprotected_sentences(made.certificate),
-        "Not covered for any user: validation and test examples, and every number or choice made from them "
-        "(learning rate, early stopping, printed accuracies); other training runs on the same people, such as tuning "
-        "runs, "
-        "which must be composed with this one.",
-        _seed(made),
-        "Not promised: hiding that a user exists or who is attributed to what (node privacy); what is said about a "
-        "user in examples "
-        "she is not attributed to; two users together, who may be in more copies than one.",
-        f"Certificate: graph {made.certificate.graph_digest}, selection {made.certificate.selection_digest}; "
-        f"ids and attribution were made from {', '.join(made.certificate.columns_read) or 'arrays given in memory'}.",
+        *simulated,
+        headline,
+        "The unit is one person with every example they are part of, in whatever role; the attribution graph, who is "
+        "part of what, is the same in both worlds that are compared. The curator sees the data and is trusted with "
+        "them (central model).",
+        *_other_worlds(guarantee),
+        f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {rounded_down(guarantee.noise_multiplier)} in "
+        f"units of one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy "
+        "and divided by the public batch size.",
+        f"The training set has {certificate.size:,} copies of {certificate.num_distinct:,} examples, chosen without "
+        f"looking at content; a recount found nobody in more than {certificate.contribution_bound:,} copies.",
+        _example_level(guarantee),
+        f"Released: the model, and if wanted every noisy gradient on the way. {_NOT_RELEASED}",
+        _accountant(guarantee),
+        *(_levels(guarantee) if graph_statistics else []),
+        *unprotected,
+        _NOT_COVERED,
+        _seed(guarantee),
+        _NOT_PROMISED,
+        f"Certificate: graph {certificate.graph_digest}, selection {certificate.selection_digest}; "
+        f"ids and attribution were made from {', '.join(certificate.columns_read) or 'arrays given in memory'}.",
     ]
-    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, start=1))
+    return Statement(
+        headline=headline,
+        sentences=tuple(sentences),
+        not_promised=(_NOT_RELEASED, _NOT_COVERED, _NOT_PROMISED, *unprotected),
+    )
 
 
-def _headline(made: "PrivacyGuarantee") -> list[str]:
-    if made.test_run:
-        return [
+def _headline(guarantee: "PrivacyGuarantee") -> str:
+    if guarantee.test_run:
+        return (
             "No guarantee: noise and coins of this run come from a given seed and are therefore known. "
             "It is a test run; train again without a seed for a guarantee."
-        ]
-    lines = []
-    if made.simulated_epsilon is not None:
-        lines.append(
-            f"Simulated epsilon {rounded_up(made.simulated_epsilon)}: the noise was calibrated for a hypothetical "
-            "batch size of "
-            f"{made.simulated_batch_size:,}, which is not what runs. The true epsilon of what runs follows."
         )
-    lines.append(
-        f"Training is ({rounded_up(made.epsilon)}, {made.delta:.12g})-differentially private for every protected user "
-        f"(unit: {made.unit}; contribution bound {made.contribution_bound:,}; adjacency: {made.adjacency})."
-    )
-    return lines
-
-
-def _unit(made: "PrivacyGuarantee") -> str:
     return (
-        "The unit is one person with every example she is part of, in whatever role; the attribution graph, who is "
-        "part of what, is "
-        "the same in both worlds that are compared. The curator sees the data and is trusted with them (central model)."
+        f"Training is ({rounded_up(guarantee.epsilon)}, {guarantee.delta:.12g})-differentially private for every "
+        f"protected user (unit: {UNIT}; contribution bound {guarantee.contribution_bound:,}; adjacency: "
+        f"{guarantee.adjacency})."
     )
 
 
-def _other_worlds(made: "PrivacyGuarantee") -> list[str]:
-    if made.test_run:
+def _simulated(guarantee: "PrivacyGuarantee") -> list[str]:
+    if guarantee.test_run or guarantee.simulated_epsilon is None:
         return []
-    other = "replace" if made.adjacency == "zero-out" else "zero-out"
-    epsilons = {made.adjacency: made.epsilon, other: made.other_epsilon}
+    return [
+        f"Simulated epsilon {rounded_up(guarantee.simulated_epsilon)}: the noise was calibrated for a hypothetical "
+        f"batch size of {guarantee.simulated_batch_size:,}, which is not what runs. The true epsilon of what runs "
+        "follows."
+    ]
+
+
+def _other_worlds(guarantee: "PrivacyGuarantee") -> list[str]:
+    if guarantee.test_run:
+        return []
+    epsilons = {guarantee.adjacency: guarantee.epsilon, OTHER_ADJACENCY[guarantee.adjacency]: guarantee.other_epsilon}
     return [
         f"Under {name} adjacency, epsilon {rounded_up(epsilons[name])}: someone with the model learns nearly the "
         f"same {_OTHER_WORLD[name]}."
-        for name in ("zero-out", "replace")
+        for name in ADJACENCIES
     ]
 
 
-def _mechanism(made: "PrivacyGuarantee") -> str:
-    mechanism = made.mechanism
-    noise = f"noise multiplier {rounded_down(made.noise_multiplier)} in units of one example's clip norm"
-    return (
-        f"Mechanism: {mechanism.describe()}; {noise}, {mechanism.iterations:,} steps. Gradients are clipped per copy "
-        "and divided by the public batch size."
-    )
-
-
-def _bound(made: "PrivacyGuarantee") -> str:
-    certificate = made.certificate
-    return (
-        f"The training set has {certificate.size:,} copies of {certificate.num_distinct:,} examples, chosen without "
-        "looking at content; "
-        f"a recount found nobody in more than {certificate.contribution_bound:,} copies."
-    )
-
-
-def _example_level(made: "PrivacyGuarantee") -> str:
-    if made.test_run:
+def _example_level(guarantee: "PrivacyGuarantee") -> str:
+    if guarantee.test_run:
         return "For one example alone there is no guarantee either, for the same reason."
     return (
-        f"For one example alone (edge-data, example-level privacy) epsilon is {rounded_up(made.example_epsilon)} at "
-        "the same delta and adjacency; "
-        "it is not what protects a person."
+        "For one example alone (edge-data, example-level privacy) epsilon is "
+        f"{rounded_up(guarantee.example_epsilon)} at the same delta and adjacency; it is not what protects a person."
     )
 
 
-def _released() -> str:
-    return (
-        "Released: the model, and if wanted every noisy gradient on the way. Not released: training curves, drawn "
-        "batch sizes, "
-        "gradient norms, coins and keys; they are functions of content or secrets."
-    )
-
-
-def _accountant(made: "PrivacyGuarantee") -> str:
-    if made.grid_spacing == 0:
+def _accountant(guarantee: "PrivacyGuarantee") -> str:
+    if guarantee.grid_spacing == 0:
         how = "the Gaussian mechanism in closed form (Balle and Wang 2018)"
     else:
         how = (
             "numerical composition of the dominating pair of Gaussian mixtures (connect-the-dots discretization with "
-            "a grid of "
-            f"{made.grid_spacing:.3g}, exponentially tilted Fourier transform); discretization is pessimistic, and "
-            "rounding and truncation, "
-            f"{made.error_share:.2g} of delta, are counted in delta"
+            f"a grid of {guarantee.grid_spacing:.3g}, exponentially tilted Fourier transform); discretization is "
+            f"pessimistic, and rounding and truncation, {guarantee.error_share:.2g} of delta, are counted in delta"
         )
-    return f"Accountant: coowned {made.version}, {how}. Arithmetic of the training itself is floating point."
+    return f"Accountant: coowned {guarantee.version}, {how}. Arithmetic of the training itself is floating point."
 
 
-def _levels(made: "PrivacyGuarantee") -> list[str]:
-    if made.test_run:
+def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
+    if guarantee.test_run:
         return []
-    levels = made.by_copies()
+    levels = guarantee.by_copies()
     total = max(1, int(levels["users"].sum()))
     parts = []
     for row in levels.iter_rows(named=True):
@@ -188,8 +197,8 @@ def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:
     return sentences
 
 
-def _seed(made: "PrivacyGuarantee") -> str:
-    if made.test_run:
+def _seed(guarantee: "PrivacyGuarantee") -> str:
+    if guarantee.test_run:
         return "Keys: derived from the given seed."
     return (
         "Keys for noise and coins come from the operating system and must stay secret; "
