@@ -19,7 +19,7 @@ from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Schedule, Selection
 
-FORMAT = "coowned-certificate-1"
+FORMAT = "coowned-certificate-2"
 _PAIRS_AT_ONCE = 1 << 24
 _MOST_COPIES = 1 << 24  # of one user; the histogram lists every number up to the largest
 
@@ -276,19 +276,22 @@ def _count_groups(
 
 
 def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -> str:
-    id_offsets, id_data = utf8_buffers(graph.example_ids, length=graph.num_examples)
     if isinstance(selected, Schedule):
         batch, position = np.indices(selected.batches.shape).reshape(2, -1)
-        numbers = np.stack([batch, position], axis=1).astype(np.int64)
-        return digests.finish(
-            "schedule",
-            digests.sum_rows("slot", numbers, selected.batches.ravel().astype(np.int64), id_offsets, id_data),
-        )
+        slots = np.stack([batch, position], axis=1).astype(np.int64)  # (slots, 2)
+        rows, which = np.unique(selected.batches, return_inverse=True)
+        return digests.finish("schedule", digests.sum_rows("slot", slots, which.ravel(), _texts(graph, rows)))
     rows = np.flatnonzero(selected.copies)
-    parts = [digests.sum_rows("copies", selected.copies[rows, None].astype(np.int64), rows, id_offsets, id_data)]
+    ids, everyone = _texts(graph, rows), np.arange(len(rows))
+    parts = [digests.sum_rows("copies", selected.copies[rows, None].astype(np.int64), everyone, ids)]
     if selected.groups is not None:
-        parts.append(digests.sum_rows("group", selected.groups[rows, None].astype(np.int64), rows, id_offsets, id_data))
+        parts.append(digests.sum_rows("group", selected.groups[rows, None].astype(np.int64), everyone, ids))
     return digests.finish("selection", *parts)
+
+
+def _texts(graph: AttributionGraph, rows: np.ndarray) -> digests.Texts:
+    """The ids of these examples as text."""
+    return digests.Texts(*utf8_buffers(graph.ids_of(rows), length=len(rows)))
 
 
 def _slices(indptr: np.ndarray) -> list[tuple[int, int]]:

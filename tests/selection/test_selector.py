@@ -117,13 +117,13 @@ def test_json_says_where_it_came_from():
     graph = graph_of(example_ids=["a", "b", "c", "d"])
     selection = Greedy(contribution_bound=np.int64(1)).select(graph, seed=5)
     stored = json.loads(selection.to_json())
-    assert stored["format"] == "coowned-selection-1"
+    assert stored["format"] == "coowned-selection-2"
     assert stored["selector"] == {"name": "greedy", "ties": "hash", "unattributed": "drop", "contribution_bound": 1}
     assert (stored["seed"], stored["graph_digest"], stored["num_examples"]) == (5, graph.digest, 4)
     assert stored["indices"] == np.flatnonzero(selection.copies).tolist()
     schedule = GreedyMinSeparation(batch_size=1, iterations=2, min_separation=1).select(graph)
     stored = json.loads(schedule.to_json())
-    assert (stored["format"], stored["min_separation"]) == ("coowned-schedule-1", 1)
+    assert (stored["format"], stored["min_separation"]) == ("coowned-schedule-2", 1)
 
 
 @pytest.mark.parametrize("kind", [Selection, Schedule])

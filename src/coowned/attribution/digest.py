@@ -4,15 +4,17 @@ A set's digest is the sum, modulo 2^64 in four lanes, of the SHA-256 of each of 
 with the number of rows. Adding is associative and commutative, so partitions, row order and machines do not matter,
 and any engine with SHA-256 and sums (SQL's `sha2` and `sum`) computes the same.
 
-The rows are text, so that they are the same everywhere:
+The rows are text, so that they are the same everywhere; lengths are in bytes, spaces are not part of them:
 
-    example   "example:" id
-    pair      "pair:" length of the id in bytes ":" id key
+    example   "example:" length ":" id, then length ":" key of each of its users, in byte order of the keys
     copies    "copies:" copies ":" id
     group     "group:" group ":" id
     slot      "slot:" batch ":" position ":" id
 
-What it is not: a signature. Whoever can write a certificate can write its digests; they bind files to each other.
+No two graphs have the same rows, and two different sets have equal sums by accident with probability 2^-256.
+What it is not: a signature, or a defence against whoever writes both graphs. Whoever can write a certificate can write
+its digests, and sums, unlike SHA-256 itself, let someone free to choose millions of ids search for two sets with equal
+sums (the generalized birthday problem). The digests bind files to each other.
 """
 
 import concurrent.futures
@@ -23,9 +25,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from coowned.attribution import kernels
+from coowned.attribution import digest_kernels as kernels
+from coowned.attribution.digest_kernels import Texts
 
-_LANE = 2**64
+VERSION = 2  # 1 hashed every pair in a row of its own
 _ROWS_PER_TASK = 1 << 16
 
 
@@ -43,64 +46,43 @@ class RowSums:
     """
 
     count: int = 0
-    lanes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    lanes: tuple[int, ...] = (0, 0, 0, 0)
 
     def merge(self, other: "RowSums") -> "RowSums":
-        lanes = tuple((mine + theirs) % _LANE for mine, theirs in zip(self.lanes, other.lanes, strict=True))
-        return RowSums(self.count + other.count, lanes)  # pyright: ignore[reportArgumentType]
+        lanes = tuple((mine + theirs) % 2**64 for mine, theirs in zip(self.lanes, other.lanes, strict=True))
+        return RowSums(self.count + other.count, lanes)
 
 
 def finish(kind: str, *parts: RowSums) -> str:
     """The digest, 64 hexadecimal digits, of a thing made of these sets of rows."""
-    lines = [f"coowned {kind} 1"]
+    lines = [f"coowned {kind} {VERSION}"]
     lines += [f"{part.count} {' '.join(str(lane) for lane in part.lanes)}" for part in parts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def sum_rows(word: str, numbers: np.ndarray, rows: np.ndarray, id_offsets: np.ndarray, id_data: np.ndarray) -> RowSums:
+def sum_rows(word: str, numbers: np.ndarray, rows: np.ndarray, ids: Texts) -> RowSums:
     """Sums the rows "word: n1: n2: … id"; numbers (entries, columns) int64, rows (entries,) says which id."""
     prefix = _prefix(word)
-    longest = _longest(id_offsets)
-
-    def part(begin: int, end: int) -> np.ndarray:
-        return kernels.hash_rows(prefix, numbers, id_offsets, id_data, rows, begin, end, longest)
-
-    return RowSums(len(rows), _sum_in_parallel(part, len(rows)))
+    return _sum_in_parallel(lambda begin, end: kernels.hash_rows(prefix, numbers, ids, rows, begin, end), len(rows))
 
 
-def sum_pairs(
-    indptr: np.ndarray,
-    users: np.ndarray,
-    id_offsets: np.ndarray,
-    id_data: np.ndarray,
-    key_offsets: np.ndarray,
-    key_data: np.ndarray,
-) -> RowSums:
-    """Sums the rows "pair: length: id key" of every pair of a graph in compressed rows."""
-    prefix = _prefix("pair")
-    longest = _longest(id_offsets) + _longest(key_offsets)
-
-    def part(begin: int, end: int) -> np.ndarray:
-        return kernels.hash_pairs(
-            prefix, indptr, users, id_offsets, id_data, key_offsets, key_data, begin, end, longest
-        )
-
-    return RowSums(len(users), _sum_in_parallel(part, len(indptr) - 1))
+def sum_examples(indptr: np.ndarray, users: np.ndarray, ids: Texts, keys: Texts) -> RowSums:
+    """Sums the rows "example: length: id length: key …" of every example of a graph in compressed rows."""
+    prefix = _prefix("example")
+    return _sum_in_parallel(
+        lambda begin, end: kernels.hash_examples(prefix, indptr, users, ids, keys, begin, end), len(indptr) - 1
+    )
 
 
 def _prefix(word: str) -> np.ndarray:
     return np.frombuffer(f"{word}:".encode(), dtype=np.uint8)
 
 
-def _longest(offsets: np.ndarray) -> int:
-    return int(np.diff(offsets).max(initial=0))
-
-
-def _sum_in_parallel(part: Callable[[int, int], np.ndarray], count: int) -> tuple[int, int, int, int]:
+def _sum_in_parallel(hash_range: Callable[[int, int], np.ndarray], count: int) -> RowSums:
     # The kernels release the interpreter lock, so plain threads use every core.
-    begins = range(0, count, _ROWS_PER_TASK)
     total = np.zeros(4, dtype=np.uint64)
     with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for lanes in pool.map(lambda begin: part(begin, min(begin + _ROWS_PER_TASK, count)), begins):
+        begins = range(0, count, _ROWS_PER_TASK)
+        for lanes in pool.map(lambda begin: hash_range(begin, min(begin + _ROWS_PER_TASK, count)), begins):
             total += lanes
-    return tuple(int(lane) for lane in total)  # pyright: ignore[reportReturnType]
+    return RowSums(count, tuple(int(lane) for lane in total))

@@ -28,7 +28,7 @@ class AttributionGraph:
       - Examples without users are legal and keep their place.           (test_examples_without_users)
       - `digest` depends on the ids and the set of (id, key) pairs only. (test_digest_ignores_order_and_labels)
 
-    Cost: O(pairs) time and memory; `digest` hashes every pair once, when first asked for.
+    Cost: O(pairs) time and memory; `digest` hashes every example once, when first asked for.
     What it is not: a place for content. Nothing a selector may see is made from the text of examples.
 
     Example:
@@ -178,18 +178,13 @@ class AttributionGraph:
     @functools.cached_property
     def digest(self) -> str:
         """64 hexadecimal digits that name the ids and the set of (example id, user key) pairs, on every platform."""
-        return digests.finish("graph", *self.digest_sums())
+        return digests.finish("graph", self.digest_sums())
 
-    def digest_sums(self) -> tuple[digests.RowSums, digests.RowSums]:
-        """The two mergeable sums behind `digest`, of the examples and of the pairs; parts of a graph add up."""
-        id_offsets, id_data = utf8_buffers(self.example_ids, length=self.num_examples)
-        key_offsets, key_data = utf8_buffers(self.user_keys, length=self.num_users)
-        everyone = np.arange(self.num_examples)
-        no_numbers = np.empty((self.num_examples, 0), dtype=np.int64)
-        return (
-            digests.sum_rows("example", no_numbers, everyone, id_offsets, id_data),
-            digests.sum_pairs(self.indptr, self.users, id_offsets, id_data, key_offsets, key_data),
-        )
+    def digest_sums(self) -> digests.RowSums:
+        """The mergeable sums behind `digest`; those of parts of a graph, divided by example, add up."""
+        ids = digests.Texts(*utf8_buffers(self.example_ids, length=self.num_examples))
+        keys = digests.Texts(*utf8_buffers(self.user_keys, length=self.num_users))
+        return digests.sum_examples(self.indptr, self.users, ids, keys)
 
     def subgraph(self, examples: Any) -> "AttributionGraph":
         """The same users with only these examples, in the order given; ids and keys stay with their rows."""

@@ -150,7 +150,7 @@ class Selection(Chosen):
     groups: npt.NDArray[np.int32] | None = None  # (num_examples,) group of each selected example, -1 elsewhere
     upper_bound: int | None = None  # proven bound on the size of any S under the same settings
 
-    FORMAT: ClassVar[str] = "coowned-selection-1"
+    FORMAT: ClassVar[str] = "coowned-selection-2"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "copies", _counts(self.copies, "copies"))
@@ -250,7 +250,7 @@ class Schedule(Chosen):
     min_separation: int | None = None  # as asked for
     lower_bound: int | None = None  # proven bound on the contribution bound of any schedule under the same settings
 
-    FORMAT: ClassVar[str] = "coowned-schedule-1"
+    FORMAT: ClassVar[str] = "coowned-schedule-2"
 
     def __post_init__(self) -> None:
         batches = _integers(self.batches, "batches")

@@ -82,13 +82,11 @@ class SparkGraph:
         """The digest that `AttributionGraph.digest` has for the same data."""
         from pyspark.sql import functions as F
 
-        text, key = F.col("id").cast("string"), F.col("user").cast("string")
-        pair = F.concat(F.lit("pair:"), F.octet_length(text).cast("string"), F.lit(":"), text, key)
-        return digests.finish(
-            "graph",
-            sum_rows(self.examples, F.concat(F.lit("example:"), text)),
-            sum_rows(self.pairs, pair),
-        )
+        keys = F.array_sort(F.transform("users", lambda user: user.cast("string")))  # strings sort by their bytes
+        lists = F.concat(F.array(F.col("id").cast("string")), keys)
+        texts = F.transform(lists, lambda text: F.concat(F.octet_length(text).cast("string"), F.lit(":"), text))
+        row = F.concat(F.lit("example:"), F.array_join(texts, ""))
+        return digests.finish("graph", sum_rows(self.examples, row))
 
     def release(self) -> None:
         """Removes the graph's files; neither it nor anything lazily made of it can be used afterwards."""

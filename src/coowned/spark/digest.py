@@ -15,4 +15,4 @@ def sum_rows(table: "DataFrame", text: "Column") -> RowSums:
     hashed = table.select(F.sha2(text, 256).alias("hash"))  # 64 hexadecimal digits
     lanes = [F.conv(F.substring("hash", 1 + 16 * lane, 16), 16, 10).cast("decimal(20, 0)") for lane in range(4)]
     row = hashed.agg(F.count(F.lit(1)), *(F.sum(lane.cast("decimal(38, 0)")) for lane in lanes)).collect()[0]
-    return RowSums(row[0], tuple(int(value or 0) % 2**64 for value in row[1:]))  # pyright: ignore[reportArgumentType]
+    return RowSums(row[0], tuple(int(value or 0) % 2**64 for value in row[1:]))
