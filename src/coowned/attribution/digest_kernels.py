@@ -30,9 +30,9 @@ _INITIAL_STATE = np.array(
 # Offsets into the one array of all words of sixteen messages; one array, so that the compiler sees no aliases.
 _A, _B, _C, _D, _E, _F, _G, _H = ((64 + i) * LANES for i in range(8))  # working variables, after the 64 words
 _STATE = 72 * LANES  # the hashes so far
-_NUM_WORDS = 80 * LANES
+NUM_WORDS = 80 * LANES
 _COLON = 58
-_EXAMPLES_TOGETHER = 256  # examples whose keys are fetched together
+_ROWS_TOGETHER = 256  # rows that are fetched, written and then hashed together
 
 _njit = numba.njit(cache=True, nogil=True)
 _inline = numba.njit(inline="always")
@@ -91,31 +91,36 @@ def _compress(x):
 
 @_njit
 def add_hashes(message, ends, count, x, sums):
-    """Adds the SHA-256 of `count` <= LANES padded messages to sums (4,), each of 64 bits, modulo 2^64.
+    """Adds the SHA-256 of `count` padded messages to sums (4,), each of 64 bits, modulo 2^64.
 
-    Message i is message[ends[i]:ends[i + 1]]; x (_NUM_WORDS,) uint32 is scratch.
+    Message i is message[ends[i]:ends[i + 1]]; x (NUM_WORDS,) uint32 is scratch. A lane that has finished a message
+    takes the next one, so that long messages keep no lane waiting.
     """
     words = message.view(np.uint32)
-    blocks = 0
-    for lane in range(count):
-        blocks = max(blocks, (ends[lane + 1] - ends[lane]) // 64)
-    for i in range(8):
+    position, stop = np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
+    taken = done = 0
+    while done < count:
         for lane in range(LANES):
-            x[_STATE + i * LANES + lane] = _INITIAL_STATE[i]
-    for block in range(blocks):
-        for lane in range(count):
-            begin = ends[lane] // 4 + 16 * block
-            if 4 * begin < ends[lane + 1]:
-                for i in range(16):
-                    word = words[begin + i]  # big-endian
-                    word = (_rotate(word, 8) & np.uint32(0xFF00FF00)) | (_rotate(word, 24) & np.uint32(0x00FF00FF))
-                    x[i * LANES + lane] = word
+            if position[lane] == stop[lane]:
+                if taken == count:
+                    continue
+                position[lane], stop[lane] = ends[taken], ends[taken + 1]
+                taken += 1
+                for i in range(8):
+                    x[_STATE + i * LANES + lane] = _INITIAL_STATE[i]
+            for i in range(16):
+                word = words[position[lane] // 4 + i]  # big-endian
+                word = (_rotate(word, 8) & np.uint32(0xFF00FF00)) | (_rotate(word, 24) & np.uint32(0x00FF00FF))
+                x[i * LANES + lane] = word
         _compress(x)
-        for lane in range(count):
-            if ends[lane + 1] - ends[lane] == 64 * (block + 1):
-                for i in range(4):
-                    high = np.uint64(x[_STATE + 2 * i * LANES + lane]) << np.uint64(32)
-                    sums[i] += high | np.uint64(x[_STATE + (2 * i + 1) * LANES + lane])
+        for lane in range(LANES):
+            if position[lane] < stop[lane]:
+                position[lane] += 64
+                if position[lane] == stop[lane]:
+                    done += 1
+                    for i in range(4):
+                        high = np.uint64(x[_STATE + 2 * i * LANES + lane]) << np.uint64(32)
+                        sums[i] += high | np.uint64(x[_STATE + (2 * i + 1) * LANES + lane])
 
 
 @_njit
@@ -169,21 +174,20 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
 
     numbers (entries, columns) int64; ids: Texts; rows (entries,): which id; returns (4,) uint64.
     """
-    sums, x = np.zeros(4, np.uint64), np.empty(_NUM_WORDS, np.uint32)
-    message, ends, count = np.empty(LANES * 128, np.uint8), np.zeros(LANES + 1, np.int64), 0
-    for entry in range(begin, end):
-        first, last = ids.offsets[rows[entry]], ids.offsets[rows[entry] + 1]
-        start = ends[count]
-        message = _with_room(message, start, prefix.shape[0] + 20 * numbers.shape[1] + last - first)
-        at = _put_bytes(message, start, prefix, 0, prefix.shape[0])
-        for column in range(numbers.shape[1]):
-            at = _put_decimal(message, at, numbers[entry, column])
-        at = _put_bytes(message, at, ids.data, first, last)
-        count += 1
-        ends[count] = pad(message, start, at)
-        if count == LANES or entry == end - 1:
-            add_hashes(message, ends, count, x, sums)
-            count = 0
+    sums, x = np.zeros(4, np.uint64), np.empty(NUM_WORDS, np.uint32)
+    message, ends = np.empty(_ROWS_TOGETHER * 64, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
+    for first in range(begin, end, _ROWS_TOGETHER):
+        count = min(_ROWS_TOGETHER, end - first)
+        for i in range(count):
+            entry = first + i
+            id_begin, id_end = ids.offsets[rows[entry]], ids.offsets[rows[entry] + 1]
+            message = _with_room(message, ends[i], prefix.shape[0] + 20 * numbers.shape[1] + id_end - id_begin)
+            at = _put_bytes(message, ends[i], prefix, 0, prefix.shape[0])
+            for column in range(numbers.shape[1]):
+                at = _put_decimal(message, at, numbers[entry, column])
+            at = _put_bytes(message, at, ids.data, id_begin, id_end)
+            ends[i + 1] = pad(message, ends[i], at)
+        add_hashes(message, ends, count, x, sums)
     return sums
 
 
@@ -233,38 +237,35 @@ def hash_examples(prefix, indptr, users, ids, keys, begin, end):
     ids, keys: Texts; the keys of an example are in byte order; returns (4,) uint64. Keys are fetched for many examples
     at once, so that the processor waits for many of them together.
     """
-    sums, x = np.zeros(4, np.uint64), np.empty(_NUM_WORDS, np.uint32)
-    message, ends, count = np.empty(LANES * 128, np.uint8), np.zeros(LANES + 1, np.int64), 0
+    sums, x = np.zeros(4, np.uint64), np.empty(NUM_WORDS, np.uint32)
+    message, ends = np.empty(_ROWS_TOGETHER * 128, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
     key_begins, key_ends, key_heads = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)
-    for first in range(begin, end, _EXAMPLES_TOGETHER):
-        last = min(first + _EXAMPLES_TOGETHER, end)
-        base, pairs = indptr[first], indptr[last] - indptr[first]
+    for first in range(begin, end, _ROWS_TOGETHER):
+        count = min(_ROWS_TOGETHER, end - first)
+        base = indptr[first]
+        pairs = indptr[first + count] - base
         if pairs > key_begins.shape[0]:
             key_begins, key_ends = np.empty(2 * pairs, np.int64), np.empty(2 * pairs, np.int64)
             key_heads = np.empty(2 * pairs, np.uint64)
-        for i in range(pairs):
-            user = users[base + i]
-            key_begins[i], key_ends[i] = keys.offsets[user], keys.offsets[user + 1]
-        for i in range(pairs):
-            key_heads[i] = _head(keys.data, key_begins[i], key_ends[i])
-        for example in range(first, last):
-            low, high = indptr[example] - base, indptr[example + 1] - base
+        for p in range(pairs):
+            user = users[base + p]
+            key_begins[p], key_ends[p] = keys.offsets[user], keys.offsets[user + 1]
+        for p in range(pairs):
+            key_heads[p] = _head(keys.data, key_begins[p], key_ends[p])
+        for i in range(count):
+            low, high = indptr[first + i] - base, indptr[first + i + 1] - base
             _sort_texts(keys.data, key_begins, key_ends, key_heads, low, high)
-            id_begin, id_end = ids.offsets[example], ids.offsets[example + 1]
+            id_begin, id_end = ids.offsets[first + i], ids.offsets[first + i + 1]
             needed = prefix.shape[0] + 20 + id_end - id_begin
-            for i in range(low, high):
-                needed += 20 + key_ends[i] - key_begins[i]
-            start = ends[count]
-            message = _with_room(message, start, needed)
-            at = _put_bytes(message, start, prefix, 0, prefix.shape[0])
+            for p in range(low, high):
+                needed += 20 + key_ends[p] - key_begins[p]
+            message = _with_room(message, ends[i], needed)
+            at = _put_bytes(message, ends[i], prefix, 0, prefix.shape[0])
             at = _put_decimal(message, at, id_end - id_begin)
             at = _put_bytes(message, at, ids.data, id_begin, id_end)
-            for i in range(low, high):
-                at = _put_decimal(message, at, key_ends[i] - key_begins[i])
-                at = _put_bytes(message, at, keys.data, key_begins[i], key_ends[i])
-            count += 1
-            ends[count] = pad(message, start, at)
-            if count == LANES or example == end - 1:
-                add_hashes(message, ends, count, x, sums)
-                count = 0
+            for p in range(low, high):
+                at = _put_decimal(message, at, key_ends[p] - key_begins[p])
+                at = _put_bytes(message, at, keys.data, key_begins[p], key_ends[p])
+            ends[i + 1] = pad(message, ends[i], at)
+        add_hashes(message, ends, count, x, sums)
     return sums
