@@ -26,7 +26,7 @@ from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.training.models.bert import BertMaskedLM
-from coowned.training.plan import make_optimizer
+from coowned.training.optimizers import make_optimizer
 from coowned.training.step import compiled_step
 
 BATCH, PEER_BATCH = 128, 32

@@ -173,13 +173,16 @@ def test_read_epsilon_is_never_below_proven(made):
     assert PrivacyGuarantee.from_json(text).epsilon == larger["epsilon"]
 
 
-def test_a_guarantee_speaks_for_its_own_run(made):
-    made.check_run("one", seeded=False)
-    for other in ("two", None):
-        with pytest.raises(CertificateMismatchError, match="is for run one"):
-            made.check_run(other, seeded=False)
-    with pytest.raises(CertificateMismatchError, match="gives a seed"):
-        made.check_run("one", seeded=True)
+def test_guarantee_without_its_certificate(made):
+    text = made.to_json(embed_certificate=False)
+    assert "graph_digest" not in text
+    assert PrivacyGuarantee.from_json(text, certificate=made.certificate) == made
+    with pytest.raises(InputError, match="without its certificate"):
+        PrivacyGuarantee.from_json(text)
+    other = dataclasses.replace(made.certificate, seed=99)
+    for stored in (text, made.to_json()):
+        with pytest.raises(CertificateMismatchError, match="another certificate"):
+            PrivacyGuarantee.from_json(stored, certificate=other)
 
 
 def test_by_copies_ends_at_the_bound(made):

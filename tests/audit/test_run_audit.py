@@ -4,23 +4,25 @@ Honest audits may alarm falsely with probability 1e-3 at most; seeds are fixed.
 """
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tests.audit import planted_bugs
+from tests.training.run_folders import reseal, write_run
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.canaries import CanaryAudit
-from coowned.audit.run_audit import FORMAT, LARGEST_SEED, audit_run, store_canaries
+from coowned.audit.run_audit import LARGEST_SEED, audit_run, store_canaries
 from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.configured_run import NO_GUARANTEE_FORMAT
+from coowned.training.run import AUDIT_FORMAT as FORMAT
+from coowned.training.run import NO_GUARANTEE, guarantee_text, plan_digest
 
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
 
@@ -42,13 +44,6 @@ def schedule():
     return certificate, MinSeparation.from_certificate(certificate)
 
 
-def write(folder: Path, made) -> Path:
-    """A run folder as far as an audit reads it."""
-    (folder / "guarantee.json").write_text(made.to_json(), encoding="utf-8")
-    (folder / "certificate.json").write_text(made.certificate.to_json(), encoding="utf-8")
-    return folder
-
-
 def claim(parts=poisson, **more):
     settings = {"noise_multiplier": 1.0, "delta": 1e-6, "adjacency": "zero-out"} | more
     return guarantee(*parts(), **settings)
@@ -57,7 +52,7 @@ def claim(parts=poisson, **more):
 @pytest.mark.parametrize(("parts", "laws"), [(poisson, 5), (cyclic, 5), (schedule, 3)])
 def test_audit_of_a_run(tmp_path, parts, laws):
     made = claim(parts)
-    found = audit_run(write(tmp_path, made), trials=2000, seed=1)
+    found = audit_run(write_run(tmp_path, made), trials=2000, seed=1)
     stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     assert stored["format"] == FORMAT
     assert stored == json.loads(json.dumps(found.to_dict()))
@@ -76,7 +71,7 @@ def test_audit_of_a_run(tmp_path, parts, laws):
 
 
 def test_audits_are_counted_and_other_entries_kept(tmp_path):
-    write(tmp_path, claim())
+    write_run(tmp_path, claim())
     earlier = {"format": FORMAT, "audits_run": 2, "canaries": {"epsilon": 1.0}, "holds": False}
     (tmp_path / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
     audit_run(tmp_path, trials=1000, seed=1)
@@ -89,12 +84,12 @@ def test_audits_are_counted_and_other_entries_kept(tmp_path):
 @pytest.mark.parametrize("count", ["x", None, -3, 1.5, True])
 def test_what_is_no_count_is_none(tmp_path, count):
     earlier = {"format": FORMAT, "audits_run": count}
-    (write(tmp_path, claim()) / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
+    (write_run(tmp_path, claim()) / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
     assert audit_run(tmp_path, trials=1000, seed=1).audits_run == 1
 
 
 def test_seeds(tmp_path):
-    write(tmp_path, claim())
+    write_run(tmp_path, claim())
     assert audit_run(tmp_path, trials=1000, seed=LARGEST_SEED).repeatable
     for wrong in (-1, LARGEST_SEED + 1, 1.5):
         with pytest.raises(InputError, match=f"seed must be .* not {wrong}"):
@@ -102,7 +97,7 @@ def test_seeds(tmp_path):
 
 
 def test_broken_claim(tmp_path, capsys, monkeypatch):
-    write(tmp_path, claim())
+    write_run(tmp_path, claim())
     monkeypatch.setattr("coowned.audit.run_audit.AuditedParts", planted_bugs.HalfTheNoise)
     with pytest.raises(CertificateMismatchError, match="Broken"):
         command.run(tmp_path, trials=8000, seed=1)
@@ -114,7 +109,7 @@ def test_broken_claim(tmp_path, capsys, monkeypatch):
 
 
 def test_output_for_people_and_machines(tmp_path, capsys):
-    write(tmp_path, claim(test_run=True))
+    write_run(tmp_path, claim(test_run=True))
     command.run(tmp_path, trials=1000, seed=1)
     printed = capsys.readouterr().out
     assert "Not broken" in printed
@@ -126,36 +121,39 @@ def test_output_for_people_and_machines(tmp_path, capsys):
 
 
 def test_changed_claim_is_refused(tmp_path):
-    write(tmp_path, claim())
+    write_run(tmp_path, claim())
     file = tmp_path / "guarantee.json"
     text = file.read_text(encoding="utf-8")
     stored = json.loads(text)
     file.write_text(json.dumps(stored | {"epsilon": stored["epsilon"] / 2}), encoding="utf-8")
     with pytest.raises(CertificateMismatchError):
         audit_run(tmp_path, trials=1000)
+    with pytest.raises(CertificateMismatchError, match="changed after it was written"):
+        audit_run(reseal(tmp_path), trials=1000)
     file.write_text(text, encoding="utf-8")
     (tmp_path / "certificate.json").write_text(cyclic()[0].to_json(), encoding="utf-8")
-    with pytest.raises(CertificateMismatchError, match=r"certificate\.json"):
-        audit_run(tmp_path, trials=1000)
+    with pytest.raises(CertificateMismatchError, match="another certificate"):
+        audit_run(reseal(tmp_path), trials=1000)
     assert not (tmp_path / "audit.json").exists()
 
 
 def test_run_without_a_guarantee_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"guarantee\.json"):
-        audit_run(tmp_path)
-    write(tmp_path, claim())
-    (tmp_path / "guarantee.json").write_text(json.dumps({"format": NO_GUARANTEE_FORMAT}), encoding="utf-8")
+    made = claim()
+    write_run(tmp_path, made)
+    record = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    record["plan"] |= {"noise_multiplier": 0.0, "claim": None}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / "guarantee.json").write_text(guarantee_text(None, made.mechanism, public=False), encoding="utf-8")
+    metadata = {"statement": NO_GUARANTEE, "plan": plan_digest(record["plan"])}
+    save_file({"weights": np.zeros(1, np.float32)}, tmp_path / "model.safetensors", metadata=metadata)
     with pytest.raises(InputError, match="no guarantee"):
-        audit_run(tmp_path)
-    (tmp_path / "guarantee.json").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match="not JSON"):
-        audit_run(tmp_path)
+        audit_run(reseal(tmp_path))
     with pytest.raises(InputError, match="not a folder"):
         audit_run(tmp_path / "nowhere")
 
 
 def test_canaries_are_kept_beside_the_mechanism(tmp_path):
-    folder = write(tmp_path, claim())
+    folder = write_run(tmp_path, claim())
     audit_run(folder, trials=1000, seed=0)
     found = CanaryAudit(
         epsilon_lower_bound=0.1,
@@ -178,16 +176,3 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
     assert audit_run(folder, trials=1000, seed=1).audits_run == 2
     assert json.loads((folder / "audit.json").read_text(encoding="utf-8"))["canaries"] == stored["canaries"]
     assert (folder / "audit.json").stat().st_mode & 0o077 == 0  # learned from the data
-
-
-def test_claim_of_another_run_is_refused(tmp_path):
-    made = claim()
-    write(tmp_path, made)
-    (tmp_path / "run.json").write_text(json.dumps({"run_id": made.run_id}), encoding="utf-8")
-    assert audit_run(tmp_path, trials=1000, seed=1).holds
-    write(tmp_path, claim())  # the same mechanism and certificate, made for another run
-    with pytest.raises(CertificateMismatchError, match="the guarantee is for run"):
-        audit_run(tmp_path, trials=1000, seed=1)
-    (tmp_path / "run.json").write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match=r"run\.json"):
-        audit_run(tmp_path, trials=1000, seed=1)

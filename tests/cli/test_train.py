@@ -15,16 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 from polars.testing import assert_frame_equal
 from safetensors.numpy import load_file
+from tests.training.run_folders import reseal
 
-from coowned import AttributionGraph, PrivacyGuarantee, interrupts
+from coowned import AttributionGraph, interrupts
 from coowned.accounting.statement import rounded_up
 from coowned.cli import main, train
 from coowned.errors import CertificateMismatchError
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training import configured_run, loop
+from coowned.training import loop
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example
 from coowned.training.evaluate import evaluate
+from coowned.training.run import NO_GUARANTEE_FORMAT, Run
 from coowned.training.splits import split_examples
 from coowned.training.tasks import make_task
 
@@ -68,7 +70,7 @@ def test_the_whole_road(folder: Path, capsys):
     assert go(folder) == 0
     printed = capsys.readouterr().out
     place = folder / "RUN"
-    made = PrivacyGuarantee.from_json((place / "guarantee.json").read_text(encoding="utf-8"))
+    made = Run.open(place).guarantee
     assert 7.9 < made.epsilon <= 8.0
     assert made.statement() in printed
     assert "not covered by the guarantee" in printed
@@ -158,7 +160,7 @@ def test_ended_before_the_record(folder: Path, monkeypatch, capsys, is_new: bool
         place.mkdir()
 
     def leave(self, record):
-        made.append(record["key"])
+        made.append(record.key)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -304,7 +306,7 @@ def test_damaged_files_are_named_when_taken_up(folder: Path, monkeypatch, capsys
             said = capsys.readouterr().err
             assert name in said
             assert len(said.splitlines()) == 1
-            assert name == "S.parquet" or "begin in another place" in said
+            assert "restore it, or train again elsewhere" in said
         file.write_bytes(whole)
     assert go(folder) == 0
 
@@ -348,7 +350,7 @@ def test_without_guarantee(folder: Path, capsys, how: str):
     assert go(folder) == 0
     assert "No guarantee" in capsys.readouterr().out
     stored = json.loads((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
-    assert stored["format"] == configured_run.NO_GUARANTEE_FORMAT
+    assert stored["format"] == NO_GUARANTEE_FORMAT
     assert stored["public"] is (how == "public = true")
     assert "epsilon" not in stored
 
@@ -356,7 +358,7 @@ def test_without_guarantee(folder: Path, capsys, how: str):
 def test_progress_in_a_log(folder: Path, capsys):
     """Elsewhere than on a terminal: the claim, then a line now and then, none with an epsilon without its terms."""
     assert go(folder) == 0
-    made = PrivacyGuarantee.from_json((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
+    made = Run.open(folder / "RUN").guarantee
     first, *lines = capsys.readouterr().err.splitlines()
     assert first.startswith("training: epsilon")
     assert all(made.terms() in line for line in (first, *lines))
@@ -434,6 +436,9 @@ def test_changed_selection_is_refused(folder: Path, monkeypatch, capsys):
         assert go(folder) == 130
     file = folder / "RUN" / "S.parquet"
     pl.read_parquet(file).head(50).write_parquet(file)
+    assert go(folder) == 1
+    assert "S.parquet: not what this run wrote" in capsys.readouterr().err
+    reseal(folder / "RUN")
     assert go(folder) == 1
     assert "recount" in capsys.readouterr().err
     assert issubclass(CertificateMismatchError, Exception)

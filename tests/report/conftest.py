@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tests.training.run_folders import reseal
 
 from coowned import AttributionGraph
 from coowned.synthetic.logistic_data import LogisticData
@@ -111,4 +112,4 @@ def audited(copy) -> Path:
         config.read_text(encoding="utf-8").replace("[data]\n", "# validation reached 0.61739485\n[data]\n"),
         encoding="utf-8",
     )
-    return folder
+    return reseal(folder)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coowned import AttributionGraph, InputError, PrivacyGuarantee, plan
+from coowned import AttributionGraph, InputError, plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.retraining import MeasuredLeak
@@ -18,6 +18,7 @@ from coowned.report.contents import read_run
 from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report
 from coowned.report.run_page import not_promised
+from coowned.training.run import Run
 
 SECRETS = (
     "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",
@@ -94,7 +95,7 @@ def test_every_figure_has_a_mark(real: Path):
 
 
 def test_statement_and_digests(real: Path, runs):
-    made = PrivacyGuarantee.from_json((runs["simulated"] / "guarantee.json").read_text(encoding="utf-8"))
+    made = Run.open(runs["simulated"]).guarantee
     text = " ".join(seen(read(real)).split())
     for line in made.statement().split("\n"):
         assert " ".join(line.split(". ", 1)[1].split()) in text
@@ -118,7 +119,7 @@ def test_what_isnot_promised(copy):
 
 
 def test_noise_is_rounded_one_way(real: Path, runs):
-    made = PrivacyGuarantee.from_json((runs["simulated"] / "guarantee.json").read_text(encoding="utf-8"))
+    made = Run.open(runs["simulated"]).guarantee
     text = read(real)
     (chosen,) = [row for row in rows_of(specs(text)["trade-off-noise"]) if row["chosen"]]
     assert chosen["noise_text"] == rounded_down(made.noise_multiplier)
@@ -165,7 +166,7 @@ def test_release_has_no_graph_statistics(audited: Path):
 
 def test_audit_stands_beside_the_claim(audited: Path):
     found = specs(read(write_report(audited)))
-    made = PrivacyGuarantee.from_json((audited / "guarantee.json").read_text(encoding="utf-8"))
+    made = Run.open(audited).guarantee
     assert [row["epsilon"] for row in rows_of(found["audit"])] == [2.5173946, made.epsilon]
     assert [row["epsilon"] for row in rows_of(found["audit-canaries"])] == [4.7130591, made.epsilon]
 
@@ -190,7 +191,7 @@ def test_no_guarantee_shows_no_epsilon(runs, tmp_path: Path, name: str):
 
 def test_simulated_epsilon_is_labelled(real: Path, runs):
     text = seen(read(real))
-    made = PrivacyGuarantee.from_json((runs["simulated"] / "guarantee.json").read_text(encoding="utf-8"))
+    made = Run.open(runs["simulated"]).guarantee
     assert "Simulated epsilon 2." in text
     assert f"true epsilon {rounded_up(made.epsilon)} (unit" in text
 

@@ -22,6 +22,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.data import FeatureTable
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.run import RunRecord
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
 
@@ -196,7 +197,7 @@ def lay_out(place):
         folder.run_key()
         folder.prepare("S.parquet", b"selection")
         folder.prepare("config.toml", b"configuration")
-        folder.begin({"key": "some"})
+        folder.begin(RunRecord(state="training", key="some"))
 
 
 STAGES = ["run.json", "S.parquet", "config.toml", "run-key.json", "run.json again"]
@@ -283,7 +284,7 @@ def test_files_of_somebody_else_stay(tmp_path, name):
         folder.run_key()
         (tmp_path / name).write_bytes(b"mine")
         with pytest.raises(InputError, match="without the record"):
-            folder.begin({})
+            folder.begin(RunRecord(state="training"))
     for _ in range(2):
         with pytest.raises(InputError, match="without the record"):
             lay_out(tmp_path)
@@ -344,7 +345,7 @@ def test_bad_folders(small, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="cannot be read"):
         take_up(tmp_path / "run", plan, small.data)
     (tmp_path / "run" / "run.json").write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match="is not JSON"):
         take_up(tmp_path / "run", plan, small.data)
 
 

@@ -14,7 +14,7 @@ from coowned import InputError
 from coowned.errors import CertificateMismatchError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.keys import RunKey
-from coowned.training.plan import make_optimizer, optimizer_names
+from coowned.training.optimizers import make_optimizer, optimizer_names
 
 
 def test_parts_must_agree(small):

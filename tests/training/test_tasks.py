@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from coowned.errors import ConfigError, InputError
 from coowned.report.export import export_model
 from coowned.report.page import write_report
-from coowned.training import tasks
+from coowned.training import run as run_module
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
@@ -106,7 +106,7 @@ def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatc
     with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
         refuse_private_checkpoint(copy)
     (copy / "guarantee.json").unlink()
-    monkeypatch.setattr(tasks, "_stated_inside", lambda weights: None)
+    monkeypatch.setattr(run_module, "_model_metadata", lambda weights: {})
     assert refuse_private_checkpoint(copy) is None  # the statement inside is what tells
 
 

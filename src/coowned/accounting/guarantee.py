@@ -19,7 +19,7 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_from_dict
 
-FORMAT = "coowned-guarantee-1"
+FORMAT = "coowned-guarantee-2"
 COMPOSED_FORMAT = "coowned-composed-guarantee-1"
 _MADE_BY_GUARANTEE = object()
 
@@ -119,13 +119,21 @@ class PrivacyGuarantee:
             adjacency=self.adjacency,
         )
 
-    def to_json(self) -> str:
+    def to_json(self, *, embed_certificate: bool = True) -> str:
+        """One JSON object with a checksum; without the certificate, a digest of it stands in its place."""
         fields = self._fields()
+        if not embed_certificate:
+            fields["certificate"] = _checksum(fields["certificate"])
         return json.dumps({"format": FORMAT, **fields, "checksum": _checksum(fields)}, indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> "PrivacyGuarantee":
-        """Reads `to_json()` back; a file that was changed, or whose parts do not agree, is refused."""
+    def from_json(cls, text: str, *, certificate: ContributionCertificate | None = None) -> "PrivacyGuarantee":
+        """Reads `to_json()` back; a file that was changed, or whose parts do not agree, is refused.
+
+        Guarantees:
+          - A guarantee without its certificate is read with that one certificate alone.
+            (test_guarantee_without_its_certificate)
+        """
         try:
             stored = json.loads(text)
         except ValueError as error:
@@ -140,7 +148,7 @@ class PrivacyGuarantee:
             raise CertificateMismatchError(
                 "the guarantee was changed after it was written; make it again with calibrate"
             )
-        certificate = ContributionCertificate.from_json(json.dumps(fields.pop("certificate")))
+        certificate = _certificate_of(fields.pop("certificate", None), certificate)
         mechanism = mechanism_from_dict(fields.pop("mechanism"))
         mechanism.check_certificate(certificate)
         try:
@@ -166,24 +174,6 @@ class PrivacyGuarantee:
             f"unit: {UNIT}; contribution bound {self.contribution_bound:,}; delta {self.delta:.12g}; "
             f"adjacency: {self.adjacency}"
         )
-
-    def check_run(self, run_id: object, *, seeded: bool) -> None:
-        """Refuses, with CertificateMismatchError, to speak for a run that it was not made for.
-
-        Args:
-          run_id: what the run itself keeps in run.json.
-          seeded: whether the run's configuration gives a seed, which makes noise and coins known.
-        """
-        if run_id != self.run_id:
-            raise CertificateMismatchError(
-                f"the guarantee is for run {self.run_id}, not for this one ({run_id or 'which was promised nothing'}); "
-                "put the run's own back or train again"
-            )
-        if seeded and not self.test_run:
-            raise CertificateMismatchError(
-                "the configuration gives a seed, so noise and coins are known, but the guarantee does not say that "
-                "this is a test run; one of the two was changed: train again"
-            )
 
     def check(self) -> dict[str, float]:
         """Computes the claim anew and refuses, with CertificateMismatchError, one that is smaller than what is proven.
@@ -418,6 +408,20 @@ def _example_epsilon(
     """The epsilon of one example alone."""
     seen = mechanism.for_example(certificate)
     return calculators.epsilon(seen, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
+
+
+def _certificate_of(stored: Any, given: ContributionCertificate | None) -> ContributionCertificate:
+    """The certificate inside a stored guarantee, or the given one where only its digest is stored."""
+    if isinstance(stored, dict):
+        embedded = ContributionCertificate.from_json(json.dumps(stored))
+        if given is not None and given != embedded:
+            raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
+        return embedded
+    if given is None:
+        raise InputError("the guarantee is stored without its certificate; open the run folder it belongs to")
+    if stored != _checksum(json.loads(given.to_json())):
+        raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
+    return given
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -148,7 +148,7 @@ class AuditedParts:
         import jax
         import jax.numpy as jnp
 
-        from coowned.training.plan import make_optimizer
+        from coowned.training.optimizers import make_optimizer
 
         features = batch["features"]
         model = self.model(getattr(features, "source", features).shape[1])

@@ -13,6 +13,7 @@ from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan
 from coowned.training.model import Model
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.run import Run
 from coowned.training.splits import split_examples
 from coowned.training.tasks import make_task
 
@@ -77,11 +78,7 @@ def audit_configured_run(
 
 
 def _refuse_another(folder: Path, config: TrainConfig) -> None:
-    try:
-        text = (folder / "config.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / 'config.toml'}: cannot be read ({error}); name the folder of a run") from error
-    if TrainConfig.from_toml(text, folder=config.folder, name=str(folder / "config.toml")).digest != config.digest:
+    if Run.open(folder).config(config.folder).digest != config.digest:
         raise InputError(
             f"{folder}: was trained with another configuration than the one given; compare it with "
             f"{folder / 'config.toml'}"

@@ -18,14 +18,12 @@ from coowned.audit.mechanism_audit import ALPHA, TRIALS, MechanismAudit, audit_m
 from coowned.audit.noise_law import audit_noise, audit_noise_tail
 from coowned.audit.participation import audit_sampler
 from coowned.audit.release import audit_release
-from coowned.certificate import ContributionCertificate
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import InputError
 from coowned.files import check_writable
 from coowned.mechanism.keys import RunKey
 from coowned.training.checkpoint import RunFolder
-from coowned.training.configured_run import NO_GUARANTEE_FORMAT
+from coowned.training.run import AUDIT_FORMAT, Run
 
-FORMAT = "coowned-audit-1"
 NOT_SEEN = (
     "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
     "at on extreme bit patterns instead. Not audited here: the run's own model, data and attribution."
@@ -79,7 +77,7 @@ class RunAudit:
     def to_dict(self) -> dict[str, Any]:
         """Plain values: the content of `audit.json`."""
         return {
-            "format": FORMAT,
+            "format": AUDIT_FORMAT,
             "holds": self.holds,
             "verdict": self.verdict(),
             "not_seen": NOT_SEEN,
@@ -197,51 +195,16 @@ def store_canaries(path: str | os.PathLike[str], found: CanaryAudit) -> None:
     """
     folder = Path(path)
     read_claim(folder)
-    content = {"format": FORMAT} | _earlier(folder) | {"canaries": found.to_dict()}
+    content = {"format": AUDIT_FORMAT} | _earlier(folder) | {"canaries": found.to_dict()}
     RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=0o600)
 
 
 def read_claim(folder: Path) -> PrivacyGuarantee:
-    """The guarantee of a run, computed anew; refused where it or its certificate does not hold."""
-    if not folder.is_dir():
-        raise InputError(f"{folder}: not a folder; name the folder of a run that `coowned train` made")
-    texts = {}
-    for name in ("guarantee.json", "certificate.json"):
-        try:
-            texts[name] = (folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{folder / name}: cannot be read ({error}); name the folder of a run") from error
-    try:
-        stored = json.loads(texts["guarantee.json"])
-    except ValueError as error:
-        raise InputError(f"{folder / 'guarantee.json'}: not JSON ({error}); name the folder of a run") from None
-    if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
+    """The guarantee of a run, computed anew; refused where the parts of the folder do not agree."""
+    guarantee = Run.open(folder).guarantee
+    if guarantee is None:
         raise InputError(f"{folder}: the run has no guarantee: there is no claim to audit; train with privacy")
-    made = PrivacyGuarantee.from_json(texts["guarantee.json"])
-    if ContributionCertificate.from_json(texts["certificate.json"]) != made.certificate:
-        raise CertificateMismatchError(
-            f"{folder}: certificate.json is not what the guarantee was made from; one of them was changed"
-        )
-    record = _record(folder)
-    if record is not None:
-        try:
-            made.check_run(record.get("run_id"), seeded=False)  # an audit is worth as much for a test run
-        except CertificateMismatchError as error:
-            raise CertificateMismatchError(f"{folder}: {error}") from None
-    return made
-
-
-def _record(folder: Path) -> dict[str, Any] | None:
-    """run.json; None where a claim is audited without its run."""
-    try:
-        stored = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / 'run.json'}: cannot be read ({error}); name the folder of a run") from error
-    if not isinstance(stored, dict):
-        raise InputError(f"{folder / 'run.json'}: not the record of a run; name the folder of a run")
-    return stored
+    return guarantee
 
 
 class _Keys:
@@ -269,4 +232,4 @@ def _earlier(folder: Path) -> dict[str, Any]:
         stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return stored if isinstance(stored, dict) and stored.get("format") == FORMAT else {}
+    return stored if isinstance(stored, dict) and stored.get("format") == AUDIT_FORMAT else {}

@@ -12,13 +12,10 @@ import polars as pl
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.certificate import ContributionCertificate
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import InputError
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.registry import mechanism_from_dict
-from coowned.training.checkpoint import RunFolder
-from coowned.training.tasks import NO_GUARANTEE_FORMAT
+from coowned.training.run import Run, RunRecord
 
-AUDIT_FORMAT = "coowned-audit-1"
 _AUDIT_ENTRIES = ("epsilon_lower_bound", "holds", "verdict", "alpha", "audits_run")
 
 
@@ -48,7 +45,7 @@ class RunContents:
     statement: str
     certificate: ContributionCertificate
     mechanism: Mechanism
-    record: dict[str, Any]
+    record: RunRecord
     config_text: str
     audit: dict[str, Any] | None
     private: PrivateNumbers | None
@@ -103,102 +100,33 @@ def read_run(folder: str | os.PathLike[str], *, release: bool) -> RunContents:
 
     Guarantees:
       - With release, metrics and evaluations are not even opened.   (test_release_opens_no_private_file)
-      - A run that has not ended is refused.   (test_unfinished_run_is_refused)
-      - A guarantee for another certificate or another run is refused.
-        (test_foreign_guarantee_is_refused, test_guarantee_of_another_run_is_refused)
-      - A run with a seed whose guarantee does not say so is refused.   (test_hidden_seed_is_refused)
+      - A folder whose parts do not agree is refused, as `Run.open` does.   (test_claim_plan_and_model_must_agree)
     """
-    path = Path(folder)
-    record = read_record(path)
-    certificate = ContributionCertificate.from_json(_text(path / "certificate.json"))
-    config_text = _text(path / "config.toml")
-    guarantee, public, statement, mechanism = _read_guarantee(path, certificate, record, config_text)
-    audit, canaries = _read_audit(path)
+    run = Run.open(folder)
+    audit, canaries = _read_audit(run)
     return RunContents(
-        path=path,
-        guarantee=guarantee,
-        public=public,
-        statement=statement,
-        certificate=certificate,
-        mechanism=mechanism,
-        record=record,
-        config_text=config_text,
+        path=run.path,
+        guarantee=run.guarantee,
+        public=run.public,
+        statement=run.statement,
+        certificate=run.certificate,
+        mechanism=run.mechanism,
+        record=run.record,
+        config_text=run.config_text,
         audit=audit,
-        private=None if release else _read_private(path, canaries),
+        private=None if release else _read_private(run, canaries),
     )
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """The run.json of a finished run."""
-    if not path.is_dir():
-        raise InputError(f"{path}: no folder of a run; name the folder that `coowned train -o` made")
-    folder = RunFolder(path)
-    if not folder.is_begun:
-        raise InputError(f"{path}: no run is in this folder (run.json is missing); name one made by `coowned train -o`")
-    if not folder.is_finished:
-        raise InputError(f"{path}: this run has not ended; give the same `coowned train` command again to go on")
-    return json.loads(_text(path / "run.json"))
+def _read_private(run: Run, canaries: dict[str, Any] | None) -> PrivateNumbers:
+    return PrivateNumbers(metrics=run.metrics(), splits=run.evaluations(), canaries=canaries)
 
 
-def _read_guarantee(
-    path: Path, certificate: ContributionCertificate, record: dict[str, Any], config_text: str
-) -> tuple[PrivacyGuarantee | None, bool, str, Mechanism]:
-    text = _text(path / "guarantee.json")
-    try:
-        stored = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path / 'guarantee.json'}: not JSON ({error}); train again") from None
-    if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
-        if record.get("run_id") is not None:
-            raise CertificateMismatchError(
-                f"{path}: guarantee.json is not that of this run, which has one; train again"
-            )
-        return None, stored.get("public") is True, str(stored["statement"]), mechanism_from_dict(stored["mechanism"])
-    made = PrivacyGuarantee.from_json(text)
-    if made.certificate != certificate:
-        raise CertificateMismatchError(f"{path}: guarantee.json was made from another certificate; train again")
-    try:
-        made.check_run(record.get("run_id"), seeded=_is_seeded(path, config_text))
-    except CertificateMismatchError as error:
-        raise CertificateMismatchError(f"{path}: {error}") from None
-    return made, False, made.statement(), made.mechanism
-
-
-def _is_seeded(path: Path, config_text: str) -> bool:
-    try:
-        asked = tomllib.loads(config_text).get("run")
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path / 'config.toml'}: not TOML ({error}); put the run's own back") from None
-    return isinstance(asked, dict) and "seed" in asked
-
-
-def _read_private(path: Path, canaries: dict[str, Any] | None) -> PrivateNumbers:
-    def parquet(name: str) -> pl.DataFrame | None:
-        if not (path / name).exists():
-            return None
-        try:
-            return pl.read_parquet(path / name)
-        except pl.exceptions.PolarsError as error:
-            raise InputError(f"{path / name}: cannot be read ({error}); train again or remove it") from None
-
-    found = {name: parquet(f"{name}.parquet") for name in ("validation", "test")}
-    return PrivateNumbers(
-        metrics=parquet("metrics.parquet"),
-        splits={name: table for name, table in found.items() if table is not None},
-        canaries=canaries,
-    )
-
-
-def _read_audit(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _read_audit(run: Run) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The audit of the mechanism, and that with canaries, which learned from the data."""
-    if not (path / "audit.json").exists():
+    stored = run.audit()
+    if stored is None:
         return None, None
-    try:
-        stored = json.loads(_text(path / "audit.json"))
-    except ValueError as error:
-        raise InputError(f"{path / 'audit.json'}: not JSON ({error}); audit again or remove it") from None
-    if not isinstance(stored, dict) or stored.get("format") != AUDIT_FORMAT:
-        raise InputError(f"{path / 'audit.json'}: not of the format {AUDIT_FORMAT!r}; audit again or remove it")
     canaries = stored.get("canaries")
     own = {name: stored[name] for name in _AUDIT_ENTRIES if name in stored}
     return own or None, canaries if isinstance(canaries, dict) else None
@@ -221,12 +149,3 @@ def releasable_config(text: str) -> str:
             # What TOML and JSON write alike is all that a configuration has: texts, numbers, lists, true and false.
             lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
     return "\n".join(lines)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; the run is not whole, train again") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; the run is not whole, train again") from None

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.report.contents import RunContents, read_run
 
@@ -23,7 +23,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
         (test_only_what_is_covered)
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
       - A model of another run is refused, and one whose own statement is not the guarantee's.
-        (test_foreign_model_is_refused, test_statement_of_the_model_is_the_guarantees)
+        (test_foreign_model_is_refused, test_claim_plan_and_model_must_agree)
       - The folder appears whole or not at all.   (test_export_is_whole_or_none)
 
     Returns:
@@ -35,7 +35,6 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
             f"{run.path}: there is no guarantee ({run.reason}), so the model may give away what its examples hold; "
             "train with one, or with public = true where the data are public"
         )
-    _check_model(run)
     place = Path(output)
     if place.exists():
         raise InputError(f"{place}: exists already; name a folder to make")
@@ -46,22 +45,6 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
             (temporary / name).write_bytes((run.path / name).read_bytes())
         (temporary / "README.md").write_text(_readme(run), encoding="utf-8")
     return [*names, "README.md"]
-
-
-def _check_model(run: RunContents) -> None:
-    """A model file carries its run's statement; it must be the one that goes out beside it."""
-    from safetensors import safe_open
-
-    file = run.path / "model.safetensors"
-    if not file.exists():
-        raise InputError(f"{file}: missing; the run is not whole, train again")
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            stated = (opened.metadata() or {}).get("statement", "")
-    except Exception as error:  # safetensors has no one kind of error
-        raise InputError(f"{file}: the model cannot be read ({error}); train again") from error
-    if stated != run.statement:
-        raise CertificateMismatchError(f"{file}: the model's own statement is not that of guarantee.json; train again")
 
 
 def _readme(run: RunContents) -> str:

@@ -1,14 +1,4 @@
-"""The run folder: what a run is, its secret key while it lasts, and the state it can be taken up from.
-
-run.json                what the run is (digests of plan, data, code) and whether it has ended: the first file of a run
-run-key.json            the secret, readable by its owner alone; destroyed when the run has ended
-checkpoint.safetensors  parameters, optimizer state and metrics after some step; removed when the run has ended
-model.safetensors       the result
-model-N.safetensors     of a sweep: member N, readable by its owner alone, since only one of them is covered
-members.parquet         of a sweep: number, configuration and settings of every member
-metrics.parquet         training curves: not covered by any guarantee
-private-log.json        what reading the content showed: not covered, readable by its owner alone
-"""
+"""The run folder while a run lasts: its record, its secret key and its checkpoints; `run.py` says what each file is."""
 
 import contextlib
 import fcntl
@@ -22,8 +12,9 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,14 +22,15 @@ import coowned
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_writable, making
 from coowned.mechanism.keys import RunKey
+from coowned.training.run import RunRecord
 
-FORMAT = "coowned-run-1"
 OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
     "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
-    "report.html", "report-release.html", "statistics.json", "config.json", "vocab.txt", "members.parquet",
+    "report.html", "report-release.html", "config.json", "vocab.txt", "members.parquet",
     "private-log.json",
 )  # fmt: skip
+_PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
 _MEMBER = re.compile(r"model-\d+\.safetensors")
 # What a run must agree in when it is taken up again, and what to say where it does not.
 _BOUND = {
@@ -89,9 +81,10 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self._record: dict[str, Any] = {}
+        self._record = RunRecord(state="preparing")
         self._key: RunKey | None = None
         self._prepared: dict[str, tuple[bytes, int]] = {}
+        self._files: dict[str, str] = {}  # SHA-256 of the files that were written and stay
 
     @classmethod
     @contextlib.contextmanager
@@ -144,11 +137,13 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        return self._stored().get("state") == "finished"
+        stored = RunRecord.read(self.path)
+        return stored is not None and stored.state == "finished"
 
     @property
     def is_begun(self) -> bool:
-        return self._stored().get("state", "preparing") != "preparing"
+        stored = RunRecord.read(self.path)
+        return stored is not None and stored.state != "preparing"
 
     def refuse_if_finished(self) -> None:
         """A model that has its epsilon must not be trained on: that is another run, with a guarantee of its own."""
@@ -184,20 +179,21 @@ class RunFolder:
                 f"{file}: not the key of a run, so it cannot be taken up; begin in another place"
             ) from None
 
-    def begin(self, record: Mapping[str, Any]) -> Checkpoint | None:
+    def begin(self, record: RunRecord) -> Checkpoint | None:
         """Starts the run that `record` describes, or gives the state an earlier process left; refuses another run."""
         self.refuse_if_finished()
-        self._record = {"format": FORMAT, "state": "training", **record}
-        if not self.is_begun:
+        self._record = record = record.as_stored()
+        stored = RunRecord.read(self.path)
+        if stored is None or stored.state == "preparing":
             self._lay_out()
             return None
-        stored = self._stored()
         for name, what in _BOUND.items():
-            if stored.get(name) != self._record.get(name):
+            if getattr(stored, name) != getattr(record, name):
                 raise CertificateMismatchError(
                     f"{self.path}: the run was begun with another {what}; going on would use the same noise for two "
                     "different gradients. Restore what it was, or name another place"
                 )
+        self._files = dict(stored.files)
         return self._read_checkpoint()
 
     def prepare(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
@@ -211,10 +207,10 @@ class RunFolder:
             files["run-key.json"] = (self._key.to_json().encode(), 0o600)
         digests = {name: hashlib.sha256(content).hexdigest() for name, (content, _) in files.items()}
         try:
-            self._write_record({**self._record, "state": "preparing", "files": digests})
+            self._write_record("preparing", digests)
             for name, (content, mode) in files.items():
                 self.write(name, content, mode=mode)
-            self._write_record(self._record)
+            self._write_record("training", self._files)
         except BaseException:
             self._clear_unbegun()
             raise
@@ -222,10 +218,10 @@ class RunFolder:
 
     def _clear_unbegun(self) -> None:
         """Removes what a process wrote that ended while it began a run; what has become another file since stays."""
-        stored = self._stored()
-        if stored.get("state") != "preparing":
+        stored = RunRecord.read(self.path)
+        if stored is None or stored.state != "preparing":
             return
-        for name, digest in stored.get("files", {}).items():
+        for name, digest in stored.files.items():
             file, half = self.path / name, self._half(name)
             if file.is_file() and not file.is_symlink() and hashlib.sha256(file.read_bytes()).hexdigest() == digest:
                 os.replace(file, half)  # so that a kill in between leaves nothing that could be somebody's
@@ -266,11 +262,12 @@ class RunFolder:
         self._end()
 
     def _end(self) -> None:
-        self._write_record({**self._record, "state": "finished"})
+        self._write_record("finished", self._files)
         self._destroy_secrets()
 
-    def _write_record(self, record: Mapping[str, Any]) -> None:
-        self.write("run.json", json.dumps(record, indent=2).encode())
+    def _write_record(self, state: Literal["preparing", "training", "finished"], files: Mapping[str, str]) -> None:
+        record = msgspec.structs.replace(self._record, state=state, files=dict(files))
+        self.write("run.json", record.to_json())
 
     def _write_arrays(
         self, name: str, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o600
@@ -292,6 +289,8 @@ class RunFolder:
                 os.fsync(file.fileno())
             os.replace(temporary, place)
             self._sync()
+            if name not in _PASSING:
+                self._files[name] = hashlib.sha256(content).hexdigest()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(place)) from error
         finally:
@@ -318,19 +317,8 @@ class RunFolder:
             raise CertificateMismatchError(f"{file}: the checkpoint is of another run; begin in another place")
         return Checkpoint(step, tensors)
 
-    def _stored(self) -> dict[str, Any]:
-        try:
-            stored = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise InputError(f"{self.path / 'run.json'}: not JSON ({error}); begin in another place") from None
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-            raise InputError(f"{self.path / 'run.json'}: not a run of the format {FORMAT!r}; begin in another place")
-        return stored
-
     def _record_digest(self) -> str:
-        bound = {name: self._record.get(name) for name in _BOUND}
+        bound = {name: getattr(self._record, name) for name in _BOUND}
         return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
     def _destroy_secrets(self) -> None:

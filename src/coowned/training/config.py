@@ -19,9 +19,9 @@ from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
+from coowned.training.optimizers import LEARNING_RATES, check_optimizer
 from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
 
-LEARNING_RATES = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # what float32, which training counts in, holds in full
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
 
@@ -213,8 +213,6 @@ class TrainConfig:
         else:
             _check_names("model", "features", self.model.features)
         with _in_section("optimizer"):
-            from coowned.training.plan import check_optimizer  # which reads this file's constants
-
             check_optimizer(self.optimizer.name)
             validate.in_range(*LEARNING_RATES, learning_rate=self.optimizer.learning_rate)
         with _in_section("run"):

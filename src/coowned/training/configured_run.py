@@ -7,16 +7,16 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, certify
-from coowned.errors import ConfigError, CoownedError, InputError
+from coowned.errors import ConfigError, InputError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
-from coowned.selection.selection_files import read_selection, write_selection
+from coowned.selection.selection_files import write_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
@@ -24,16 +24,14 @@ from coowned.training.config import TrainConfig
 from coowned.training.loop import TrainedModel, train
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Progress, claim
-from coowned.training.run_statistics import FILE as STATISTICS
-from coowned.training.run_statistics import run_statistics
+from coowned.training.run import Run, guarantee_text
 from coowned.training.splits import split_examples
-from coowned.training.tasks import NO_GUARANTEE_FORMAT, make_task
+from coowned.training.tasks import make_task
 
 if TYPE_CHECKING:
     import polars as pl
 
 PRIVATE_LOG = "Not covered by the guarantee: counts of what all examples, of every split, hold. Never for a release."
-_Read = TypeVar("_Read")
 
 
 def run_configuration(
@@ -188,50 +186,16 @@ def _prepare_files(plan: TrainingPlan, folder: RunFolder, graph: AttributionGrap
         file = Path(room) / "S.parquet"
         write_selection(file, graph, plan.selected)
         folder.prepare("S.parquet", file.read_bytes())
-    found = run_statistics(graph, plan.selected, plan.certificate)
-    folder.prepare(STATISTICS, (json.dumps(found, indent=2) + "\n").encode(), mode=0o644)
     folder.prepare("config.toml", text.encode(), mode=0o644)
     folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
-    folder.prepare("guarantee.json", _guarantee_text(plan).encode(), mode=0o644)
-
-
-def _guarantee_text(plan: TrainingPlan) -> str:
-    if plan.guarantee is not None:
-        return plan.guarantee.to_json() + "\n"
-    content = {
-        "format": NO_GUARANTEE_FORMAT,
-        "public": plan.public,
-        "statement": plan.statement(),
-        "mechanism": plan.mechanism.to_dict(),
-    }
-    return json.dumps(content, indent=2) + "\n"
+    claim = guarantee_text(plan.guarantee, plan.mechanism, public=plan.public)
+    folder.prepare("guarantee.json", claim.encode(), mode=0o644)
 
 
 def _stored_plan(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
     """The plan of an earlier process; `train` recounts and compares everything that matters."""
-    selected = read_selection(folder.path / "S.parquet", graph)
-    certificate = _stored(folder.path / "certificate.json", ContributionCertificate.from_json)
-    file = folder.path / "guarantee.json"
-    if config.privacy.is_private:
-        made = _stored(file, PrivacyGuarantee.from_json)
-        return _plan(config, certificate, selected, made.mechanism, made, run_key)
-    plan = _plan(config, certificate, selected, _mechanism(config, certificate), None, run_key)
-    if _stored(file, str) != _guarantee_text(plan):
-        raise InputError(f"{file}: not what this run wrote; restore it, or begin in another place")
-    return plan
-
-
-def _stored(file: Path, read: Callable[[str], _Read]) -> _Read:
-    """What an earlier process of the run wrote there."""
-    try:
-        return read(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file}: missing, so the run cannot be taken up; begin in another place") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file}: not UTF-8 text, so the run cannot be taken up; begin in another place") from None
-    except CoownedError as error:
-        reason = str(error).split(";")[0]  # what follows is the remedy for a file that is no part of a run
-        raise type(error)(f"{file}: {reason}; restore the file, or begin in another place") from None
+    run = Run.open(folder.path, finished=False)
+    return _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
 
 
 def _check_devices(devices: int) -> None:

@@ -19,8 +19,10 @@ from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, mach
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
-from coowned.training.plan import TrainingPlan, make_optimizer
+from coowned.training.optimizers import make_optimizer
+from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Progress, Report
+from coowned.training.run import RunRecord
 from coowned.training.step import compiled_loss, compiled_step, gathered
 from coowned.training.sweep_noise import SweepNoise
 
@@ -119,19 +121,20 @@ def train(
     state, rows, start = trainer.initial_state(start_parameters), [], 0
     if folder is not None:
         stored = folder.begin(
-            {
-                "plan": plan.digest,
-                "model": model.describe(),
-                "data": data.digest,
-                "configuration": configuration_digest,
-                "initial": _digest_arrays(start_parameters),
-                "code": code_digest(),
-                "devices": devices,
-                "platform": machine(),
-                "key": plan.run_key.fingerprint,
-                "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
-                "iterations": plan.iterations,
-            }
+            RunRecord(
+                state="training",
+                plan=plan.describe(),
+                model=model.describe(),
+                data=data.digest,
+                configuration=configuration_digest,
+                initial=_digest_arrays(start_parameters),
+                code=code_digest(),
+                devices=devices,
+                platform=machine(),
+                key=plan.run_key.fingerprint,
+                run_id=None if plan.guarantee is None else plan.guarantee.run_id,
+                iterations=plan.iterations,
+            )
         )
         if stored is not None:
             state, rows, start = trainer.restore(state, stored)
@@ -151,7 +154,12 @@ def train(
     if at_end is not None:
         at_end(trained)
     if folder is not None:
-        metadata = {"format": "pt", "statement": plan.statement(), "model": json.dumps(model.describe())}
+        metadata = {
+            "format": "pt",  # what transformers asks for
+            "statement": plan.statement(),
+            "plan": plan.digest,
+            "model": json.dumps(model.describe()),
+        }
         folder.finish(trained.arrays, metadata, _metrics_file(metrics))
     return trained
 

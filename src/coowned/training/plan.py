@@ -2,10 +2,8 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +18,9 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.noise import noise_scale
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.config import CLIP_NORMS, LEARNING_RATES
-
-if TYPE_CHECKING:
-    import optax
-
-NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
-PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
-_NO_OPTIMIZERS = (
-    "lbfgs",  # its line search asks for the loss again and again
-    "noisy_sgd",  # noise of its own, from a fixed key
-    "optimistic_adam",  # deprecated for optimistic_adam_v2
-    "scale_by_learning_rate", "scale_by_rprop",  # parts of optimizers
-    "sm3",  # no parameter without an axis, such as an intercept
-)  # fmt: skip
+from coowned.training.config import CLIP_NORMS
+from coowned.training.optimizers import LEARNING_RATES, check_optimizer
+from coowned.training.run import NO_GUARANTEE, PUBLIC, claim_terms, plan_digest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,11 +81,14 @@ class TrainingPlan:
                 "the mechanism has no batch_size, which gradients are divided by; make it with from_certificate"
             )
         check_optimizer(self.optimizer)
+        object.__setattr__(self, "learning_rate", float(self.learning_rate))
         if self.guarantee is None:
             if self.clip_norm is not None:
                 validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
         else:
             self._check_guarantee(self.guarantee)
+        if self.clip_norm is not None:
+            object.__setattr__(self, "clip_norm", float(self.clip_norm))
         object.__setattr__(self, "strategy", self.mechanism.check_strategy(self.strategy))
 
     def _check_guarantee(self, made: PrivacyGuarantee) -> None:
@@ -170,73 +160,20 @@ class TrainingPlan:
             return PUBLIC if self.public else NO_GUARANTEE
         return self.guarantee.statement()
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Names every choice of the run but its data, code and key; a run is resumed only under the same."""
-        choices: dict[str, Any] = {
-            "graph": self.certificate.graph_digest,
-            "selection": self.certificate.selection_digest,
-            "mechanism": self.mechanism.to_dict(),
-            "noise_multiplier": self.noise_multiplier,
-            "clip_norm": self.clip_norm,
+    def describe(self) -> dict[str, Any]:
+        """Every choice of the run but its data, code and key, as plain values; a run is resumed only under the same."""
+        clip_norm = self.clip_norm
+        return {
+            **claim_terms(self.certificate, self.mechanism, self.guarantee),
+            "clip_norm": str(clip_norm) if clip_norm == math.inf else clip_norm,  # JSON has no infinity
             "optimizer": [self.optimizer, self.learning_rate],
             "configuration": self.configuration,
             "coefficients": self.coefficients.tolist(),
-            "claim": None
-            if self.guarantee is None
-            else [self.guarantee.run_id, self.guarantee.epsilon, self.guarantee.delta, self.guarantee.adjacency],
+            "public": self.public,
             "test_run": self.run_key.is_test_run,
         }
-        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
-
-@functools.cache
-def optimizer_names() -> tuple[str, ...]:
-    """Every optimizer of optax that needs no more than a learning rate and a gradient.
-
-    Guarantees:
-      - Each of them takes compiled steps on a number and on a vector, and its state can be stored.
-        (test_every_optimizer_takes_steps)
-    """
-    import inspect
-
-    import optax
-
-    names = []
-    for name in dir(optax):
-        made = getattr(optax, name)
-        if not inspect.isfunction(made) or name.startswith("_") or name in _NO_OPTIMIZERS:
-            continue
-        parameters = inspect.signature(made).parameters
-        needed = [
-            p
-            for p in parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        if "learning_rate" in parameters and {p.name for p in needed} <= {"learning_rate"}:
-            names.append(name)
-    return tuple(names)
-
-
-def check_optimizer(name: str) -> None:
-    """Refuses, with InputError, what optax does not have."""
-    import difflib
-
-    if name == "adam":
-        return
-    if name not in optimizer_names():
-        near = difflib.get_close_matches(str(name), optimizer_names(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; adam and sgd are among them"
-        raise InputError(f"optax has no optimizer {name!r} that needs only a learning rate{hint}")
-
-
-def make_optimizer(name: str, learning_rate: Any) -> "optax.GradientTransformation":
-    """The optax optimizer of this name.
-
-    >>> make_optimizer("sgd", 0.1).init({})
-    (EmptyState(), EmptyState())
-    """
-    import optax
-
-    check_optimizer(name)
-    return getattr(optax, name)(learning_rate)
+    @functools.cached_property
+    def digest(self) -> str:
+        """Names what `describe` gives."""
+        return plan_digest(self.describe())

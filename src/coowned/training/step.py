@@ -8,7 +8,7 @@ import numpy as np
 
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.training.model import Model
-from coowned.training.plan import make_optimizer
+from coowned.training.optimizers import make_optimizer
 
 
 @functools.lru_cache(maxsize=32)

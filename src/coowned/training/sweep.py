@@ -19,6 +19,7 @@ from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer, refuse_second_use
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
+from coowned.training.run import RunRecord
 
 if TYPE_CHECKING:
     import polars as pl
@@ -198,26 +199,27 @@ def _record(
     initial: dict[str, npt.NDArray[np.float32]],
     devices: int,
     configuration_digest: str,
-) -> dict[str, Any]:
+) -> RunRecord:
     """What a sweep must agree in when it is taken up again: every member, in order, and what `train` binds."""
     from safetensors.numpy import save
 
     first = plans[0]
     members = json.dumps([plan.digest for plan in plans])
-    return {
-        "plan": "sweep " + hashlib.sha256(members.encode()).hexdigest(),  # never that of a single run
-        "model": model.describe(),
-        "data": data.digest,
-        "configuration": configuration_digest,
-        "initial": hashlib.sha256(save(dict(initial))).hexdigest(),
-        "code": code_digest(),
-        "devices": devices,
-        "platform": machine(),
-        "key": first.run_key.fingerprint,
-        "run_id": None if first.guarantee is None else first.guarantee.run_id,
-        "iterations": first.iterations,
-        "members": len(plans),
-    }
+    return RunRecord(
+        state="training",
+        plan={"sweep": hashlib.sha256(members.encode()).hexdigest()},
+        model=model.describe(),
+        data=data.digest,
+        configuration=configuration_digest,
+        initial=hashlib.sha256(save(dict(initial))).hexdigest(),
+        code=code_digest(),
+        devices=devices,
+        platform=machine(),
+        key=first.run_key.fingerprint,
+        run_id=None if first.guarantee is None else first.guarantee.run_id,
+        iterations=first.iterations,
+        members=len(plans),
+    )
 
 
 def _result(swept: SweptModels) -> tuple[list[dict[str, npt.NDArray[np.float32]]], list[dict[str, str]], bytes]:

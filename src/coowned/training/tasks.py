@@ -1,7 +1,6 @@
 """What a configuration trains on what: the model, the content of the examples, and where training starts."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -15,9 +14,7 @@ from coowned.errors import ConfigError, InputError
 from coowned.training.config import BertSection, LogisticSection, TrainConfig
 from coowned.training.data import FeatureTable, TrainingData
 from coowned.training.model import Model
-from coowned.training.plan import NO_GUARANTEE, PUBLIC
-
-NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
+from coowned.training.run import NO_GUARANTEE, PUBLIC, stated_origins
 
 
 class Divisible(TrainingData, Protocol):
@@ -121,41 +118,14 @@ def refuse_private_checkpoint(checkpoint: Path) -> None:
     The run's guarantee.json and the statement inside its weights are read: either is enough to refuse. Where weights
     come from elsewhere nothing can be told: that they were made without these people's data is then the caller's word.
     """
-    for statement in (_stated_beside(checkpoint), _stated_inside(checkpoint / "model.safetensors")):
+    for statement in stated_origins(checkpoint):
         if statement == NO_GUARANTEE:
             raise InputError(
                 f"{checkpoint}: trained without privacy on data not declared public: a model that starts there has no "
                 "guarantee; start from a run with [privacy] public = true"
             )
-        if statement not in (None, PUBLIC):
+        if statement != PUBLIC:
             raise InputError(
                 f"{checkpoint}: has a guarantee of its own, which this run's would have to be composed with; train in "
                 "Python with train(initial=...) and say what compose([...]) gives"
             )
-
-
-def _stated_beside(checkpoint: Path) -> str | None:
-    """What guarantee.json says of the weights beside it; None where there is none."""
-    file = checkpoint / "guarantee.json"
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError:
-        raise InputError(f"{file}: not JSON; the checkpoint is not a run's folder") from None
-    if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
-        return PUBLIC if stored.get("public") is True else NO_GUARANTEE
-    return "a guarantee"
-
-
-def _stated_inside(weights: Path) -> str | None:
-    """The statement that a run of this package put into its weights; None for weights from elsewhere."""
-    from safetensors import safe_open
-
-    if not weights.is_file():
-        return None
-    try:
-        with safe_open(weights, framework="numpy") as opened:
-            return (opened.metadata() or {}).get("statement")
-    except Exception as error:  # safetensors has no one kind of error
-        raise InputError(f"{weights}: cannot be read ({error}); name a folder with a whole model") from error

@@ -1,0 +1,349 @@
+"""The folder of a run: what each file is called, and a `Run` that reads them back and checks that they agree.
+
+config.toml             the configuration as it was given
+certificate.json        the recount of what was selected
+guarantee.json          the claim, with a digest of the certificate; or that there is none
+S.parquet               what was selected
+run.json                what the run is: its plan, digests of data, code and files, and whether it has ended
+run-key.json            the secret, readable by its owner alone; destroyed when the run has ended
+checkpoint.safetensors  parameters, optimizer state and metrics after some step; removed when the run has ended
+model.safetensors       the result, with the statement inside
+model-N.safetensors     of a sweep: member N, readable by its owner alone, since only one of them is covered
+members.parquet         of a sweep: number, configuration and settings of every member
+metrics.parquet         training curves: not covered by any guarantee
+validation.parquet      evaluation on held-out examples, and test.parquet: not covered
+private-log.json        what reading the content showed: not covered, readable by its owner alone
+audit.json              written by `coowned audit`
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy.typing as npt
+
+import coowned
+from coowned import codec
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import ContributionCertificate
+from coowned.errors import CertificateMismatchError, CoownedError, InputError
+from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.registry import mechanism_from_dict
+from coowned.selection.selection_files import read_selection
+from coowned.selection.selector import Schedule, Selection
+from coowned.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
+AUDIT_FORMAT = "coowned-audit-1"
+NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
+PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of run.json.
+
+    Attributes:
+      state: "preparing" while the first files are written, "training", then "finished".
+      plan: every choice of the run, as `TrainingPlan.describe` gives it.
+      model, data, configuration, initial, code, devices, platform, key: what a resumed run must agree in.
+      run_id: of the guarantee; None for a run without one.
+      members: how many models a sweep trains.
+      files: name and SHA-256 of the files that the run wrote and that do not change any more.
+    """
+
+    format: Literal["coowned-run-2"] = "coowned-run-2"
+    state: Literal["preparing", "training", "finished"]
+    plan: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    data: str = ""
+    configuration: str = ""
+    initial: str = ""
+    code: str = ""
+    devices: int = 1
+    platform: str = ""
+    key: str = ""
+    run_id: str | None = None
+    iterations: int = 0
+    members: int = 1
+    files: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunRecord | None":
+        """The record in a folder; None where there is none."""
+        file = folder / "run.json"
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return None
+        return codec.decode_json(cls, content, name=str(file), remedy="use another folder for the run")
+
+    def as_stored(self) -> "RunRecord":
+        """As it is read back: tuples as lists."""
+        return codec.decode_json(RunRecord, self.to_json(), name="run.json")
+
+    def to_json(self) -> bytes:
+        return codec.encode_json(self, indent=2).encode()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder, read and checked: the one reader of everything that `coowned train` writes.
+
+    Guarantees:
+      - A file that is not what the run wrote is refused when it is read.
+        (test_changed_files_are_refused)
+      - Certificate, guarantee, plan and the statement inside the model must agree, also where digests and checksums
+        were computed anew.   (test_claim_plan_and_model_must_agree)
+      - Metrics, evaluations and the private log are opened only when they are asked for.
+        (test_private_files_are_read_when_asked_for)
+    What it is not: proof against whoever can write to the folder and forges all of it.
+
+    Attributes:
+      path: the folder.
+      record: run.json.
+      certificate: of what was selected.
+      guarantee: the claim, computed anew; None without privacy. A test run has one too, which claims nothing: see
+        `claims`.
+      public: without a guarantee because the data are public.
+      mechanism: how batches were drawn.
+      statement: what may be said of the model.
+    """
+
+    path: Path
+    record: RunRecord
+    certificate: ContributionCertificate
+    guarantee: PrivacyGuarantee | None
+    public: bool
+    mechanism: Mechanism
+    statement: str
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> "Run":
+        """Reads a folder that `coowned train` made; refuses one whose parts do not agree.
+
+        Args:
+          path: the folder.
+          finished: refuse a run that has not ended; otherwise the model is not looked at.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise InputError(f"{folder}: not a folder; name the folder of a run that `coowned train -o` made")
+        record = RunRecord.read(folder)
+        if record is None or record.state == "preparing":
+            raise InputError(f"{folder}: no run is in this folder (no run.json); name one made by `coowned train -o`")
+        if finished and record.state != "finished":
+            raise InputError(f"{folder}: this run has not ended; run the same `coowned train` command again to resume")
+        if "guarantee.json" not in record.files:
+            raise InputError(f"{folder}: a sweep or a run from Python, without guarantee.json; use `coowned train`")
+        _checked(folder, record, "config.toml")
+        certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
+        guarantee, public, statement, mechanism = _parsed(
+            folder, record, "guarantee.json", lambda text: _parse_guarantee(text, certificate)
+        )
+        _check_plan(folder, record, claim_terms(certificate, mechanism, guarantee))
+        if finished:
+            same_version = guarantee is None or guarantee.version == coowned.__version__
+            _check_model(folder, record, statement if same_version else None)
+        return cls(
+            path=folder,
+            record=record,
+            certificate=certificate,
+            guarantee=guarantee,
+            public=public,
+            mechanism=mechanism,
+            statement=statement,
+        )
+
+    @property
+    def claims(self) -> bool:
+        """Whether an epsilon may be said of this run."""
+        return self.guarantee is not None and not self.guarantee.test_run
+
+    @functools.cached_property
+    def config_text(self) -> str:
+        return _checked(self.path, self.record, "config.toml").decode()
+
+    def config(self, folder: str | os.PathLike[str]) -> TrainConfig:
+        """The configuration; its relative paths are relative to `folder`."""
+        return TrainConfig.from_toml(self.config_text, folder=folder, name=str(self.path / "config.toml"))
+
+    def selection(self, graph: AttributionGraph) -> Selection | Schedule:
+        """What was selected from the train split's graph."""
+        _checked(self.path, self.record, "S.parquet")
+        return read_selection(self.path / "S.parquet", graph)
+
+    def private_log(self) -> dict[str, Any] | None:
+        """Counts of what the examples hold: not covered by the guarantee."""
+        if not (self.path / "private-log.json").exists():
+            return None
+        return json.loads(_checked(self.path, self.record, "private-log.json"))
+
+    def metrics(self) -> "pl.DataFrame | None":
+        """Training curves: not covered by the guarantee."""
+        return _table(self, "metrics.parquet")
+
+    def evaluations(self) -> "dict[str, pl.DataFrame]":
+        """By split, validation and test: not covered by the guarantee."""
+        found = {name: _table(self, f"{name}.parquet") for name in ("validation", "test")}
+        return {name: table for name, table in found.items() if table is not None}
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The model's parameters."""
+        from safetensors.numpy import load
+
+        return load(_checked(self.path, self.record, "model.safetensors"))
+
+    @property
+    def audit_path(self) -> Path:
+        """Where an audit of this run is written."""
+        return self.path / "audit.json"
+
+    def audit(self) -> dict[str, Any] | None:
+        """What audits have found; None before the first."""
+        try:
+            stored = json.loads(self.audit_path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise InputError(f"{self.audit_path}: not JSON ({error}); audit again or remove it") from None
+        if not isinstance(stored, dict) or stored.get("format") != AUDIT_FORMAT:
+            raise InputError(f"{self.audit_path}: not of the format {AUDIT_FORMAT!r}; audit again or remove it")
+        return stored
+
+
+def claim_terms(
+    certificate: ContributionCertificate, mechanism: Mechanism, guarantee: PrivacyGuarantee | None
+) -> dict[str, Any]:
+    """What a plan, a guarantee and a certificate must agree in, as plain values."""
+    terms: dict[str, Any] = {
+        "graph": certificate.graph_digest,
+        "selection": certificate.selection_digest,
+        "mechanism": mechanism.to_dict(),
+        "noise_multiplier": 0.0 if guarantee is None else guarantee.noise_multiplier,
+        "claim": None,
+    }
+    if guarantee is not None:
+        # Epsilon follows from these and the mechanism, and is computed anew whenever a guarantee is read.
+        names = ("run_id", "delta", "adjacency", "simulated_batch_size", "test_run")
+        terms["claim"] = {name: getattr(guarantee, name) for name in names}
+    return json.loads(json.dumps(terms))  # tuples as lists, as they are read back
+
+
+def plan_digest(plan: dict[str, Any]) -> str:
+    """Names a plan, as `TrainingPlan.describe` gives it."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def guarantee_text(guarantee: PrivacyGuarantee | None, mechanism: Mechanism, *, public: bool) -> str:
+    """The content of guarantee.json."""
+    if guarantee is not None:
+        return guarantee.to_json(embed_certificate=False) + "\n"
+    content = {"format": NO_GUARANTEE_FORMAT, "public": public, "statement": PUBLIC if public else NO_GUARANTEE}
+    return json.dumps({**content, "mechanism": mechanism.to_dict()}, indent=2) + "\n"
+
+
+def stated_origins(folder: Path) -> list[str]:
+    """What guarantee.json and the weights in a folder say of them, as statements; empty for weights from elsewhere.
+
+    The folder need not be a whole run: weights may have been copied.
+    """
+    stated = []
+    file = folder / "guarantee.json"
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
+            stated.append(PUBLIC if stored.get("public") is True else NO_GUARANTEE)
+        else:
+            stated.append("a guarantee")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError:
+        raise InputError(f"{file}: not JSON; the checkpoint is not a run's folder") from None
+    weights = folder / "model.safetensors"
+    if weights.is_file() and "statement" in (metadata := _model_metadata(weights)):
+        stated.append(metadata["statement"])
+    return stated
+
+
+def _checked(folder: Path, record: RunRecord, name: str) -> bytes:
+    """The bytes of a file that the run wrote; refused where they are others."""
+    file = folder / name
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); restore it, or train again elsewhere") from None
+    if hashlib.sha256(content).hexdigest() != record.files.get(name):
+        raise CertificateMismatchError(f"{file}: not what this run wrote; restore it, or train again elsewhere")
+    return content
+
+
+def _parsed(folder: Path, record: RunRecord, name: str, parse: Any) -> Any:
+    content = _checked(folder, record, name)
+    try:
+        return parse(content.decode())
+    except CoownedError as error:
+        raise type(error)(f"{folder / name}: {error}") from None
+
+
+def _parse_guarantee(
+    text: str, certificate: ContributionCertificate
+) -> tuple[PrivacyGuarantee | None, bool, str, Mechanism]:
+    try:
+        stored = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not JSON ({error}); train again") from None
+    if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
+        public = stored.get("public") is True
+        return None, public, PUBLIC if public else NO_GUARANTEE, mechanism_from_dict(stored["mechanism"])
+    guarantee = PrivacyGuarantee.from_json(text, certificate=certificate)
+    return guarantee, False, guarantee.statement(), guarantee.mechanism
+
+
+def _check_plan(folder: Path, record: RunRecord, terms: dict[str, Any]) -> None:
+    for name, value in terms.items():
+        if record.plan.get(name) != value:
+            raise CertificateMismatchError(
+                f"{folder}: guarantee.json and certificate.json do not agree with the plan in run.json ({name}); "
+                "restore the run's own files, or train again elsewhere"
+            )
+
+
+def _check_model(folder: Path, record: RunRecord, statement: str | None) -> None:
+    """A model file carries its run's plan and statement (None: the words are those of another version)."""
+    file = folder / "model.safetensors"
+    _checked(folder, record, file.name)
+    metadata = _model_metadata(file)
+    stated = statement is None or metadata.get("statement") == statement
+    if not stated or metadata.get("plan") != plan_digest(record.plan):
+        raise CertificateMismatchError(
+            f"{file}: the statement inside the model is not that of guarantee.json; restore the run's own files, or "
+            "train again elsewhere"
+        )
+
+
+def _model_metadata(weights: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    try:
+        with safe_open(weights, framework="numpy") as opened:
+            return opened.metadata() or {}
+    except Exception as error:  # safetensors raises various kinds
+        raise InputError(f"{weights}: the model cannot be read ({error}); name a folder with a whole model") from error
+
+
+def _table(run: Run, name: str) -> "pl.DataFrame | None":
+    import polars as pl
+
+    if not (run.path / name).exists():
+        return None
+    return pl.read_parquet(io.BytesIO(_checked(run.path, run.record, name)))

@@ -1,0 +1,35 @@
+"""Run folders for tests: one that looks finished without training, and digests made again after a change."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.training.run import RunRecord, claim_terms, guarantee_text, plan_digest
+
+
+def write_run(folder: Path, guarantee: PrivacyGuarantee) -> Path:
+    """Writes what `coowned train` leaves, but for the selection and the metrics, with a model of one zero."""
+    plan = claim_terms(guarantee.certificate, guarantee.mechanism, guarantee)
+    (folder / "config.toml").write_text("", encoding="utf-8")
+    (folder / "certificate.json").write_text(guarantee.certificate.to_json(), encoding="utf-8")
+    claim = guarantee_text(guarantee, guarantee.mechanism, public=False)
+    (folder / "guarantee.json").write_text(claim, encoding="utf-8")
+    metadata = {"statement": guarantee.statement(), "plan": plan_digest(plan)}
+    save_file({"weights": np.zeros(1, np.float32)}, folder / "model.safetensors", metadata=metadata)
+    names = ("config.toml", "certificate.json", "guarantee.json", "model.safetensors")
+    record = RunRecord(state="finished", plan=plan, run_id=guarantee.run_id, files=dict.fromkeys(names, ""))
+    (folder / "run.json").write_bytes(record.to_json())
+    return reseal(folder)
+
+
+def reseal(folder: Path) -> Path:
+    """Computes the digests in run.json anew, as somebody would who changes a file on purpose."""
+    file = folder / "run.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in record["files"]}
+    file.write_text(json.dumps({**record, "files": files}), encoding="utf-8")
+    return folder
