@@ -163,6 +163,7 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
         delta=1e-5,
         alpha=1e-3,
         canaries=100,
+        largest_bound=3.0,
         included=49,
         area_under_curve=0.5,
         adjacency="zero-out",
