@@ -40,7 +40,7 @@ def cases() -> list:
 def test_contract_of_every_mechanism(mechanism_class, graph, selected):
     certificate = certify(graph, selected)
     assert mechanism_class_for(certificate) is mechanism_class
-    mechanism = mechanism_class.from_options(certificate, batch_size=2, iterations=6)
+    mechanism = mechanism_class.from_certificate(certificate, batch_size=2, iterations=6)
     assert isinstance(mechanism, Mechanism)
     # What is stored reads back, and as nothing else.
     assert (
@@ -57,10 +57,11 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
         mechanism.for_copies(1).check_certificate(certificate)
     # What trains is what was accounted for.
     strategy = mechanism.check_strategy(None)
-    mechanism.check_selected(selected, graph, strategy)
+    mechanism.check_selected(selected)
+    mechanism.check_sensitivity(selected, graph, strategy)
     wrong = Selection.from_copies(graph, [1] * 24) if mechanism.needs_schedule else cases()[1].values[2]
     with pytest.raises(CertificateMismatchError, match="needs a"):
-        mechanism.check_selected(wrong, graph, strategy)
+        mechanism.check_selected(wrong)
     batches = mechanism.batches(selected, run_key=RunKey.from_seed(1))
     assert len(list(batches)) == mechanism.iterations
     assert mechanism.expected_copies(certificate) == 2

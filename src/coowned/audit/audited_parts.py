@@ -4,6 +4,7 @@ Every method calls the code that trains. A subclass that overrides one is a mech
 planted bugs of tests/audit are such subclasses, and the audit cannot tell.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +55,8 @@ class AuditedParts:
         run_key: RunKey,
     ) -> Batches:
         """The sampler, over so many steps."""
-        return mechanism.batches(selected, run_key=run_key, batch_size=batch_size, iterations=iterations)
+        sized = dataclasses.replace(mechanism, batch_size=batch_size, iterations=iterations)
+        return sized.batches(selected, run_key=run_key)
 
     def model(self, num_features: int = 1) -> Model:
         """What clips: the gradient sum of a model."""

@@ -97,4 +97,4 @@ def make_mechanism(
     from coowned.mechanism.registry import mechanism_class, mechanism_class_for
 
     kind = mechanism_class_for(certificate) if word is None else mechanism_class(word)
-    return kind.from_options(certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
+    return kind.from_certificate(certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands)

@@ -11,8 +11,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import scipy
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
@@ -45,7 +43,7 @@ class BandedStrategy:
         holds.   (test_no_column_is_longer_than_one, test_a_forged_cache_keeps_the_bound)
       - C_ij = 0 for i - j >= num_bands.   (test_bands)
       - num_bands = 1 is the identity: DP-SGD.   (test_one_band_is_the_identity)
-      - `sensitivity_of` is an upper bound on what one user can change, and refuses a schedule in which her columns
+      - `sensitivity_of` is an upper bound on what one user can change, and refuses a schedule in which their columns
         overlap.   (test_sensitivity_is_that_of_the_matrix, test_overlapping_columns_are_refused)
     Cost: an optimization is O(num_bands * iterations) a round, some dozen rounds; afterwards O(num_bands) memory.
     What it is not: amplified by sampling; `error_factor` compares at equal noise multipliers.
@@ -122,8 +120,8 @@ class BandedStrategy:
         )
         if user >= 0:
             raise UncertifiableError(
-                f"user {user} takes part at step {step} less than num_bands ({self.num_bands}) steps after she last"
-                " did: her columns overlap; use fewer bands or a schedule with more separation"
+                f"user {user} takes part at step {step} less than num_bands ({self.num_bands}) steps after they last"
+                " did: their columns overlap; use fewer bands or a schedule with more separation"
             )
         if not graph.num_users:
             return 0.0
@@ -181,6 +179,8 @@ def _squared_norm(coefficients: npt.NDArray[np.float64]) -> Fraction:
 
 def _solve(coefficients: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """C^-1 right, as a recursive filter."""
+    from scipy.signal import lfilter  # slow to import, and not needed for accounting
+
     return np.asarray(lfilter([1.0], coefficients, right))
 
 
@@ -191,6 +191,8 @@ def _mean_squared_error(coefficients: npt.NDArray[np.float64], iterations: int) 
 
 def _optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64]:
     """Minimizes log(mean squared error) + log(squared column norm): the scale of C does not matter."""
+    from scipy.optimize import minimize
+
     weights = np.arange(iterations, 0, -1) / iterations  # entry j of the first column is in iterations - j rows
     ones = np.ones(iterations)
 
@@ -220,14 +222,14 @@ def _load_or_optimize(num_bands: int, iterations: int) -> tuple[float, ...]:
     folder = cache_folder()
     if folder is None:
         return tuple(_optimize(num_bands, iterations).tolist())
-    place = folder / f"strategy-{_digest(num_bands, iterations)}.json"
+    path = folder / f"strategy-{_digest(num_bands, iterations)}.json"
     try:
-        stored = json.loads(place.read_text(encoding="utf-8"))["coefficients"]
+        stored = json.loads(path.read_text(encoding="utf-8"))["coefficients"]
         return tuple(_checked(stored, num_bands).tolist())
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or not readable: it is made again
     coefficients = _optimize(num_bands, iterations).tolist()
-    keep(place, json.dumps({"num_bands": num_bands, "iterations": iterations, "coefficients": coefficients}))
+    keep(path, json.dumps({"num_bands": num_bands, "iterations": iterations, "coefficients": coefficients}))
     return tuple(coefficients)
 
 

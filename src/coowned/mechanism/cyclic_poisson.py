@@ -2,21 +2,18 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from coowned import validate
-from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import BandedMechanism, Steps, WorstUser, bound_for
-from coowned.selection.selector import Schedule, Selection
-
-if TYPE_CHECKING:
-    from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser, bound_for
+from coowned.selection.selector import Selection
 
 _NO_GROUPS = (
     "the certificate does not prove that every user is in one group only, which cyclic sampling needs; "
@@ -102,14 +99,16 @@ class CyclicPoisson(BandedMechanism):
         cls,
         certificate: ContributionCertificate,
         *,
-        batch_size: int,
-        iterations: int,
+        batch_size: int | None = None,
+        iterations: int | None = None,
         num_bands: int | None = None,
         protects: bool = True,
     ) -> Self:
         """The mechanism for certified groups: each with its own bound and p_g = min(1, batch_size / its copies)."""
-        validate.positive(batch_size=batch_size)
         bound = bound_for(certificate, protects=protects)
+        if batch_size is None or iterations is None:
+            raise InputError("cyclic sampling needs a batch size and a number of iterations; give both")
+        validate.positive(batch_size=batch_size)
         sizes, bounds = certificate.group_sizes, certificate.group_bounds
         if certificate.groups is None or sizes is None or bounds is None:
             raise UncertifiableError(_NO_GROUPS)
@@ -121,22 +120,6 @@ class CyclicPoisson(BandedMechanism):
             group_probabilities=tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
             group_bounds=bounds if max(bounds) == bound else None,
             batch_size=batch_size,
-        )
-
-    @classmethod
-    def from_options(
-        cls,
-        certificate: ContributionCertificate,
-        *,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        num_bands: int | None = None,
-        protects: bool = True,
-    ) -> Self:
-        if batch_size is None or iterations is None:
-            raise InputError("cyclic sampling needs --batch-size and --iterations")
-        return cls.from_certificate(
-            certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands, protects=protects
         )
 
     @classmethod
@@ -158,36 +141,21 @@ class CyclicPoisson(BandedMechanism):
                     "it with from_certificate"
                 )
 
-    def batches(
-        self,
-        selected: Selection | Schedule,
-        *,
-        run_key: RunKey,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        multiple_of: int = 8,
-    ) -> CyclicPoissonBatches:
+    def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> CyclicPoissonBatches:
         assert isinstance(selected, Selection)
         return CyclicPoissonBatches(
             selection=selected,
-            batch_size=batch_size or self.batch_size or 1,
-            iterations=iterations or self.iterations,
+            batch_size=self.batch_size or 1,
+            iterations=self.iterations,
             num_groups=self.num_groups,
             run_key=run_key,
             multiple_of=multiple_of,
         )
 
-    def check_selected(
-        self,
-        selected: Selection | Schedule,
-        graph: AttributionGraph,
-        strategy: "BandedStrategy | None",
-        *,
-        protects: bool = True,
-    ) -> None:
-        super().check_selected(selected, graph, strategy, protects=protects)
-        drawn = self.batches(selected, run_key=RunKey.from_seed(0)).group_probabilities  # no coin is thrown
-        for group, probability in enumerate(drawn):
+    def check_selected(self, selected: Selected) -> None:
+        super().check_selected(selected)
+        batches = self.batches(selected, run_key=RunKey.from_seed(0))  # no coin is thrown
+        for group, probability in enumerate(batches.group_probabilities):
             accounted = self.probability_of(group)
             if probability > accounted:
                 raise CertificateMismatchError(
@@ -266,7 +234,7 @@ class CyclicPoisson(BandedMechanism):
             f"{self.sampling_probability:.10g} in its group's rounds"
         )
 
-    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
         def weight(group: int) -> float:
             return self.bound_of(group) * self.probability_of(group) * math.sqrt(self.rounds_of(group))
 

@@ -8,7 +8,7 @@ Noise multipliers are in units of one example's clip norm.
 import abc
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,12 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.keys import RunKey
 from coowned.selection.selector import Schedule, Selection
 
-if TYPE_CHECKING:
-    from coowned.mechanism.banded_strategy import BandedStrategy
+Selected = Selection | Schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class WorstUser:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mechanism(abc.ABC):
-    """The base of all mechanisms; subclasses are frozen dataclasses too.
+    """The base of all mechanisms, which are frozen dataclasses.
 
     Attributes:
       contribution_bound: most copies that contain one user.
@@ -93,7 +93,7 @@ class Mechanism(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def from_options(
+    def from_certificate(
         cls,
         certificate: ContributionCertificate,
         *,
@@ -102,7 +102,7 @@ class Mechanism(abc.ABC):
         num_bands: int | None = None,
         protects: bool = True,
     ) -> Self:
-        """The mechanism for what was certified, from the options any mechanism may be given; None: not given.
+        """The mechanism for what was certified; which options are needed, or may be given, is the mechanism's to say.
 
         `protects=False` is for training without a guarantee, where the certificate may find nobody to protect.
         """
@@ -129,41 +129,30 @@ class Mechanism(abc.ABC):
     # ---- training
 
     @abc.abstractmethod
-    def batches(
-        self,
-        selected: Selection | Schedule,
-        *,
-        run_key: RunKey,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        multiple_of: int = 8,
-    ) -> Batches:
-        """The sampler; `batch_size` and `iterations` replace the mechanism's own where an audit needs others."""
+    def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> Batches:
+        """The sampler."""
 
-    def strategy(self) -> "BandedStrategy | None":
+    def strategy(self) -> BandedStrategy | None:
         """The strategy with the least error for the mechanism's bands; None for independent noise."""
         return None
 
-    def check_strategy(self, strategy: "BandedStrategy | None") -> "BandedStrategy | None":
+    def check_strategy(self, strategy: BandedStrategy | None) -> BandedStrategy | None:
         """The strategy to use: the given one if it fits this mechanism, by default the best one."""
         if strategy is not None and strategy.num_bands != 1:
             raise InputError(f"{type(self).__name__} has independent noise; leave the strategy out")
         return strategy
 
-    def check_selected(
-        self,
-        selected: Selection | Schedule,
-        graph: AttributionGraph,
-        strategy: "BandedStrategy | None",
-        *,
-        protects: bool = True,
-    ) -> None:
-        """Refuses, before the first step, a selection or strategy that is not what was accounted for."""
+    def check_selected(self, selected: Selected) -> None:
+        """Refuses, with CertificateMismatchError, a selection whose batches are not those accounted for."""
         if self.needs_schedule != isinstance(selected, Schedule):
             raise CertificateMismatchError(
                 f"{type(self).__name__} needs a {'schedule' if self.needs_schedule else 'selection'}, not a "
                 f"{type(selected).__name__}; select again"
             )
+
+    def check_sensitivity(self, selected: Selected, graph: AttributionGraph, strategy: BandedStrategy | None) -> None:
+        """Refuses, with CertificateMismatchError, a strategy under which a user adds more than was accounted for."""
+        self.check_strategy(strategy)
 
     @property
     def cycle_length(self) -> int:
@@ -222,7 +211,7 @@ class Mechanism(abc.ABC):
         """How batches are made, as the middle of a sentence of the privacy statement."""
 
     @abc.abstractmethod
-    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
         """A user who takes part as often as was accounted for."""
 
     # ---- storage
@@ -270,12 +259,10 @@ class BandedMechanism(Mechanism):
         super().__post_init__()
         validate.positive(num_bands=self.num_bands)
 
-    def strategy(self) -> "BandedStrategy":
-        from coowned.mechanism.banded_strategy import BandedStrategy  # scipy's optimizers are slow to import
-
+    def strategy(self) -> BandedStrategy:
         return BandedStrategy(num_bands=self.num_bands, iterations=self.iterations)
 
-    def check_strategy(self, strategy: "BandedStrategy | None") -> "BandedStrategy":
+    def check_strategy(self, strategy: BandedStrategy | None) -> BandedStrategy:
         if strategy is None:
             return self.strategy()
         if (strategy.num_bands, strategy.iterations) != (self.num_bands, self.iterations):

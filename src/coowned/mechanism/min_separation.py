@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
@@ -10,13 +10,11 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
-from coowned.mechanism.batching import Batches, ScheduledBatches
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.batching import ScheduledBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import BandedMechanism, Steps, WorstUser, bound_for
-from coowned.selection.selector import Schedule, Selection
-
-if TYPE_CHECKING:
-    from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser, bound_for
+from coowned.selection.selector import Schedule
 
 _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
 
@@ -76,17 +74,25 @@ class MinSeparation(BandedMechanism):
         cls,
         certificate: ContributionCertificate,
         *,
+        batch_size: int | None = None,
+        iterations: int | None = None,
         num_bands: int | None = None,
         sensitivity: float | None = None,
         max_column_norm: float | None = None,
         protects: bool = True,
     ) -> Self:
-        """The mechanism for a certified schedule, with as many bands as its separation allows, or fewer."""
+        """The mechanism for a certified schedule, with as many bands as its separation allows, or fewer.
+
+        Batch size and iterations are the schedule's: others are refused.
+        """
         bound = bound_for(certificate, protects=protects)
         if certificate.min_separation is None or certificate.iterations is None:
             raise UncertifiableError("the certificate is not for a schedule; select with greedy-min-separation")
         if certificate.min_separation == 0:
             raise UncertifiableError("some batch of the schedule holds two copies of one user: no min separation holds")
+        for name, given in (("batch_size", batch_size), ("iterations", iterations)):
+            if given not in (None, getattr(certificate, name)):
+                raise InputError(f"{name} {given} is not the schedule's ({getattr(certificate, name)}); leave it out")
         return cls(
             contribution_bound=bound,
             min_separation=certificate.min_separation,
@@ -96,24 +102,6 @@ class MinSeparation(BandedMechanism):
             max_column_norm=max_column_norm,
             batch_size=certificate.batch_size,
         )
-
-    @classmethod
-    def from_options(
-        cls,
-        certificate: ContributionCertificate,
-        *,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        num_bands: int | None = None,
-        protects: bool = True,
-    ) -> Self:
-        for name, given, own in (
-            ("batch-size", batch_size, certificate.batch_size),
-            ("iterations", iterations, certificate.iterations),
-        ):
-            if given is not None and own is not None and given != own:
-                raise InputError(f"--{name} {given} is not the schedule's ({own}); leave it out")
-        return cls.from_certificate(certificate, num_bands=num_bands, protects=protects)
 
     @classmethod
     def suits(cls, certificate: ContributionCertificate) -> bool:
@@ -147,34 +135,20 @@ class MinSeparation(BandedMechanism):
                 "must be equal"
             )
 
-    def batches(
-        self,
-        selected: Selection | Schedule,
-        *,
-        run_key: RunKey,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        multiple_of: int = 8,
-    ) -> Batches:
+    def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> ScheduledBatches:
         assert isinstance(selected, Schedule)
         return ScheduledBatches(schedule=selected, multiple_of=multiple_of)
 
-    def check_selected(
-        self,
-        selected: Selection | Schedule,
-        graph: AttributionGraph,
-        strategy: "BandedStrategy | None",
-        *,
-        protects: bool = True,
-    ) -> None:
-        super().check_selected(selected, graph, strategy, protects=protects)
+    def check_selected(self, selected: Selected) -> None:
+        super().check_selected(selected)
         assert isinstance(selected, Schedule)
         if (selected.iterations, selected.batch_size) != (self.iterations, self.batch_size):
             raise CertificateMismatchError(
                 "the schedule's batches are not the mechanism's; make it with from_certificate"
             )
-        if not protects:
-            return
+
+    def check_sensitivity(self, selected: Selected, graph: AttributionGraph, strategy: BandedStrategy | None) -> None:
+        assert isinstance(selected, Schedule)
         measured = self.check_strategy(strategy).sensitivity_of(selected, graph)
         accounted = self.sensitivity_of(self.contribution_bound)
         if measured > accounted * (1 + _ROUNDING):
@@ -218,7 +192,7 @@ class MinSeparation(BandedMechanism):
             "than 1; no amplification by sampling)"
         )
 
-    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
         """A user who takes part as often as they may, and adds no more than was accounted for.
 
         Where the accounted sensitivity is below sqrt(bound), because users are late in the schedule where columns are

@@ -2,20 +2,18 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.batching import Batches, PoissonBatches
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.batching import PoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import Mechanism, Steps, WorstUser, bound_for
-from coowned.selection.selector import Schedule, Selection
-
-if TYPE_CHECKING:
-    from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.mechanism import Mechanism, Selected, Steps, WorstUser, bound_for
+from coowned.selection.selector import Selection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,15 +44,25 @@ class PoissonSampling(Mechanism):
 
     @classmethod
     def from_certificate(
-        cls, certificate: ContributionCertificate, *, batch_size: int, iterations: int, protects: bool = True
+        cls,
+        certificate: ContributionCertificate,
+        *,
+        batch_size: int | None = None,
+        iterations: int | None = None,
+        num_bands: int | None = None,
+        protects: bool = True,
     ) -> Self:
         """The mechanism for what was certified: the recounted bound, and p = batch_size / copies (not distinct).
 
         Guarantees:
           - The probability is batch_size over the number of copies.   (test_probability_counts_copies)
         """
-        validate.positive(batch_size=batch_size)
         bound = bound_for(certificate, protects=protects)
+        if batch_size is None or iterations is None:
+            raise InputError("Poisson sampling needs a batch size and a number of iterations; give both")
+        if num_bands not in (None, 1):
+            raise InputError("Poisson sampling has independent noise; leave num_bands out or use another mechanism")
+        validate.positive(batch_size=batch_size)
         if batch_size > certificate.size:
             raise InputError(
                 f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it "
@@ -68,24 +76,6 @@ class PoissonSampling(Mechanism):
         )
 
     @classmethod
-    def from_options(
-        cls,
-        certificate: ContributionCertificate,
-        *,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        num_bands: int | None = None,
-        protects: bool = True,
-    ) -> Self:
-        if batch_size is None or iterations is None:
-            raise InputError("Poisson sampling needs --batch-size and --iterations")
-        if num_bands not in (None, 1):
-            raise InputError(
-                "Poisson sampling has independent noise; leave --num-bands out, or use min-separation or cyclic"
-            )
-        return cls.from_certificate(certificate, batch_size=batch_size, iterations=iterations, protects=protects)
-
-    @classmethod
     def suits(cls, certificate: ContributionCertificate) -> bool:
         return certificate.min_separation is None and not certificate.groups
 
@@ -96,21 +86,13 @@ class PoissonSampling(Mechanism):
                 "schedule"
             )
 
-    def batches(
-        self,
-        selected: Selection | Schedule,
-        *,
-        run_key: RunKey,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        multiple_of: int = 8,
-    ) -> Batches:
+    def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> PoissonBatches:
         assert isinstance(selected, Selection)
         return PoissonBatches(
             selection=selected,
             sampling_probability=self.sampling_probability,
-            batch_size=batch_size or self.batch_size or 1,
-            iterations=iterations or self.iterations,
+            batch_size=self.batch_size or 1,
+            iterations=self.iterations,
             run_key=run_key,
             multiple_of=multiple_of,
         )
@@ -142,7 +124,7 @@ class PoissonSampling(Mechanism):
             "step"
         )
 
-    def worst_user(self, strategy: "BandedStrategy | None") -> WorstUser:
+    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
         return WorstUser(
             copies=self.contribution_bound,
             probability=self.sampling_probability,

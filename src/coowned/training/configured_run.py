@@ -172,7 +172,7 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
     asked = config.mechanism
-    return mechanism_class(asked.kind).from_options(
+    return mechanism_class(asked.kind).from_certificate(
         certificate,
         batch_size=asked.batch_size,
         iterations=asked.iterations,

@@ -152,7 +152,9 @@ class TrainingPlan:
     def check(self, graph: AttributionGraph) -> None:
         """Recounts everything the claim rests on, before the first step; refuses what does not agree."""
         self.certificate.check(graph, self.selected)
-        self.mechanism.check_selected(self.selected, graph, self.strategy, protects=self.guarantee is not None)
+        self.mechanism.check_selected(self.selected)
+        if self.guarantee is not None:
+            self.mechanism.check_sensitivity(self.selected, graph, self.strategy)
 
     def statement(self) -> str:
         """What may be said of the model."""
