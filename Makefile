@@ -10,7 +10,7 @@ RUN_TESTS := $(BIN)/python -m pytest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: .venv/core.stamp ## the road from made-up e-mails to a result, in coowned-demo/
+demo: .venv/runtime.stamp ## the road from made-up e-mails to a result, in coowned-demo/
 	$(BIN)/coowned demo
 
 test: .venv/core.stamp ## the quick suite
@@ -44,11 +44,11 @@ experiments: .venv/all.stamp ## run the experiments' grids and store their rows;
 tables: .venv/all.stamp ## put the stored rows into the documentation
 	$(BIN)/python -m experiments tables
 
+LOCK := uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 lock: ## pin every dependency anew (needs uv on the PATH)
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
-	  --extra dev --extra spark --extra cyclic pyproject.toml -o requirements/all.lock --upgrade
-	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
-	  --extra dev -c requirements/all.lock pyproject.toml -o requirements/core.lock --upgrade
+	$(LOCK) --upgrade --extra dev --extra spark --extra cyclic pyproject.toml -o requirements/all.lock
+	$(LOCK) --upgrade --extra dev -c requirements/all.lock pyproject.toml -o requirements/core.lock
+	$(LOCK) --upgrade --extra build -c requirements/all.lock pyproject.toml -o requirements/runtime.lock
 
 clean-kernels: ## remove compiled kernels, for one may hold an older version of another
 	find src -name '*.nb[ic]' -delete
@@ -60,11 +60,16 @@ clean: clean-kernels ## remove environments and caches
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coowned needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-.venv/core.stamp: requirements/core.lock pyproject.toml | .venv/bin/python
+# Each lock holds the one before it, at the same versions.
+.venv/runtime.stamp: requirements/runtime.lock pyproject.toml | .venv/bin/python
 	@echo "setting up .venv (once) ..."
-	@test -e .venv/all.stamp || $(PIP) install --require-hashes -r requirements/core.lock
-	@test ! -e .venv/all.stamp || $(PIP) install --require-hashes -r requirements/all.lock
+	$(PIP) install --require-hashes -r requirements/runtime.lock
 	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/core.stamp: requirements/core.lock .venv/runtime.stamp
+	@echo "adding what tests need to .venv (once) ..."
+	$(PIP) install --require-hashes -r requirements/core.lock
 	@touch $@
 
 .venv/all.stamp: requirements/all.lock .venv/core.stamp

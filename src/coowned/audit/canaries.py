@@ -24,6 +24,7 @@ from coowned.accounting.calculators import gaussian_dp
 from coowned.accounting.gaussian import gaussian_epsilon
 from coowned.accounting.guarantee import UNIT
 from coowned.attribution.graph import AttributionGraph
+from coowned.audit.one_run import epsilon_lower_bound, gaussian_lower_bound
 from coowned.errors import InputError
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.training.data import Draw, TrainingData
@@ -275,8 +276,8 @@ def audit_with_canaries(
     everyone = dataclasses.replace(with_canaries, included=np.ones(canaries, bool))
     known = _gains(model, start, final, everyone, data.graph.num_examples).reshape(canaries, per_user).sum(axis=1)
     delta = plan.guarantee.delta
-    bounds = _bounds(known[included], known[~included], delta, alpha)
-    best = _bounds(1 + included[included], 0 * included[~included], delta, alpha)
+    bounds = _bounds(known, included, delta, alpha)
+    best = _bounds(included, included, delta, alpha)
     mu = gaussian_dp(plan.mechanism, noise_multiplier=plan.noise_multiplier, adjacency=plan.guarantee.adjacency).mu
     return CanaryAudit(
         epsilon_lower_bound=bounds[0],
@@ -294,12 +295,10 @@ def audit_with_canaries(
     )
 
 
-def _bounds(inside: npt.ArrayLike, outside: npt.ArrayLike, delta: float, alpha: float) -> tuple[float, float]:
+def _bounds(scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, alpha: float) -> tuple[float, float]:
     """Lower bounds on epsilon from the scores of canaries, half of alpha each: for any leak, and for a Gaussian one."""
-    from jax_privacy.auditing import CanaryScoreAuditor
-
-    auditor = CanaryScoreAuditor(np.asarray(inside, np.float64), np.asarray(outside, np.float64))
-    return float(auditor.epsilon_one_run(alpha / 2, delta)), float(auditor.epsilon_one_run_fdp(alpha / 2, delta))
+    claim = {"delta": delta, "alpha": alpha / 2}
+    return epsilon_lower_bound(scores, included, **claim), gaussian_lower_bound(scores, included, **claim)
 
 
 def area_under_curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> float:
