@@ -107,7 +107,7 @@ class CyclicPoisson(BandedMechanism):
         """The mechanism for certified groups: each with its own bound and p_g = min(1, batch_size / its copies)."""
         bound = bound_for(certificate, protects=protects)
         if batch_size is None or iterations is None:
-            raise InputError("cyclic sampling needs a batch size and a number of iterations; give both")
+            raise InputError("cyclic sampling needs batch_size and iterations (--batch-size, --iterations)")
         validate.positive(batch_size=batch_size)
         sizes, bounds = certificate.group_sizes, certificate.group_bounds
         if certificate.groups is None or sizes is None or bounds is None:

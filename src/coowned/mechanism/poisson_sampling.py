@@ -59,7 +59,7 @@ class PoissonSampling(Mechanism):
         """
         bound = bound_for(certificate, protects=protects)
         if batch_size is None or iterations is None:
-            raise InputError("Poisson sampling needs a batch size and a number of iterations; give both")
+            raise InputError("Poisson sampling needs batch_size and iterations (--batch-size, --iterations)")
         if num_bands not in (None, 1):
             raise InputError("Poisson sampling has independent noise; leave num_bands out or use another mechanism")
         validate.positive(batch_size=batch_size)
