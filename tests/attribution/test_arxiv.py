@@ -29,7 +29,7 @@ def users_of(examples):
 
 
 def test_papers_and_authors(tmp_path, monkeypatch):
-    monkeypatch.setattr("coowned.attribution.arxiv._PAPERS_PER_CHUNK", 2)  # the last chunk is not full
+    monkeypatch.setattr("coowned.attribution.arxiv._BATCH_CHARACTERS", 250)  # the last chunk is not full
     examples = read_arxiv(write(tmp_path / "arxiv.json", PAPERS))
     assert examples.ids.to_pylist() == ["0704.0001", "math/0001", "0704.0003"]
     assert users_of(examples) == [{"jean luc muller", "p m nadolsky jr"}, {"jean luc muller"}, set()]
@@ -58,19 +58,14 @@ def test_folder(tmp_path):
     ("line", "message"),
     [
         (b'{"id": "x", "authors_parsed": [["A"]', "line 2: not JSON .*; is the file cut off"),
-        (b'["x"]', "line 2: a JSON object was expected, one paper a line; is it"),
-        (b'{"id": "x"}', "line 2: there is no list 'authors_parsed'; is it the arXiv"),
-        (b'{"id": "x", "authors_parsed": ["A"]}', r"line 2: an author in 'authors_parsed' is not a list \[last"),
-        (b'{"id": "x", "authors_parsed": [[]]}', "line 2: an author in 'authors_parsed' is not a list"),
-        (b'{"id": "x", "authors_parsed": [[null]]}', "line 2: an author in 'authors_parsed' is not a list"),
-        (b'{"id": 7, "authors_parsed": []}', "line 2: 'id' is int, text was expected; is it"),
-        (b'{"authors_parsed": []}', "line 2: 'id' is NoneType, text was expected"),
-        (b'{"id": "x", "authors_parsed": [["\xff"]]}', "line 2: not UTF-8"),
-        (b'{"id": "x", "authors_parsed": [["\\ud800"]]}', "line 2: not UTF-8 .*surrogates"),
-        (
-            b'{"id": "0704.0001", "authors_parsed": []}',
-            "column 'id' must be unique, but row 0 and row 1 are both '0704.0001'",
-        ),
+        (b'["x"]', "line 2: Expected object, got array; is it the arXiv"),
+        (b'{"id": "x"}', "line 2: Object missing required field authors_parsed; is it the arXiv"),
+        (b'{"id": "x", "authors_parsed": ["A"]}', r"line 2: Expected array, got str - at authors_parsed\[0\]"),
+        (b'{"id": "x", "authors_parsed": [[]]}', r"line 2: Expected array of length >= 1 - at authors_parsed\[0\]"),
+        (b'{"id": "x", "authors_parsed": [[null]]}', "line 2: Expected str, got null - at authors_parsed"),
+        (b'{"id": 7, "authors_parsed": []}', "line 2: Expected str, got int - at id; is it"),
+        (b'{"authors_parsed": []}', "line 2: Object missing required field id"),
+        (b'{"id": "x", "authors_parsed": [["\xff"]]}', "line 2: not JSON in UTF-8"),
     ],
 )
 def test_bad_lines(tmp_path, line, message):
@@ -78,6 +73,23 @@ def test_bad_lines(tmp_path, line, message):
     file.write_bytes(file.read_bytes() + line + b"\n")
     with pytest.raises(InputError, match=f"arxiv.json.*{message}"):
         read_arxiv(file)
+
+
+def test_texts_that_are_none_stop_nothing(tmp_path):
+    line = b'{"id": "x\\ud800", "authors_parsed": [["\\ud800"]], "title": 7, "abstract": ["a"]}'
+    (tmp_path / "arxiv.json").write_bytes(line + b"\n")
+    examples = read_arxiv(tmp_path / "arxiv.json")
+    assert (examples.ids.to_pylist(), users_of(examples)) == (["x?"], [{"?"}])
+    assert examples.payload["abstract"].to_pylist() == [""]
+
+
+def test_a_paper_on_several_lines_is_one_example(tmp_path):
+    again = {"id": "0704.0001", "title": "Later", "authors_parsed": [["Third", "T."]]}
+    examples = read_arxiv(write(tmp_path / "arxiv.json", [*PAPERS, again]))
+    assert examples.ids.to_pylist() == ["0704.0001", "math/0001", "0704.0003"]
+    assert users_of(examples)[0] == {"jean luc muller", "p m nadolsky jr", "t third"}
+    assert examples.payload["title"][0].as_py() == "A title"
+    assert examples.notes == {"repeated_rows": 1}
 
 
 def test_missing_and_empty(tmp_path):

@@ -126,6 +126,47 @@ def test_an_eml_is_one_message_whatever_its_text_quotes(tmp_path):
     assert len(_all(tmp_path / "a.mbox")) == 2
 
 
+def test_an_eml_that_begins_with_a_from_line_is_one_message(tmp_path):
+    content = _FROM + b"Subject: a\n\nquoted:\n\n" + _FROM + b"From: eve@x.org\n\nx\n"
+    for name in ("a.eml", "cur/77.host", "cur/78.mbox", "mh/12"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert [message.content for message in _all(tmp_path)] == [content] * 4
+    for name in ("a.eml", "cur/77.host"):
+        assert [message.content for message in _all(tmp_path / name)] == [content]
+
+
+def _with_length(body: bytes, length: int | None = None) -> bytes:
+    return _FROM + b"Subject: a\nContent-Length: %d\n\n" % (len(body) if length is None else length) + body
+
+
+_QUOTING = b"she wrote:\n\n" + _FROM + b"From: eve@x.org\nTo: dan@x.org\n\nhello\n"
+
+
+@pytest.mark.parametrize("name", ["box.mbox", "inbox"])
+@pytest.mark.parametrize("between", [b"", b"\n", b"\n\n"])
+def test_content_length_is_honoured(tmp_path, name, between):
+    parts = [_with_length(_QUOTING) + between, _with_length(b"two\n") + between, _with_length(_QUOTING)]
+    (tmp_path / name).write_bytes(b"".join(parts))
+    assert [message.content for message in _all(tmp_path / name)] == parts
+
+
+@pytest.mark.parametrize("length", [0, 3, 10**9, len(b"one\n\n" + _FROM + b"Subject: b\n\ntwo\n\n")])
+def test_a_wrong_content_length_hides_no_message(tmp_path, length):
+    """Where not all messages agree that it is right, nobody can hide what follows in their own message."""
+    first, second = _with_length(b"one\n\n", length), _FROM + b"Subject: b\n\ntwo\n\n"
+    (tmp_path / "box.mbox").write_bytes(first + second + second)
+    assert [message.content for message in _all(tmp_path / "box.mbox")] == [first, second, second]
+
+
+def test_the_size_in_a_maildir_name_is_no_part_of_the_id(tmp_path):
+    for name in ("1700.M1P2.host,S=1234,W=1260:2,S", "1701.M1P2.host,S=99", "1702.host:2,", "1703.host;2,RS"):
+        (tmp_path / "cur").mkdir(exist_ok=True)
+        (tmp_path / "cur" / name).write_bytes(b"Subject: a\n\nx\n")
+    names = ["cur/1700.M1P2.host", "cur/1701.M1P2.host", "cur/1702.host", "cur/1703.host"]
+    assert [message.name for message in _all(tmp_path)] == names
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

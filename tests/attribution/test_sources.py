@@ -93,14 +93,14 @@ def test_undetectable(data):
     ],
 )
 def test_unused_settings_are_refused(data, name, setting):
-    with pytest.raises(InputError, match=f"{name}: {next(iter(setting))} means nothing for .* data; leave it out"):
+    with pytest.raises(InputError, match=f"{name}: {next(iter(setting))} does not apply to .* data; leave it out"):
         DataSource(path=data / name, **setting).read()
 
 
 def test_settings_reach_the_reader(data):
     (data / "aliases.csv").write_text("key,user\nb,a\n")
     (data / "unprotected.txt").write_text("A\n")
-    assert DataSource(path=data / "t.csv", users="users").users == ("users",)
+    assert DataSource(path=data / "t.csv", users="cc").user_columns() == ["cc"]
     assert DataSource(path=data / "t.csv", users=("users", "cc")).read().graph.num_pairs == 3
     assert DataSource(path=data / "t.csv", aliases=data / "aliases.csv").read().graph.num_users == 1
     left = DataSource(path=data / "t.csv", unprotected=data / "unprotected.txt").read().graph

@@ -131,7 +131,7 @@ def test_folders(put, tmp_path, kind):
     assert users_of(examples) == [{"a"}, {"b"}, {"a"}]
     assert examples.payload["n"].to_pylist() == [1, 2, 3]
     put(f"d/z.{kind}", b"")
-    with pytest.raises(InputError, match=f"z.{kind}: the file is empty; remove it"):
+    with pytest.raises(InputError, match=f"z.{kind}: the file is empty; give one with data, or remove it"):
         READERS[kind](tmp_path / "d")
     other = {
         "parquet": parquet_bytes({"users": [["a"]], "m": [1]}),
@@ -151,8 +151,8 @@ def test_folder_errors_name_the_file(put, tmp_path):
     with pytest.raises(InputError, match=r"d: a blank user in column 'users' at row 1 of .*d/b.csv; name the user"):
         read_csv(tmp_path / "d")
     put("d/b.csv", "id,users\n3,c\n2,d\n")
-    with pytest.raises(InputError, match=r"must be unique, but row 1 of .*d/a.csv and row 1 of .*d/b.csv are both '2'"):
-        read_csv(tmp_path / "d", example_id="id")
+    examples = read_csv(tmp_path / "d", example_id="id")
+    assert (examples.ids.to_pylist(), users_of(examples)) == (["1", "2", "3"], [{"a"}, {"b", "d"}, {"c"}])
     put("t/a.parquet", parquet_bytes({"users": [["a"]], "n": [1]}))
     put("t/b.parquet", parquet_bytes({"users": [["a"]], "n": [[1]]}))
     with pytest.raises(
@@ -176,7 +176,6 @@ BAD = [
     ("x.parquet", parquet_bytes({"users": [["a"], ["b", None]]}), {}, "row 1", "a null user", "name the user"),
     ("x.parquet", parquet_bytes({"users": [["a"], None]}), {}, "row 1", "no list of users", "give an empty list"),
     ("x.parquet", parquet_bytes({"users": ["a", None]}), {}, "row 1", "no user", "fill it in"),
-    ("x.parquet", parquet_bytes({"users": ["a", "b"], "id": [3, 3]}), {"example_id": "id"}, "row 0 and row 1", "must be unique", "make them unique"),
     ("x.parquet", parquet_bytes({"users": ["a"], "id": [0.5]}), {"example_id": "id"}, "column 'id'", "not double", "cast the column"),
     ("x.parquet", parquet_bytes({"users": invalid_text([b"a", b"\xff"])}), {}, "row 1", "not UTF-8", "write the data anew"),
     ("x.parquet", parquet_bytes({"users": ["a", "b"], "text": invalid_text([b"a", b"\xff"])}), {}, "row 1", "'text' is not UTF-8", "mend it"),
@@ -189,7 +188,6 @@ BAD = [
     ("x.csv", b"users,text\na,1\n\xff,1\n", {}, "row 1", "not UTF-8 in column 0", "save the file as UTF-8"),
     ("x.csv", b"users,t\xffxt\na,1\n", {}, "byte 1", "not UTF-8", "save the file as UTF-8"),
     ("x.csv", b"users,text\na,1\n,2\n", {}, "row 1", "a blank user", "name the user"),
-    ("x.csv", b"id,users\n1,a\n1,b\n", {"example_id": "id"}, "row 0 and row 1", "must be unique", "make them unique"),
     ("x.jsonl", b"", {}, "", "the file is empty", "give one with data"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["b"\n', {}, "line 2", "not JSON", "write one whole object a line"),
     ("x.jsonl", b'{"users": ["a"]}\n["b"]\n', {}, "line 2", "a list where an object was expected", "one object a line"),
@@ -202,7 +200,6 @@ BAD = [
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\xff"]}\n', {}, "row 1", "not UTF-8", "mend it"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\\ud800"]}\n', {}, "line 2", "half a surrogate", "save the file as UTF-8"),
     ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "there twice", "one whole object a line"),
-    ("x.jsonl", b'{"users": ["a"], "id": 7}\n{"users": ["a"], "id": 7}\n', {"example_id": "id"}, "row 0 and row 1", "unique", "make them"),
     ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["a"]}\n', {"example_id": "id"}, "row 1", "no value", "give every row one"),
 ]  # fmt: skip
 

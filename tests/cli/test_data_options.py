@@ -1,15 +1,16 @@
 """The options that say where the data are, and what a shell offers for them."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 
 import pytest
 
-from coowned.attribution import mail, slack
-from coowned.attribution.sources import FORMATS
-from coowned.cli import data_options
+from coowned.attribution import options
+from coowned.attribution.sources import DataSource
 from coowned.cli.main import run
+from coowned.training.config import DataSection
 
 
 def complete(shell, words, **more):
@@ -56,6 +57,11 @@ def test_completion_can_be_installed(capsys):
     assert "--show-completion" in text
 
 
-def test_words_are_those_of_the_readers():
-    assert tuple(data_options._FORMATS) == FORMATS
-    assert tuple(data_options._ATTRIBUTE_TO) == (*mail.ATTRIBUTE_TO, *slack.ATTRIBUTE_TO)
+def test_options_are_declared_once(capsys):
+    names = set(options.declared())
+    assert {field.name for field in dataclasses.fields(DataSource)} == {*names, "path"}
+    assert {field.name for field in dataclasses.fields(DataSection)} == {*names, "path", "splits"}
+    for verb in ("inspect", "plan", "select", "certify"):
+        assert run([verb, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert all(f"--{name.replace('_', '-')}" in text for name in names)

@@ -60,7 +60,6 @@ def test_keys_are_the_local_ones(spark, columns, named):
 @pytest.mark.parametrize(
     ("columns", "named", "message"),
     [
-        ({"example_id": ["a", "a"], "users": [["x"], ["y"]]}, {}, "unique"),
         ({"example_id": ["a", None], "users": [["x"], ["y"]]}, {}, "example_id"),
         ({"example_id": ["a", "b"], "users": [["x"], None]}, {}, "no list of users"),
         ({"example_id": ["a", "b"], "users": [["x"], [None]]}, {}, "a null user"),
@@ -79,6 +78,19 @@ def test_bad_rows_are_refused(spark, tmp_path, columns, named, message, exact):
     with pytest.raises(co.InputError, match=message):
         attribute(frame(spark, columns), **named, user_keys=rules, checkpoint_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rules", [None, co.UserKeyRules.exact()])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_copies_of_an_example_are_one(spark, rules, partitions):
+    """The same Message-ID in a Sent folder, which names Bob in Bcc, and in inboxes, which do not."""
+    columns = {"example_id": ["m1", "m2", "m1", "m1"], "users": [["ann", "dan"], ["dan"], ["ann", "bob"], []]}
+    graph = attribute(frame(spark, columns).repartition(partitions), user_keys=rules)
+    local = co.from_table(pl.DataFrame(columns), example_id="example_id", user_keys=rules)
+    found = {row.id: set(row.users) for row in graph.examples.collect()}
+    assert found == {"m1": {"ann", "bob", "dan"}, "m2": {"dan"}}
+    assert graph.digest == local.graph.digest
+    graph.release()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl", "folder"])

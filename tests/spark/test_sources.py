@@ -130,5 +130,5 @@ def test_formats_of_addresses():
     assert check_source(DataSource(path="hdfs://head/mail.PARQUET/", **NAMED)) == "parquet"
     with pytest.raises(co.InputError, match=r"hdfs://head/mail: cannot tell what it holds; say --format"):
         check_source(DataSource(path="hdfs://head/mail", **NAMED))
-    with pytest.raises(co.InputError, match="query means nothing for csv data"):
+    with pytest.raises(co.InputError, match="query does not apply to csv data"):
         check_source(DataSource(path="hdfs://head/mail.csv", query="SELECT 1", **NAMED))

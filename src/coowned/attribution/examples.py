@@ -2,18 +2,19 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute
 
+from coowned.attribution import kernels
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.identifiers import as_identifiers, first_true
-from coowned.attribution.places import Place
+from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
 from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping
 from coowned.errors import InputError
 
@@ -111,8 +112,88 @@ def _same_ids(one: AttributionGraph, other: AttributionGraph) -> bool:
     return one.example_ids.equals(other.example_ids)
 
 
+class Mentions(NamedTuple):
+    """Who is named in each row, as found: every spelling is stored once."""
+
+    indptr: np.ndarray  # (rows + 1,) int64
+    codes: np.ndarray  # (entries,) index into spellings
+    spellings: pa.Array  # (spellings,) large_string, in the order found
+
+
+def valid_text(value: object) -> str:
+    """A text with half surrogate pairs, which JSON can hold, as question marks; "" for what is no text.
+
+    >>> valid_text("a\\ud800b"), valid_text(["no text"])
+    ('a?b', '')
+    """
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+class ExampleBuilder:
+    """Collects examples one at a time as Arrow columns, so that a large source is never held as Python objects.
+
+    Every row has its values (`add_row`) and its users (`add_users`), both in row order; users may come later.
+    """
+
+    def __init__(self, schema: pa.Schema, batch_characters: int = 8 << 20):
+        self._schema = pa.schema([("", pa.large_string()), *schema])  # the id first
+        self._batch_characters = batch_characters
+        self._codes: dict[str, int] = {}  # spelling -> its index
+        self._num_users = array("q")  # of each row
+        self._users = array("i")  # codes, row after row
+        self._batches: list[pa.RecordBatch] = []
+        self._start_batch()
+
+    def code(self, spelling: str) -> int:
+        """The number that stands for a user's spelling."""
+        return self._codes.setdefault(spelling, len(self._codes))
+
+    def add_row(self, example_id: str, *values: Any, characters: int = 0) -> None:
+        """Adds the id and the payload of one row; characters: about how many they have together."""
+        for column, value in zip(self._rows, (example_id, *values), strict=True):
+            column.append(value)
+        self._characters += characters + 100
+        if self._characters >= self._batch_characters:
+            self._end_batch()
+
+    def add_users(self, codes: Collection[int]) -> None:
+        """Adds the users of the next row, by code."""
+        self._num_users.append(len(codes))
+        self._users.extend(codes)
+
+    def ids(self) -> pa.ChunkedArray:
+        """(rows,) of all rows added so far."""
+        self._end_batch()
+        return pa.Table.from_batches(self._batches, self._schema).column(0)
+
+    def mentions(self) -> Mentions:
+        ends = np.zeros(len(self._num_users) + 1, dtype=np.int64)
+        np.cumsum(np.frombuffer(self._num_users, dtype=np.int64), out=ends[1:])
+        return Mentions(
+            ends, np.frombuffer(self._users, dtype=np.int32), pa.array(list(self._codes), pa.large_string())
+        )
+
+    def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
+        """`attribute` of all rows, by default with the users that were added."""
+        self._end_batch()
+        table = pa.Table.from_batches(self._batches, self._schema)
+        return attribute(
+            mentions or self.mentions(), example_ids=table.column(0), payload=table.remove_column(0), **settings
+        )
+
+    def _start_batch(self) -> None:
+        self._rows: list[list[Any]] = [[] for _ in self._schema]
+        self._characters = 0
+
+    def _end_batch(self) -> None:
+        if self._rows[0]:
+            columns = [pa.array(rows, field.type) for rows, field in zip(self._rows, self._schema, strict=True)]
+            self._batches.append(pa.record_batch(columns, schema=self._schema))
+            self._start_batch()
+
+
 def attribute(
-    users: pa.Array | pa.ChunkedArray,
+    users: pa.Array | pa.ChunkedArray | Mentions,
     *,
     example_ids: Any,
     payload: pa.Table,
@@ -120,24 +201,29 @@ def attribute(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     columns_read: Sequence[str] = (),
     notes: Mapping[str, int] | None = None,
-    place: str | Place = "",
+    repeats: str = "repeated_rows",
+    location: str | Location = "",
 ) -> AttributedExamples:
-    """Builds attributed examples from a list column of raw user spellings, one list an example.
+    """Builds attributed examples from the raw user spellings of each row.
+
+    Rows with the same id are copies of one example: it has the users of all of them and the payload of the first.
 
     Args:
-      users: lists of text or whole numbers; null lists and null users are errors.
+      users: a list column of text or whole numbers, in which null lists and null users are errors; or `Mentions`.
       example_ids: one id a row, or None for the row number.
       payload: the content, one row an example.
       user_keys: the rules that make keys of spellings; None for the default ones.
       aliases: what stands for whom, or the path of a CSV file that says it.
       columns_read: the names of what ids and users were made from.
-      notes: counts a reader wants to tell.
-      place: what to call the source in errors.
+      notes: counts that the reader reports.
+      repeats: the name of the note that counts rows which repeat an id, if there are any; empty for no note.
+      location: what to call the source in errors.
     """
     rules = user_keys or UserKeyRules()
-    where = place if isinstance(place, Place) else Place(place)
+    where = location if isinstance(location, Location) else Location(location)
     column = f"column {columns_read[-1]!r}" if len(columns_read) else "users"
-    indptr, codes, spellings = _encode(users, where=where, column=column)
+    mentions = users if isinstance(users, Mentions) else encode(users, where=where, column=column)
+    indptr, codes, spellings = mentions
     if len(indptr) - 1 != payload.num_rows:
         raise InputError(
             f"{where}{len(indptr) - 1} lists of users for {payload.num_rows} rows of payload; give one a row"
@@ -149,18 +235,21 @@ def attribute(
         raise InputError(f"{where}a blank user in {column} at {where.row(row)}; name the user or leave the entry out")
     spelling_indptr, spelling_users, key_array = _number_keys(keys, aliases, rules)
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
+    name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
+    ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
+    found = dict(notes or {})
+    if ids is not None and pl.Series(ids).n_unique() < len(ids):
+        rows = len(ids)
+        ids, indptr, codes, payload = _merge_copies(ids, indptr, codes, payload)
+        found |= {repeats: rows - len(ids)} if repeats else {}
     if len(spelling_users) == len(spellings):
         labels = spelling_users[codes]
     else:
         indptr, labels = _expand(indptr, codes, spelling_indptr, spelling_users)
-    name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
-    ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row)
     graph = AttributionGraph.from_csr(indptr, labels, num_users=len(key_array), columns_read=columns_read)
-    # Ids have been checked above, and keys are unique as they come from a dictionary: no need to look twice.
-    graph = dataclasses.replace(graph, example_ids=ids, user_keys=key_array)
-    return AttributedExamples(
-        graph=graph, payload=payload, user_mapping=mapping, key_rules=rules, notes=dict(notes or {})
-    )
+    # Ids are unique by now, and so are keys, which come from a dictionary: they need no second check.
+    graph = dataclasses.replace(graph, example_ids=ids, user_keys=key_array, id_type=type_of_ids(example_ids))
+    return AttributedExamples(graph=graph, payload=payload, user_mapping=mapping, key_rules=rules, notes=found)
 
 
 def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | None:
@@ -187,8 +276,8 @@ def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     return codes, words.cast(pa.large_string())
 
 
-def _encode(users: pa.Array | pa.ChunkedArray, *, where: Place, column: str) -> tuple[np.ndarray, np.ndarray, pa.Array]:
-    """(rows + 1,) int64 row ends, (entries,) spelling of each entry, (spellings,) large_string in order found."""
+def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -> Mentions:
+    """Factorizes a list column of users; null lists and null users are errors."""
     if users.null_count:
         row = where.row(first_true(users.is_null()))
         raise InputError(f"{where}no list of users in {column} at {row}; give an empty list for nobody")
@@ -198,12 +287,24 @@ def _encode(users: pa.Array | pa.ChunkedArray, *, where: Place, column: str) -> 
     missing = entries.is_null() if entries.null_count else None
     if missing is None:
         codes, spellings = unify(entries)
-        if spellings.null_count:  # a dictionary may hide its null among its values
-            missing = pa.array(np.asarray(spellings.is_null())[codes])
-        else:
-            return indptr, codes, spellings
+        if not spellings.null_count:
+            return Mentions(indptr, codes, spellings)
+        missing = pa.array(np.asarray(spellings.is_null())[codes])  # a dictionary may hide its null among its values
     row = int(np.searchsorted(indptr, first_true(missing), side="right")) - 1
     raise InputError(f"{where}a null user in {column} at {where.row(row)}; name the user or leave the entry out")
+
+
+def _merge_copies(
+    ids: pa.Array, indptr: np.ndarray, codes: np.ndarray, payload: pa.Table
+) -> tuple[pa.Array, np.ndarray, np.ndarray, pa.Table]:
+    """One row for each id, in the order they first appear: the users of all its rows, the payload of the first."""
+    encoded = ids.dictionary_encode()
+    example = np.asarray(encoded.indices)  # (rows,)
+    is_first = np.zeros(len(ids), dtype=bool)
+    is_first[np.unique(example, return_index=True)[1]] = True
+    grouped = np.empty_like(codes)
+    new_indptr = kernels.group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary), grouped)
+    return encoded.dictionary, new_indptr, grouped, payload.filter(pa.array(is_first))
 
 
 def _number_keys(
@@ -224,7 +325,7 @@ def _number_keys(
 def _expand(
     indptr: np.ndarray, codes: np.ndarray, spelling_indptr: np.ndarray, spelling_users: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Puts the members of a list in the place of its address."""
+    """Replaces the address of a list by its members."""
     counts = np.diff(spelling_indptr)[codes]  # (entries,)
     ends = np.concatenate([[0], np.cumsum(counts)])
     starts = np.repeat(spelling_indptr[codes] - ends[:-1], counts)

@@ -1,6 +1,7 @@
-"""Example ids and user keys as Arrow arrays: whole numbers or text, 7 and "7" being the same id."""
+"""Example ids and user keys as Arrow arrays (whole numbers or text, 7 and "7" being the same); row names for errors."""
 
-from collections.abc import Callable
+import bisect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,47 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported: no chec
 _LARGEST_INT64 = 2**63 - 1
 
 
+class Location:
+    """The name of a source, and of the file that each of its rows came from, for errors.
+
+    Args:
+      name: the source, as the person named it; empty for a table in memory.
+      files: for a folder, each file and the number of its rows, in order.
+
+    Example:
+      >>> location = Location("mail", [("mail/a.csv", 10), ("mail/b.csv", 5)])
+      >>> f"{location}no user at {location.row(12)}"
+      'mail: no user at row 2 of mail/b.csv'
+      >>> f"{Location()}no user at {Location().row(12)}"
+      'no user at row 12'
+    """
+
+    def __init__(self, name: str = "", files: Sequence[tuple[str, int]] = ()):
+        self.name = name
+        self.files = [file for file, _ in files]
+        self.first_rows = [0]
+        for _, rows in files:
+            self.first_rows.append(self.first_rows[-1] + rows)
+
+    def __str__(self) -> str:
+        return f"{self.name}: " if self.name else ""
+
+    def row(self, number: int) -> str:
+        """Row `number` of the source, counted from 0 in its own file."""
+        if len(self.files) < 2:
+            return f"row {number}"
+        file = bisect.bisect_right(self.first_rows, number) - 1
+        return f"row {number - self.first_rows[file]} of {self.files[file]}"
+
+
 def as_identifiers(
-    values: Any, *, name: str, length: int, row_name: Callable[[int], str] = "row {}".format
+    values: Any, *, name: str, length: int, row_name: Callable[[int], str] = "row {}".format, unique: bool = True
 ) -> pa.Array | None:
-    """Takes ids or keys in as an int64 or large_string array; None stays None and means "the index".
+    """Converts ids or keys to an int64 or large_string array; None stays None and means "the index".
 
     Guarantees:
-      - One entry a row, none null, each different, else `InputError`.   (test_identifiers_are_checked)
+      - One entry a row, none null, each different (unless `unique` is false), else `InputError`.
+        (test_identifiers_are_checked)
 
     Example:
       >>> as_identifiers(["m1", 7], name="example_ids", length=2).to_pylist()
@@ -36,12 +71,12 @@ def as_identifiers(
         row = first_true(array.is_null())
         raise InputError(f"{name} has no value at {row_name(row)}; give every row one, or leave the argument out")
     entries = pl.Series(array)
-    if entries.n_unique() != length:
+    if unique and entries.n_unique() != length:
         row = int(np.flatnonzero(entries.is_duplicated().to_numpy())[0])
         again = int(np.flatnonzero((entries == entries[row]).to_numpy())[1])
         raise InputError(
             f"{name} must be unique, but {row_name(row)} and {row_name(again)} are both {array[row].as_py()!r}; "
-            "make them unique, or read one pair a row with user=..."
+            "make them unique"
         )
     return array
 

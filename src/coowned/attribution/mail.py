@@ -1,25 +1,38 @@
 """Mail: every message belongs to its sender and to everyone it was sent to."""
 
 import os
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from coowned import validate
-from coowned.attribution.examples import AttributedExamples, attribute, read_aliases
-from coowned.attribution.mail_boxes import begins_like_mail, folder_files, raw_messages, read_head
-from coowned.attribution.mail_rows import Mailbox, MailboxBuilder
+from coowned.attribution import kernels
+from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions
+from coowned.attribution.mail_addresses import parse_addresses
+from coowned.attribution.mail_bodies import BODY_FIELDS, BodyCounts, body_text
+from coowned.attribution.mail_boxes import RawMessage, begins_like_mail, folder_files, raw_messages, read_head
+from coowned.attribution.mail_headers import (
+    date_seconds,
+    decode_words,
+    header_fields,
+    header_text,
+    message_ids,
+    own_message_id,
+    split_message,
+)
+from coowned.attribution.options import MAIL_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
-ATTRIBUTE_TO = ("everyone", "sender", "recipients", "thread")
-_SENDERS = ("From", "Sender", "Resent-From", "Resent-Sender")
-_RECIPIENTS = ("To", "Cc", "Bcc", "Resent-To", "Resent-Cc", "Resent-Bcc")
+_SENDERS = (
+    "From", "Sender", "Reply-To", "Resent-From", "Resent-Sender", "Resent-Reply-To", "Mail-Reply-To",
+    "X-Original-From", "X-Original-Sender", "X-Original-Reply-To", "Original-From",
+)  # fmt: skip
+_RECIPIENTS = ("To", "Cc", "Bcc", "Resent-To", "Resent-Cc", "Resent-Bcc", "Apparently-To")
 _PEOPLE = {
     "everyone": (*_SENDERS, *_RECIPIENTS),
     "sender": _SENDERS,
@@ -27,6 +40,11 @@ _PEOPLE = {
     "thread": (*_SENDERS, *_RECIPIENTS),
 }
 _THREAD = ("References", "In-Reply-To")
+_PAYLOAD = pa.schema(
+    [("subject", pa.large_string()), ("date", pa.timestamp("us", tz="UTC")), ("text", pa.large_string())]
+)
+_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
+_REMEMBERED_HEADERS = 1 << 16  # parsed address headers that are kept, since they repeat
 
 
 def read_mail(
@@ -43,22 +61,24 @@ def read_mail(
       path: an mbox, a Maildir, one .eml file, or a folder of .eml files (also .mbox files, Maildirs and MH folders in
         it, at any depth, sorted by name).
       attribute_to: whom a message belongs to.
-        "everyone": From, Sender, To, Cc, Bcc, and the same with Resent- before it: whoever wrote it or got it.
+        "everyone": From, Sender, Reply-To, To, Cc, Bcc, the same with Resent- before it, and the headers in which
+        lists keep a sender whose From they rewrote (X-Original-From and the like): whoever wrote it or got it.
         "thread": everyone of every message connected with it by References and In-Reply-To, whether the messages
         between them are in the box or not, since a reply quotes other people's words.
         "sender", "recipients": a part of "everyone". Fewer people are then protected: what Ann writes to Bob about
         Bob is not bounded for Bob where only the sender counts.
-        Reply-To, Delivered-To and names inside the text are never read: somebody whom a message is about, or who got it
-        through a list, is not protected by it.
+        Delivered-To and names inside the text are never read: somebody whom a message is about, or who got it through
+        a list, is not protected by it.
       user_keys: the rules that make one person of several spellings; None for `UserKeyRules.email()`.
       aliases: further addresses of people, and members of lists: a CSV file `key,user`.
       progress: called now and then as progress(done, message), with `done` from 0 to 1.
 
     The id is the Message-ID. Without one it is the file's name in the folder, or the message's position in the mbox,
     counted in messages: a byte offset would carry the length of other people's words into the order of selection.
-    Messages with one Message-ID and one attribution are one example, the first; where the attribution differs, the
-    later ones get "#2", "#3", ... behind their id. An mbox is cut at lines that begin with "From " and are followed by
-    a header line, where they carry a date or come after a blank line; other such lines are text.
+    Messages with one Message-ID are copies of one example: it belongs to the people of all of them (a copy in a Sent
+    folder still names those in Bcc) and has the text of the first, in the order of files. An mbox whose messages all
+    have a Content-Length that leads to the next one is cut there; any other is cut at lines that begin with "From " and
+    are followed by a header line, where they carry a date or come after a blank line; other such lines are text.
     What is wrong with a message never removes it: an address that cannot be read is a key of its own text, a message
     whose header cannot be read is an example without users, a body that cannot be decoded is read with replacement
     characters. `notes` of the result counts all of these, and attachments, which are ignored.
@@ -66,6 +86,7 @@ def read_mail(
     Guarantees:
       - Ids and attribution come from headers, file names and positions alone.   (test_bodies_do_not_reach_the_graph)
       - Every address in the headers read is a user of the example.              (test_every_address_is_a_user)
+      - Copies of a message are one example with the users of all.               (test_copies_in_several_folders)
       - Any file is either read or refused with `InputError`.                    (test_mangled_mailboxes)
     Cost: linear time; memory for the result, one batch of messages and the largest message.
     Not to be confused with protection of everybody whom a message mentions: only of those whom its header names.
@@ -80,32 +101,27 @@ def read_mail(
 
     References: RFC 5322 (headers), RFC 2045 to 2047 (content), RFC 4155 (mbox).
     """
-    validate.one_of(ATTRIBUTE_TO, attribute_to=attribute_to)
+    validate.one_of(MAIL_USERS, attribute_to=attribute_to)
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
-    rules = user_keys or UserKeyRules.email()
-    known_aliases = read_aliases(aliases)
     in_thread = attribute_to == "thread"
-    builder = MailboxBuilder(people=_PEOPLE[attribute_to], with_references=in_thread)
+    box = _Mailbox(_PEOPLE[attribute_to], with_references=in_thread)
     for message in raw_messages(path, lambda done: progress(done, "reading mail") if progress else None):
-        builder.add(message)
-    box = builder.finish()
-    num_messages = box.num_messages
-    if in_thread:
-        box = _attribute_to_threads(box)
-    box = _without_repeats(box, rules, known_aliases)
+        box.add(message)
+    mentions = box.thread_mentions() if in_thread else box.builder.mentions()
+    counts = box.counts()
     if Path(path).is_dir():
-        box = box.with_counts(other_files_ignored=folder_files(Path(path))[1])
-    read = ("Message-ID", *(("file name or position",) if box.counts["messages_without_id"] else ()))
-    return attribute(
-        box.user_lists(),
-        example_ids=pa.chunked_array(box.ids, pa.large_string()),
-        payload=box.payload(),
-        user_keys=rules,
-        aliases=known_aliases,
+        counts["other_files_ignored"] = folder_files(Path(path))[1]
+    counts["messages_without_users"] = int(np.sum(np.diff(mentions.indptr) == 0))
+    read = ("Message-ID", *(("file name or position",) if counts["messages_without_id"] else ()))
+    return box.builder.attribute(
+        mentions,
+        user_keys=user_keys or UserKeyRules.email(),
+        aliases=aliases,
         columns_read=(*read, *(_THREAD if in_thread else ()), *_PEOPLE[attribute_to]),
-        notes={"messages": num_messages, **box.counts, "messages_without_users": int(np.sum(box.num_users == 0))},
-        place=str(path),
+        notes=counts,
+        repeats="repeated_messages",
+        location=str(path),
     )
 
 
@@ -119,82 +135,131 @@ def looks_like_mail(path: str | os.PathLike[str]) -> bool:
       >>> looks_like_mail(file)
       True
     """
-    place = Path(path)
+    location = Path(path)
     try:
-        if place.is_dir():
-            files, _ = folder_files(place)
-            return any((place / file).is_file() and begins_like_mail(read_head(place / file)) for file in files[:10])
-        if not place.is_file():
+        if location.is_dir():
+            files, _ = folder_files(location)
+            return any(
+                (location / file).is_file() and begins_like_mail(read_head(location / file)) for file in files[:10]
+            )
+        if not location.is_file():
             return False
-        if place.suffix.lower() in (".eml", ".mbox"):
+        if location.suffix.lower() in (".eml", ".mbox"):
             return True
         # A line "name: value" opens many kinds of file: two names of mail headers do not.
-        return begins_like_mail(read_head(place), known_headers=2)
+        return begins_like_mail(read_head(location), known_headers=2)
     except InputError:
         return False
 
 
-def _attribute_to_threads(box: Mailbox) -> Mailbox:
-    """Gives every message the users of all messages connected with it."""
-    thread_of = _threads(box)  # (num_messages,)
-    row_of_user = np.repeat(np.arange(box.num_messages), box.num_users)
-    width = max(len(box.addresses), 1)
-    pairs = np.unique(thread_of[row_of_user].astype(np.int64) * width + box.users)  # (…,) each thread's users once
-    thread_of_pair, user_of_pair = np.divmod(pairs, width)
-    starts = np.searchsorted(thread_of_pair, thread_of)  # (num_messages,) where the users of its thread start
-    num_users = np.searchsorted(thread_of_pair, thread_of, side="right") - starts
-    ends = np.cumsum(num_users)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - num_users), num_users)
-    return box.with_users(num_users=num_users, users=user_of_pair.astype(np.int32)[places])
+class _Mailbox:
+    """Takes messages one by one; whatever a message holds, it becomes one row.
 
+    Args:
+      people: the headers whose addresses are the users, as they are written ("From", "To").
+      with_references: keep the message ids that each message mentions.
+    """
 
-def _threads(box: Mailbox) -> np.ndarray:
-    """(num_messages,) the connected component of each message, messages joined by the ids they mention."""
-    encoded = pa.chunked_array(box.references, pa.large_string()).combine_chunks().dictionary_encode()
-    mentioned = np.asarray(encoded.indices)  # (num_mentions,) message id, the message's own among them
-    message = np.repeat(np.arange(box.num_messages), box.num_references)
-    # "In-Reply-To: message of Ann <ann@x.org>" names a person, not a message: joining by it would make one thread of
-    # everything that answers her.
-    addresses = pl.Series(box.addresses, dtype=pl.String).str.to_lowercase()
-    own_ids = pl.Series(pa.chunked_array(box.ids, pa.large_string())).unique()
-    ids = pl.Series(encoded.dictionary, dtype=pl.String)
-    is_person = (ids.str.to_lowercase().is_in(addresses.implode()) & ~ids.is_in(own_ids.implode())).to_numpy()
-    joins = ~is_person[mentioned]
-    size = box.num_messages + len(ids)
-    edges = coo_array(
-        (np.ones(int(joins.sum()), dtype=np.int8), (message[joins], box.num_messages + mentioned[joins])),
-        shape=(size, size),
-    )
-    return connected_components(edges, directed=False)[1][: box.num_messages]
+    def __init__(self, people: Sequence[str], *, with_references: bool):
+        self.builder = ExampleBuilder(_PAYLOAD, _BATCH_CHARACTERS)
+        self._people = tuple(name.lower().encode() for name in people)
+        self._thread = tuple(name.lower().encode() for name in _THREAD) if with_references else ()
+        self._wanted = frozenset((*self._people, *self._thread, *BODY_FIELDS, b"message-id", b"subject", b"date"))
+        self._parsed: dict[bytes, tuple[tuple[int, ...], int, bool]] = {}  # codes, unreadable, unnamed
+        self._message_codes: dict[str, int] = {}  # message id -> its index
+        self._mentioned = array("i")  # message ids that each message mentions, its own among them
+        self._num_mentioned = array("q")
+        self._body = BodyCounts()
+        self._num_messages = self._no_id = self._no_header = self._unreadable = self._unnamed = self._undated = 0
 
+    def add(self, message: RawMessage) -> None:
+        header, body = split_message(message.content)
+        fields = header_fields(header, self._wanted)
+        own_id = own_message_id(header_text(fields[b"message-id"][0])) if b"message-id" in fields else ""
+        self._add_users(fields)
+        if self._thread:
+            self._add_references(fields, own_id)
+        subject = " ".join(decode_words(header_text(fields[b"subject"][0])).split()) if b"subject" in fields else ""
+        seconds = date_seconds(header_text(fields[b"date"][0])) if b"date" in fields else None
+        text = body_text(fields, body, self._body, escaped=message.escaped)
+        microseconds = None if seconds is None else seconds * 1_000_000
+        self.builder.add_row(own_id or message.name, subject, microseconds, text, characters=len(text) + len(subject))
+        self._num_messages += 1
+        self._no_id += not own_id
+        self._no_header += not fields
+        self._undated += seconds is None
 
-def _without_repeats(box: Mailbox, rules: UserKeyRules, aliases: Aliases | None) -> Mailbox:
-    """Drops messages that repeat Message-ID and attribution of an earlier one; renames others that repeat the id."""
-    ids = pl.Series(pa.chunked_array(box.ids, pa.large_string()))
-    rows = np.flatnonzero(ids.is_duplicated().to_numpy()) if len(ids) else np.zeros(0, dtype=np.int64)
-    if not len(rows):
-        return box.with_counts(repeated_messages=0, repeated_ids=0)
-    keys = rules.canonical(box.addresses).to_list()
-    users_of = aliases.canonical(rules).users_of if aliases else {}
-    ends = np.concatenate([[0], np.cumsum(box.num_users)])
-    taken = set(ids.filter(ids.str.contains(r"#\d+$")).to_list())
-    seen: dict[str, set[frozenset[str]]] = {}
-    dropped: list[int] = []
-    renamed: dict[int, str] = {}
-    for row, example_id in zip(rows.tolist(), ids.gather(rows).to_list(), strict=True):
-        found = [keys[user] for user in box.users[ends[row] : ends[row + 1]].tolist()]
-        attribution = frozenset(user for key in found for user in users_of.get(key, (key,)))
-        earlier = seen.setdefault(example_id, set())
-        if attribution in earlier and box.has_message_id[row]:
-            dropped.append(row)
-            continue
-        if earlier:
-            number = 2
-            while f"{example_id}#{number}" in taken:
-                number += 1
-            renamed[row] = f"{example_id}#{number}"
-            taken.add(renamed[row])
-        earlier.add(attribution)
-    return box.changed(dropped=np.array(dropped, dtype=np.int64), renamed=renamed).with_counts(
-        repeated_messages=len(dropped), repeated_ids=len(renamed)
-    )
+    def counts(self) -> dict[str, int]:
+        """What a person should know of the messages, by name."""
+        return {
+            "messages": self._num_messages,
+            "messages_without_id": self._no_id,
+            "unreadable_headers": self._no_header,
+            "unreadable_addresses": self._unreadable,
+            "unnamed_recipients": self._unnamed,
+            "undated_messages": self._undated,
+            "attachments_ignored": self._body.attachments,
+            "undecodable_bodies": self._body.undecodable,
+            "repeated_messages": 0,
+        }
+
+    def thread_mentions(self) -> Mentions:
+        """For every message the users of all messages connected with it."""
+        indptr, codes, spellings = self.builder.mentions()
+        thread = self._threads(spellings)
+        num_threads = int(thread.max(initial=-1)) + 1
+        grouped = np.empty_like(codes)
+        by_thread = kernels.group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads, grouped)
+        by_thread, users = kernels.sort_and_collapse_rows(by_thread, grouped)
+        ends = np.concatenate([[0], np.cumsum(np.diff(by_thread)[thread])])
+        taken = np.empty(ends[-1], dtype=users.dtype)
+        kernels.take_rows(by_thread, users, thread, ends, taken)
+        return Mentions(ends, taken, spellings)
+
+    def _threads(self, addresses: pa.Array) -> np.ndarray:
+        """(messages,) the thread of each message, counted from 0: messages are joined by the ids they mention."""
+        ids = pl.Series(list(self._message_codes), dtype=pl.String)
+        # "In-Reply-To: message of Ann <ann@x.org>" names a person, not a message: joining by it would make one thread
+        # of everything that answers Ann.
+        people = pl.Series(addresses, dtype=pl.String).str.to_lowercase()
+        own_ids = pl.Series(self.builder.ids()).unique()
+        is_person = (ids.str.to_lowercase().is_in(people.implode()) & ~ids.is_in(own_ids.implode())).to_numpy()
+        mentioned = np.frombuffer(self._mentioned, dtype=np.int32)
+        joins = ~is_person[mentioned]
+        counts = np.frombuffer(self._num_mentioned, dtype=np.int64)
+        ends = np.concatenate([[0], np.cumsum(joins)])[np.concatenate([[0], np.cumsum(counts)])]
+        mentioned = mentioned[joins]
+        component = kernels.connected_components(ends, mentioned, len(ids))  # (ids,)
+        thread = len(ids) + np.arange(len(counts))  # a message that mentions nothing is a thread of its own
+        connected = np.diff(ends) > 0
+        thread[connected] = component[mentioned[ends[:-1][connected]]]
+        return np.unique(thread, return_inverse=True)[1]
+
+    def _add_users(self, fields: dict[bytes, list[bytes]]) -> None:
+        users: list[int] = []
+        unnamed = False
+        for name in self._people:
+            for value in fields.get(name, ()):
+                codes, unreadable, says_unnamed = self._parsed.get(value) or self._parse(value)
+                users.extend(codes)
+                self._unreadable += unreadable
+                unnamed |= says_unnamed
+        self._unnamed += unnamed
+        self.builder.add_users(users)
+
+    def _parse(self, value: bytes) -> tuple[tuple[int, ...], int, bool]:
+        parsed = parse_addresses(header_text(value))
+        if len(self._parsed) >= _REMEMBERED_HEADERS:
+            self._parsed.clear()
+        entry = tuple(map(self.builder.code, parsed.addresses)), parsed.unreadable, parsed.unnamed
+        self._parsed[value] = entry
+        return entry
+
+    def _add_references(self, fields: dict[bytes, list[bytes]], own_id: str) -> None:
+        found = [own_id] if own_id else []
+        for name in self._thread:
+            for value in fields.get(name, ()):
+                found.extend(message_ids(header_text(value)))
+        codes = self._message_codes
+        self._mentioned.extend(codes.setdefault(one, len(codes)) for one in found)
+        self._num_mentioned.append(len(found))

@@ -1,4 +1,4 @@
-"""Where mail lies: mbox files, Maildir and MH folders, .eml files. Gives one message at a time, as bytes."""
+"""Mail on disk: mbox files, Maildir and MH folders, .eml files. Gives one message at a time, as bytes."""
 
 import functools
 import os
@@ -26,23 +26,24 @@ _MAIL_HEADERS = frozenset(
     b"x-mozilla-status x-gmail-labels x-gm-thrid envelope-to apparently-to arc-seal".split()
 )
 _NUMBERED = re.compile(r"\d+\.?")  # the files of an MH folder
-_FLAGS = re.compile(r"[:!;]2,[A-Za-z]*$")  # Maildir flags change when a message is read; its name does not
+# Maildir: sizes (",S=1234,W=1260") tell the length of a text, and flags (":2,S") change when a message is read.
+_SIZES_AND_FLAGS = re.compile(r"(?:,[A-Za-z]=[^,:;!]*)*(?:[:!;]2,[A-Za-z]*)?$")
+_CONTENT_LENGTH = re.compile(rb"^content-length[ \t]*:[ \t]*(\d{1,15})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_HEADER_END = re.compile(rb"\r?\n\r?\n")
 
 
 class RawMessage(NamedTuple):
-    """One message as it lies in the box.
+    """One message as it is stored.
 
     Attributes:
       content: all its bytes, a leading "From " line included.
-      name: what to call it where it has no Message-ID: made of file name and position, never of content.
+      name: its id where it has no Message-ID: made of file name and position, never of content.
       escaped: lines of the body that begin with "From " carry one ">" too many.
-      is_file: the message is a file of its own.
     """
 
     content: bytes
     name: str
     escaped: bool
-    is_file: bool
 
 
 def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) -> Iterator[RawMessage]:
@@ -53,22 +54,26 @@ def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) 
       - A box cut off in the middle of a message gives what is left of it.   (test_truncated_mbox_is_read)
     Cost: memory for one chunk of 4 MiB and the largest message.
     """
-    place = Path(path)
-    kind = _kind(place)
+    box = Path(path)
+    kind = _kind(box)
     if stat.S_ISDIR(kind):
-        yield from _folder_messages(place, report)
+        yield from _folder_messages(box, report)
     elif stat.S_ISREG(kind):
-        head = read_head(place)
+        head = read_head(box)
         if not head.strip():
-            raise InputError(f"{place}: the file is empty; give a mailbox (mbox, Maildir, .eml or a folder of .eml)")
+            raise InputError(f"{box}: the file is empty; give a mailbox (mbox, Maildir, .eml or a folder of .eml)")
         if not begins_like_mail(head):
             raise InputError(
-                f"{place}: not a mailbox: at byte 0 there is neither a 'From ' line nor a mail header; "
+                f"{box}: not a mailbox: at byte 0 there is neither a 'From ' line nor a mail header; "
                 "give an mbox, a Maildir, an .eml file or a folder of .eml files"
             )
-        yield from _file_messages(place, _FLAGS.sub("", _valid_name(place.name)), "", report)
+        is_mbox = box.suffix.lower() == ".mbox" or head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").startswith(
+            b"From "
+        )
+        several = is_mbox and box.suffix.lower() != ".eml" and not _in_maildir(box)
+        yield from _file_messages(box, box.name, "", several=several, report=report)
     else:
-        raise InputError(f"{place}: neither a file nor a folder; give a mailbox on disk")
+        raise InputError(f"{box}: neither a file nor a folder; give a mailbox on disk")
 
 
 def begins_like_mail(head: bytes, *, known_headers: int = 1) -> bool:
@@ -93,11 +98,10 @@ def folder_files(folder: Path) -> tuple[list[str], int]:
         raise _unreadable(error.filename or folder, error)
 
     for parent, _, names in os.walk(folder, onerror=refuse):
-        inside = Path(parent).relative_to(folder)
-        in_maildir = inside.name in ("cur", "new") or (inside == Path() and Path(parent).name in ("cur", "new"))
         for name in names:
-            if _is_mail_name(name, in_maildir=in_maildir):
-                found.append((inside / name).as_posix())
+            file = Path(parent) / name
+            if _is_mail_name(file):
+                found.append(file.relative_to(folder).as_posix())
             else:
                 others += 1
     return sorted(found), others
@@ -112,10 +116,14 @@ def read_head(file: Path) -> bytes:
         raise _unreadable(file, error) from error
 
 
-def _is_mail_name(name: str, *, in_maildir: bool) -> bool:
-    if in_maildir:
-        return not name.startswith(".")
-    return name.lower().endswith((".eml", ".mbox")) or _NUMBERED.fullmatch(name) is not None
+def _in_maildir(file: Path) -> bool:
+    return file.parent.name in ("cur", "new")
+
+
+def _is_mail_name(file: Path) -> bool:
+    if _in_maildir(file):
+        return not file.name.startswith(".")
+    return file.name.lower().endswith((".eml", ".mbox")) or _NUMBERED.fullmatch(file.name) is not None
 
 
 def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[RawMessage]:
@@ -132,31 +140,59 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
             raise InputError(f"{file}: not a regular file; take it out of the folder")
         like_mail += begins_like_mail(read_head(file))
         report_part = functools.partial(_report_part, report, number, len(files))
-        yield from _file_messages(file, _FLAGS.sub("", _valid_name(inside)), f"{_valid_name(inside)}/", report_part)
+        several = file.suffix.lower() == ".mbox" and not _in_maildir(file)
+        yield from _file_messages(file, inside, f"{_valid_name(inside)}/", several=several, report=report_part)
     if not like_mail:
         raise InputError(f"{folder}: none of its {len(files)} files begins like mail; give a folder of .eml files")
 
 
-def _file_messages(file: Path, name: str, prefix: str, report: Callable[[float], None]) -> Iterator[RawMessage]:
+def _file_messages(
+    file: Path, name: str, prefix: str, *, several: bool, report: Callable[[float], None]
+) -> Iterator[RawMessage]:
     """The messages of one file: several where it is an mbox, one where it is a message of its own."""
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            start = opened.read(_LOOK_AHEAD)
-            opened.seek(0)
-            # In a folder only .mbox files hold several messages; a file given by itself does unless it is an .eml.
-            is_mbox = file.suffix.lower() == ".mbox" if prefix else file.suffix.lower() != ".eml"
-            start = start.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
-            if not is_mbox and not (start.startswith(b"From ") and begins_like_mail(start)):
-                yield RawMessage(opened.read(), name, False, True)
+            if not several:
+                yield RawMessage(opened.read(), _SIZES_AND_FLAGS.sub("", _valid_name(name)), False)
                 report(1.0)
                 return
+            lengths = _lengths(opened, size)
+            opened.seek(0)
+            report_bytes: Callable[[int], None] = lambda done: report(done / max(size, 1))  # noqa: E731
+            contents = split_mbox(opened, report_bytes) if lengths is None else map(opened.read, lengths)
             # The position counts messages, not bytes: a byte offset would carry the length of other people's words
             # into the id, and from there into the order of selection.
-            for position, content in enumerate(split_mbox(opened, lambda done: report(done / max(size, 1)))):
-                yield RawMessage(content, f"{prefix}message {position + 1}", True, False)
+            for position, content in enumerate(contents):
+                yield RawMessage(content, f"{prefix}message {position + 1}", lengths is None)
+            report(1.0)
     except OSError as error:
         raise _unreadable(file, error) from error
+
+
+def _lengths(opened: BinaryIO, size: int) -> list[int] | None:
+    """The lengths of the messages of an mbox that is cut by Content-Length (mboxcl), or None for any other.
+
+    It is one only where every message has a Content-Length that leads to a "From " line or the end of the file: in a
+    box that is cut by "From " lines, a sender could otherwise hide the messages that follow in a body of their own.
+    """
+    lengths, at = [], 0
+    while at < size:
+        opened.seek(at)
+        head = opened.read(_HEAD)
+        end = _HEADER_END.search(head)
+        found = _CONTENT_LENGTH.search(head, 0, end.start() + 1) if end else None
+        if end is None or found is None or not head.startswith(b"From "):
+            return None
+        stop = at + end.end() + int(found[1])
+        opened.seek(min(stop, size))
+        after = opened.read(16)
+        blank = len(after) - len(after.lstrip(b"\r\n"))
+        if stop > size or (stop + blank < size and not after[blank:].startswith(b"From ")):
+            return None
+        lengths.append(stop + blank - at)
+        at = stop + blank
+    return lengths
 
 
 def split_mbox(opened: BinaryIO, report: Callable[[int], None]) -> Iterator[bytes]:
@@ -221,15 +257,15 @@ def _valid_name(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _kind(place: Path) -> int:
+def _kind(path: Path) -> int:
     try:
-        return os.stat(place).st_mode
+        return os.stat(path).st_mode
     except FileNotFoundError:
-        raise InputError(f"{place}: no such file or folder; check the path of the mailbox") from None
+        raise InputError(f"{path}: no such file or folder; check the path of the mailbox") from None
     except (OSError, ValueError) as error:
-        raise _unreadable(place, error) from error
+        raise _unreadable(path, error) from error
 
 
-def _unreadable(place: object, error: Exception) -> InputError:
+def _unreadable(path: object, error: Exception) -> InputError:
     reason = getattr(error, "strerror", None) or error
-    return InputError(f"{place}: cannot be read ({reason}); check the path and its permissions")
+    return InputError(f"{path}: cannot be read ({reason}); check the path and its permissions")

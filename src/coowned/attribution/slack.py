@@ -1,22 +1,72 @@
 """Slack: every message belongs to the people of its thread, or to everybody in its channel."""
 
+import contextlib
+import json
 import os
 import re
-from collections.abc import Callable
+import zipfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import pyarrow as pa
 
 from coowned import validate
-from coowned.attribution.examples import AttributedExamples, attribute
-from coowned.attribution.slack_files import SlackFiles, open_export
-from coowned.attribution.slack_rows import Conversation, MessageColumns, conversations, joined
+from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
+from coowned.attribution.identifiers import one_line
+from coowned.attribution.options import SLACK_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
-ATTRIBUTE_TO = ("participants", "channel")
+_LISTS = ("channels.json", "groups.json", "dms.json", "mpims.json")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
+_LARGEST_FILE = 1 << 30  # one day of one channel; more is no export
+_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+_PAYLOAD = pa.schema([("channel", pa.large_string()), ("ts", pa.large_string()), ("text", pa.large_string())])
+# Subtypes that somebody wrote; all others are notices of Slack itself, or answers it makes of other people's words.
+_WRITTEN = (None, "", "me_message", "thread_broadcast", "reply_broadcast", "file_share", "file_comment", "bot_message")
 # What attribution is made from, as the certificate names it.
 _READ = (
     "channel id and ts", "subtype", "thread_ts", "user", "bot_id", "reply_users", "replies", "parent_user_id", "members"
 )  # fmt: skip
+
+Kind = TypeVar("Kind")
+_Id = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,200}\Z")]  # visible ASCII; empty for none
+_Time = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\.[0-9]{1,20}\Z")]
+
+
+class _Reply(msgspec.Struct):
+    user: _Id | None = None
+
+
+class _Message(msgspec.Struct):
+    """What is read of a message: metadata, which are checked, and the text, which may be anything."""
+
+    ts: _Time
+    type: str | None = "message"
+    subtype: str | None = None
+    thread_ts: _Time | None = None
+    user: _Id | None = None
+    bot_id: _Id | None = None
+    parent_user_id: _Id | None = None
+    reply_users: list[_Id | None] | None = None
+    replies: list[_Reply] | None = None
+    comment: Any = None  # of a file; it keeps its author inside
+    text: Any = None
+
+
+class _Conversation(msgspec.Struct):
+    """A channel, a private one, or direct messages; members is None where the export does not say."""
+
+    id: Annotated[_Id, msgspec.Meta(min_length=1)]
+    name: str | None = None
+    members: list[_Id | None] | None = None
+    is_im: bool | None = None
+    is_mpim: bool | None = None
 
 
 def read_slack(
@@ -73,41 +123,120 @@ def read_slack(
       >>> read_slack(folder, attribute_to="channel").user_keys.to_pylist()
       ['U1', 'U2']
     """
-    validate.one_of(ATTRIBUTE_TO, attribute_to=attribute_to)
+    validate.one_of(SLACK_USERS, attribute_to=attribute_to)
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
-    columns = MessageColumns()
-    with open_export(export) as files:
-        listed = conversations(files)
-        days, notes = _days(files, listed)
+    builder = ExampleBuilder(_PAYLOAD, _BATCH_CHARACTERS)
+    counts = dict.fromkeys(
+        ("messages", "repeated_messages", "notices_left_out", "bot_messages", "messages_without_author"), 0
+    )
+    with _open_export(export) as files:
+        days, notes = _days(files, _conversations(files))
         total = max(1, sum(files.sizes[name] for _, names in days for name in names))
         done = 0
         for conversation, names in days:
-            everybody = attribute_to == "channel" or conversation.is_direct
-            columns.begin(conversation, everybody=everybody, place=f"{files.path}: {names[0].split('/')[0]}")
+            everybody = attribute_to == "channel" or bool(conversation.is_im)
+            if everybody and conversation.members is None:
+                raise InputError(
+                    f"{files.path}: {names[0].split('/')[0]}: the export has no list of its members; "
+                    "attribute to participants, or leave it out"
+                )
+            thread = _ConversationReader(conversation, everybody, builder, counts)
             for name in names:
-                columns.add(files.list_of_objects(name), f"{files.path}: {name}")
+                for message in files.read(name, list[_Message]):
+                    thread.add(message)
                 done += files.sizes[name]
                 if progress is not None:
                     progress(done / total, "reading Slack messages")
-            columns.end()
-    return attribute(
-        columns.user_lists(),
-        example_ids=columns.ids(),
-        payload=columns.payload(),
+            thread.finish()
+    return builder.attribute(
         user_keys=user_keys or UserKeyRules.exact(),
         aliases=aliases,
         columns_read=_READ,
-        notes={"conversations": len(days), **columns.counts, **notes},
-        place=str(export),
+        notes={"conversations": len(days), **counts, **notes},
+        location=str(export),
     )
 
 
+class _ConversationReader:
+    """Adds the messages of one conversation; their users follow at its end, since a thread can run over many days."""
+
+    def __init__(self, conversation: _Conversation, everybody: bool, builder: ExampleBuilder, counts: dict[str, int]):
+        self.id = conversation.id
+        self.builder = builder
+        self.counts = counts
+        # Everybody who ever had a part in the conversation, where all of them are users of each message.
+        self.everybody = set(map(builder.code, filter(None, conversation.members or ()))) if everybody else None
+        self.people: dict[str, set[int]] = {}  # thread_ts -> who wrote in it
+        self.threads: dict[str, list[str]] = {}  # ts -> the threads of each message kept, in order
+
+    def add(self, message: _Message) -> None:
+        """Takes one message into account."""
+        thread = message.thread_ts or message.ts
+        author, is_bot = _author(message)
+        named = [author, message.parent_user_id, *(message.reply_users or ())]
+        named += [reply.user for reply in message.replies or ()]
+        people = set(map(self.builder.code, filter(None, named)))
+        self.people.setdefault(thread, set()).update(people)
+        if self.everybody is not None:
+            self.everybody |= people
+        if (message.type or "message") != "message" or message.subtype not in _WRITTEN:
+            self.counts["notices_left_out"] += 1
+            return
+        if message.ts in self.threads:
+            self.counts["repeated_messages"] += 1
+            self.threads[message.ts].append(thread)
+            return
+        self.threads[message.ts] = [thread]
+        self.counts["messages"] += 1
+        self.counts["bot_messages"] += is_bot
+        self.counts["messages_without_author"] += author is None
+        text = valid_text(message.text)
+        self.builder.add_row(f"{self.id}:{message.ts}", self.id, message.ts, text, characters=len(text))
+
+    def finish(self) -> None:
+        """Gives every message its users: by now all threads are known."""
+        everybody = array("i", sorted(self.everybody or ()))
+        for threads in self.threads.values():
+            people = set().union(*(self.people[thread] for thread in threads)) if self.everybody is None else everybody
+            self.builder.add_users(people)
+
+
+def _author(message: _Message) -> tuple[str | None, bool]:
+    """Who wrote it, and whether a program did."""
+    user = message.user or None
+    if user is None and isinstance(message.comment, dict):
+        user = msgspec.convert(message.comment, _Reply).user or None
+    is_bot = bool(message.bot_id) or message.subtype == "bot_message"
+    if user is None and is_bot:
+        return f"bot:{message.bot_id or 'unnamed'}", True
+    return user, is_bot
+
+
+def _conversations(files: "_SlackFiles") -> dict[str, _Conversation]:
+    """The conversation of each folder, from the lists of the export; `is_im` is set for direct messages of any kind."""
+    found: dict[str, _Conversation] = {}
+    for name in _LISTS:
+        for one in files.read(name, list[_Conversation]) if name in files.sizes else ():
+            one.is_im = name in ("dms.json", "mpims.json") or bool(one.is_im or one.is_mpim)
+            # Direct messages have no name, and some exports name every folder by the id.
+            for key in dict.fromkeys((one.name or one.id, one.id)):
+                found[key] = _joined(found[key], one) if key in found else one
+    return found
+
+
+def _joined(one: _Conversation, other: _Conversation) -> _Conversation:
+    """Two conversations as one, as where both have the same folder: the people of both."""
+    known = one.members is not None and other.members is not None
+    members = list(dict.fromkeys((*(one.members or ()), *(other.members or ())))) if known else None
+    return _Conversation(id=one.id, members=members, is_im=bool(one.is_im or other.is_im))
+
+
 def _days(
-    files: SlackFiles, listed: dict[str, Conversation]
-) -> tuple[list[tuple[Conversation, list[str]]], dict[str, int]]:
+    files: "_SlackFiles", listed: dict[str, _Conversation]
+) -> tuple[list[tuple[_Conversation, list[str]]], dict[str, int]]:
     """The conversations that have files, with these in order of their names, and how much else there is."""
-    days: dict[str, tuple[Conversation, list[str]]] = {}  # by the conversation's id: it may have two folders
+    days: dict[str, tuple[_Conversation, list[str]]] = {}  # by the conversation's id: it may have two folders
     unlisted: set[str] = set()
     others = 0
     for name in sorted(files.sizes):
@@ -121,7 +250,130 @@ def _days(
             known, names = days.setdefault(here.id, (here, []))
             names.append(name)
             if known is not here:
-                days[here.id] = (joined(known, here), names)
+                days[here.id] = (_joined(known, here), names)
         else:
             unlisted.add(folder)
     return list(days.values()), {"unlisted_folders_left_out": len(unlisted), "other_files_ignored": others}
+
+
+class _SlackFiles:
+    """The JSON files of an export, by their names below its root ("general/2024-01-31.json").
+
+    The root is where the list of channels is: at the top, or in the one folder that a new zip was made of. Nothing is
+    extracted from a zip.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], sizes: dict[str, int], archive: zipfile.ZipFile | None):
+        self.path = Path(path)
+        self._archive = archive
+        root = _root_of(sizes)
+        if root is None:
+            raise InputError(
+                f"{self.path}: not a Slack export: there is no {', '.join(_LISTS[:-1])} or {_LISTS[-1]} in it; "
+                "give the folder or zip as Slack made it"
+            )
+        self._root = root
+        self.sizes = {name.removeprefix(root): size for name, size in sizes.items() if name.startswith(root)}
+
+    def read(self, name: str, kind: type[Kind]) -> Kind:
+        """Decodes one JSON file."""
+        where = f"{self.path}: {name}"
+        if self.sizes[name] > _LARGEST_FILE:
+            raise InputError(f"{where}: has {self.sizes[name]:,} bytes, which no day of a channel has; check the file")
+        try:
+            inside = f"{self._root}{name}"
+            content = (self.path / inside).read_bytes() if self._archive is None else self._archive.read(inside)
+        except _ZIP_ERRORS as error:
+            reason = getattr(error, "strerror", None) or one_line(error)
+            raise InputError(f"{where}: cannot be read ({reason}); export it again") from error
+        try:
+            return msgspec.convert(json.loads(content.decode("utf-8-sig")), kind)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{where}: {_explained(error)}; export it again") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not JSON in UTF-8 ({one_line(error)}); export it again") from None
+
+
+def _explained(error: msgspec.ValidationError) -> str:
+    """ "Expected `str`, got `int` - at `$[0].user`" as "entry 0, 'user': expected str, got int"."""
+    problem, _, path = one_line(error).replace("`", "").partition(" - at ")
+    found = re.match(r"\$\[(\d+)\]\.?(.*)", path)
+    named = "" if found is None else f"entry {found[1]}{f', {found[2]!r}' if found[2] else ''}: "
+    return f"{named}{problem[:1].lower()}{problem[1:]}"
+
+
+@contextlib.contextmanager
+def _open_export(path: str | os.PathLike[str]) -> Iterator[_SlackFiles]:
+    root = Path(path)
+    if root.is_dir():
+        yield _SlackFiles(root, _files_below(root), None)
+        return
+    if not root.is_file():
+        raise InputError(f"{root}: no such file or folder; check the path")
+    try:
+        archive = zipfile.ZipFile(root)
+    except _ZIP_ERRORS as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise InputError(f"{root}: not a folder, and no zip can be read there ({reason}); check the path") from error
+    with archive:
+        yield _SlackFiles(root, _entries_of(archive), archive)
+
+
+def looks_like_slack(path: str | os.PathLike[str]) -> bool:
+    """True for a folder or zip with users.json and channels.json where Slack puts them.
+
+    Example:
+      >>> import tempfile
+      >>> folder = Path(tempfile.mkdtemp())
+      >>> looks_like_slack(folder)
+      False
+      >>> for name in ("users.json", "channels.json"):
+      ...     _ = (folder / name).write_text("[]")
+      >>> looks_like_slack(folder)
+      True
+    """
+    root = Path(path)
+    try:
+        if root.is_dir():
+            return any((top / "channels.json").is_file() and (top / "users.json").is_file() for top in _roots(root))
+        if not zipfile.is_zipfile(root):
+            return False
+        with zipfile.ZipFile(root) as archive:
+            sizes = _entries_of(archive)
+            top = _root_of(sizes)
+            return top is not None and f"{top}channels.json" in sizes and f"{top}users.json" in sizes
+    except _ZIP_ERRORS:
+        return False
+
+
+def _roots(folder: Path) -> list[Path]:
+    below = [path for path in folder.iterdir() if path.name[0] not in "._"]
+    return [folder, *(below if len(below) == 1 and below[0].is_dir() else [])]
+
+
+def _files_below(folder: Path) -> dict[str, int]:
+    try:
+        return {
+            file.relative_to(folder).as_posix(): file.stat().st_size
+            for file in folder.rglob("*")
+            if file.is_file() and file.name[0] not in "._"
+        }
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror}); check who may read it") from error
+
+
+def _entries_of(archive: zipfile.ZipFile) -> dict[str, int]:
+    return {
+        entry.filename: entry.file_size
+        for entry in archive.infolist()
+        if not entry.is_dir() and not entry.filename.startswith("__MACOSX/")
+    }
+
+
+def _root_of(names: dict[str, int]) -> str | None:
+    """Where the lists of conversations are: "" or "folder/"; None where there is none, or more than one."""
+    paths = [PurePosixPath(name) for name in names]
+    found = {str(path.parent) for path in paths if path.name in _LISTS and len(path.parts) <= 2}
+    if "." in found:
+        return ""
+    return f"{found.pop()}/" if len(found) == 1 else None

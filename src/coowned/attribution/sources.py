@@ -4,67 +4,44 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.options import FORMATS, TABLES, DataOptions, declared
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
 
-FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
 _BY_SUFFIX = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".json": "jsonl", ".mbox": "mail", ".eml": "mail", ".sqlite": "sql", ".sqlite3": "sql",
 }  # fmt: skip
 _SQLITE = "sqlite:"
-_TABLES = ("parquet", "csv", "jsonl", "sql")
+
+Progress = Callable[[float, str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSource:
-    """A path and how to read it.
+class DataSource(DataOptions):
+    """A path and the options to read it with.
 
     Guarantees:
-      - Settings that a format has no use for are refused, not passed over.   (test_unused_settings_are_refused)
+      - Options that a format has no use for are refused, not passed over.   (test_unused_settings_are_refused)
 
     Attributes:
       path: a file or folder; "sqlite:///mail.db" (or "sqlite:////home/ann/mail.db") is the file mail.db of SQLite.
-      format: one of FORMATS; None looks at the suffix, then at the content.
-      users: for tables, the columns that name the users of an example.
-      user: for tables with one pair a row, the column that names the user.
-      example_id: for tables, the column with the ids; None for the row number, which the rows of a query do not have.
-      separator: for tables, what stands between two users in one cell.
-      aliases: a CSV file `key,user`.
-      unprotected: a file with the keys of users who are not to be protected, one a line.
-      attribute_to: for mail and Slack, whom a message belongs to.
-      query: for a database, the SELECT that gives the rows; it must not choose by content.
     """
 
     path: str | os.PathLike[str]
-    format: str | None = None
-    users: tuple[str, ...] = ()
-    user: str | None = None
-    example_id: str | None = None
-    separator: str | None = None
-    aliases: str | os.PathLike[str] | None = None
-    unprotected: str | os.PathLike[str] | None = None
-    attribute_to: str | None = None
-    query: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "users", (self.users,) if isinstance(self.users, str) else tuple(self.users))
         if str(self.path).startswith(_SQLITE):
             object.__setattr__(self, "path", _sqlite_file(str(self.path)))
             object.__setattr__(self, "format", self.format or "sql")
-        if self.format is not None:
-            validate.one_of(FORMATS, format=self.format)
-        if self.attribute_to is not None:
-            from coowned.attribution import mail, slack
+        for name, option in declared().items():
+            if option.choices and getattr(self, name) is not None:
+                validate.one_of(option.choices, **{name: getattr(self, name)})
 
-            choices = (*mail.ATTRIBUTE_TO, *slack.ATTRIBUTE_TO)
-            validate.one_of(choices, attribute_to=self.attribute_to)
-
-    def read(self, progress: Callable[[float, str], None] | None = None) -> AttributedExamples:
+    def read(self, progress: Progress | None = None) -> AttributedExamples:
         """Reads the data, with aliases and without unprotected users.
 
         Args:
@@ -72,45 +49,33 @@ class DataSource:
             long (mail, Slack, databases).
         """
         kind = self.format or detect_format(self.path)
+        self.refuse_unused(kind)
         unprotected = None if self.unprotected is None else read_keys(self.unprotected)  # first: the data may take long
-        read = self._read_table if kind in _TABLES else self._read_attributed
-        examples = read(kind, progress)
+        examples = self._read(kind, progress)
         return examples if unprotected is None else examples.without_users(unprotected)
 
-    def _read_table(self, kind: str, progress: Callable[[float, str], None] | None) -> AttributedExamples:
-        self._refuse("attribute_to", kind)
-        users: Any = None if not self.users else self.users[0] if len(self.users) == 1 else list(self.users)
+    def refuse_unused(self, kind: str) -> None:
+        """Refuses options that mean nothing for this format."""
+        for name, option in declared().items():
+            if getattr(self, name) and kind not in option.formats:
+                raise InputError(
+                    f"{self.path}: {name} does not apply to {kind} data; leave it out or name another format"
+                )
+
+    def _read(self, kind: str, progress: Progress | None) -> AttributedExamples:
         if kind == "sql":
-            return self._read_query(users, progress)
-        from coowned.attribution import table_files
+            from coowned.attribution.sql import open_sqlite, read_query
 
-        self._refuse("query", kind)
-        reader = {"parquet": table_files.read_parquet, "csv": table_files.read_csv, "jsonl": table_files.read_jsonl}[
-            kind
-        ]
-        return reader(self.path, users, self.user, self.example_id, self.separator, aliases=self.aliases)
+            if self.query is None:
+                raise InputError(f'{self.path}: a database needs a query that gives the rows; say --query "SELECT ..."')
+            with open_sqlite(self.path) as connection:
+                return read_query(
+                    self.query, connection, self, place=str(self.path), aliases=self.aliases, progress=progress
+                )
+        if kind in TABLES:
+            from coowned.attribution.table_files import read_table
 
-    def _read_query(self, users: Any, progress: Callable[[float, str], None] | None) -> AttributedExamples:
-        from coowned.attribution.sql import open_sqlite, read_sql
-
-        if self.query is None:
-            raise InputError(f'{self.path}: a database needs a query that gives the rows; say --query "SELECT ..."')
-        with open_sqlite(self.path) as connection:
-            return read_sql(
-                self.query,
-                connection,
-                users=users,
-                user=self.user,
-                example_id=self.example_id,
-                separator=self.separator,
-                aliases=self.aliases,
-                place=str(self.path),
-                progress=progress,
-            )
-
-    def _read_attributed(self, kind: str, progress: Callable[[float, str], None] | None) -> AttributedExamples:
-        for setting in ("users", "user", "example_id", "separator", "query"):
-            self._refuse(setting, kind)
+            return read_table(kind, self.path, self, aliases=self.aliases)
         if kind == "mail":
             from coowned.attribution.mail import read_mail
 
@@ -123,14 +88,7 @@ class DataSource:
             return read_slack(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
         from coowned.attribution.arxiv import read_arxiv
 
-        self._refuse("attribute_to", kind)
         return read_arxiv(self.path, aliases=self.aliases)
-
-    def _refuse(self, setting: str, kind: str) -> None:
-        if getattr(self, setting):
-            raise InputError(
-                f"{self.path}: {setting} means nothing for {kind} data; leave it out or name another format"
-            )
 
 
 def beside(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:
@@ -162,20 +120,20 @@ def detect_format(path: str | os.PathLike[str]) -> str:
       >>> detect_format(file)
       'csv'
     """
-    place = Path(path)
-    if place.is_dir():
-        return _detect_folder(place)
-    if not place.is_file():
-        raise InputError(f"{place}: no such file or folder; check the path")
-    kind = _BY_SUFFIX.get(place.suffix.lower()) or _by_content(place)
+    file = Path(path)
+    if file.is_dir():
+        return _detect_folder(file)
+    if not file.is_file():
+        raise InputError(f"{file}: no such file or folder; check the path")
+    kind = _BY_SUFFIX.get(file.suffix.lower()) or _by_content(file)
     if kind is None:
-        raise InputError(f"{place}: cannot tell what it holds; say --format {'|'.join(FORMATS)}")
-    return "arxiv" if kind == "jsonl" and _is_arxiv(place) else kind
+        raise InputError(f"{file}: cannot tell what it holds; say --format {'|'.join(FORMATS)}")
+    return "arxiv" if kind == "jsonl" and _is_arxiv(file) else kind
 
 
 def _detect_folder(folder: Path) -> str:
     from coowned.attribution.mail import looks_like_mail
-    from coowned.attribution.slack_files import looks_like_slack
+    from coowned.attribution.slack import looks_like_slack
 
     if (folder / "cur").is_dir() or (folder / "new").is_dir():
         return "mail"
@@ -193,7 +151,7 @@ def _detect_folder(folder: Path) -> str:
 
 def _by_content(file: Path) -> str | None:
     from coowned.attribution.mail import looks_like_mail
-    from coowned.attribution.slack_files import looks_like_slack
+    from coowned.attribution.slack import looks_like_slack
 
     start = _start_of(file, 4096)
     if start.startswith(b"PAR1"):

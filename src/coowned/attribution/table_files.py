@@ -15,15 +15,16 @@ import pyarrow.json
 import pyarrow.parquet
 
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.identifiers import check_valid, one_line
-from coowned.attribution.places import Place
-from coowned.attribution.tables import attribute_table, user_columns
+from coowned.attribution.identifiers import Location, check_valid, one_line
+from coowned.attribution.options import DataOptions
+from coowned.attribution.tables import attribute_table, table_options
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
-_BLOCK_BYTES = 1 << 24
-_LARGEST_BLOCK = 1 << 30
-_PEEKED_LINES = 1000
+SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
+_BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
+_LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
+_PEEKED_LINES = 1000  # lines of JSON that decide which fields are text
 
 
 def read_parquet(
@@ -37,8 +38,8 @@ def read_parquet(
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
     """Attributed examples from a Parquet file or a folder of them; arguments as in `from_table`."""
-    table, where = read_parquet_table(path)
-    return attribute_table(table, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+    options = table_options(users, user, example_id, separator)
+    return read_table("parquet", path, options, user_keys=user_keys, aliases=aliases)
 
 
 def read_csv(
@@ -55,9 +56,8 @@ def read_csv(
 
     Ids and users are read as text: 007 stays 007, and 0704.0001 does not become a number.
     """
-    as_text = [name for name in (*user_columns(users), user, example_id) if isinstance(name, str)]
-    table, where = _read_all(path, (".csv", ".tsv"), lambda file: _read_csv_file(file, as_text))
-    return attribute_table(table, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+    options = table_options(users, user, example_id, separator)
+    return read_table("csv", path, options, user_keys=user_keys, aliases=aliases)
 
 
 def read_jsonl(
@@ -71,18 +71,37 @@ def read_jsonl(
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
     """Attributed examples from JSON lines, one object a line, or a folder of them; arguments as in `from_table`."""
-    table, where = _read_all(path, (".jsonl", ".ndjson", ".json"), _read_json_file)
-    return attribute_table(table, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+    options = table_options(users, user, example_id, separator)
+    return read_table("jsonl", path, options, user_keys=user_keys, aliases=aliases)
 
 
-def read_parquet_table(path: str | os.PathLike[str]) -> tuple[pa.Table, Place]:
-    """A Parquet file, or a folder of them, as one table, and the place its rows came from."""
-    return _read_all(path, (".parquet", ".pq"), _read_parquet_file)
+def read_table(
+    kind: str,
+    path: str | os.PathLike[str],
+    options: DataOptions,
+    *,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+) -> AttributedExamples:
+    """Attributed examples from files of one kind: parquet, csv or jsonl."""
+    as_text = [*options.user_columns(), *([] if options.example_id is None else [options.example_id])]
+    readers = {
+        "parquet": _read_parquet_file,
+        "csv": lambda file: _read_csv_file(file, as_text),
+        "jsonl": _read_json_file,
+    }
+    table, where = _read_all(path, SUFFIXES[kind], readers[kind])
+    return attribute_table(table, options, where, user_keys=user_keys, aliases=aliases)
+
+
+def read_parquet_table(path: str | os.PathLike[str]) -> tuple[pa.Table, Location]:
+    """A Parquet file, or a folder of them, as one table, and where its rows came from."""
+    return _read_all(path, SUFFIXES["parquet"], _read_parquet_file)
 
 
 def _read_all(
     path: str | os.PathLike[str], suffixes: tuple[str, ...], read: Callable[[Path], pa.Table]
-) -> tuple[pa.Table, Place]:
+) -> tuple[pa.Table, Location]:
     files = files_of(path, suffixes)
     tables: list[pa.Table] = []
     for file in files:
@@ -106,11 +125,11 @@ def _read_all(
         for number, name in enumerate(names):
             check_valid(table.column(number), f"{file}: column {name!r}")
         tables.append(table)
-    place = Place(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
+    location = Location(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
     if len(tables) == 1:
-        return tables[0], place
+        return tables[0], location
     try:
-        return pa.concat_tables(tables, promote_options="permissive"), place
+        return pa.concat_tables(tables, promote_options="permissive"), location
     except pa.ArrowException as error:
         for file, table in zip(files, tables, strict=True):
             if table.schema != tables[0].schema:
@@ -127,25 +146,21 @@ def _names(schema: pa.Schema) -> list[str]:
 
 def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
     """The file itself, or the folder's files with these suffixes by name; those that start with . or _ do not count."""
-    place = Path(path)
-    if place.is_file():
-        if place.stat().st_size == 0:
-            raise InputError(f"{place}: the file is empty; give one with data")
-        return [place]
-    if not place.is_dir():
-        raise InputError(f"{place}: no such file or folder; check the path")
-    files = sorted(
+    root = Path(path)
+    if not root.is_file() and not root.is_dir():
+        raise InputError(f"{root}: no such file or folder; check the path")
+    files = [root] if root.is_file() else sorted(
         file
-        for file in place.rglob("*")
+        for file in root.rglob("*")
         if file.name.lower().endswith(suffixes)
         and file.is_file()
-        and not any(part.startswith((".", "_")) for part in file.relative_to(place).parts)
-    )
+        and not any(part.startswith((".", "_")) for part in file.relative_to(root).parts)
+    )  # fmt: skip
     if not files:
-        raise InputError(f"{place}: the folder has no {' or '.join(suffixes)} file; check the path or the format")
+        raise InputError(f"{root}: the folder has no {' or '.join(suffixes)} file; check the path or the format")
     for file in files:
         if file.stat().st_size == 0:
-            raise InputError(f"{file}: the file is empty; remove it or write it anew")
+            raise InputError(f"{file}: the file is empty; give one with data, or remove it")
     return files
 
 

@@ -1,6 +1,5 @@
 """Tables in memory: pandas, polars, Arrow, Hugging Face datasets, anything with the Arrow C interface."""
 
-import dataclasses
 import difflib
 import os
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute
 
-from coowned.attribution.examples import AttributedExamples, attribute, unify
-from coowned.attribution.identifiers import check_valid, first_true, is_text, one_line, text_or_integers, type_of_ids
-from coowned.attribution.places import Place
+from coowned.attribution.examples import AttributedExamples, attribute
+from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, one_line
+from coowned.attribution.options import DataOptions
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
@@ -40,9 +39,9 @@ def from_table(
         C stream interface.
       users: the column, or columns, that name an example's users ("users" by default): lists, or one name a cell.
         With several columns, or with a separator, an empty cell names nobody; with one column it is an error.
-      user: the column with the one user of a row; rows with the same example_id are one example and must be equal
-        in every other column.
-      example_id: the column with the ids, never made from content; the row number by default.
+      user: the column with the one user of a row.
+      example_id: the column with the ids, never made from content; the row number by default. Rows with the same id
+        are copies of one example, which has the users of all of them and the other columns of the first.
       separator: what stands between two users of one cell ("a@x; b@y").
       user_keys: the rules that make keys of spellings; `UserKeyRules()` by default, which merges on the safe side.
       aliases: who stands for whom, or the path of a CSV file `key,user`.
@@ -50,6 +49,7 @@ def from_table(
 
     Guarantees:
       - One example a row, in row order, whatever the kind of table.   (test_every_kind_of_table)
+      - Rows with one id are one example with the users of all.        (test_copies_of_an_example_are_one)
 
     Example:
       >>> examples = from_table({"sender": ["Ann", "Bob"], "to": ["bob; carol", ""]}, ["sender", "to"], separator=";")
@@ -59,53 +59,55 @@ def from_table(
       ['ann', 'bob', 'carol']
     """
     arrow = to_arrow_table(table)
-    where = Place(place)
+    where = Location(place)
     for number, name in enumerate(arrow.column_names):
         check_valid(arrow.column(number), f"{where}column {name!r}")
-    return attribute_table(arrow, users, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
+    options = table_options(users, user, example_id, separator)
+    return attribute_table(arrow, options, where, user_keys=user_keys, aliases=aliases)
+
+
+def table_options(
+    users: str | Sequence[str] | None, user: str | None, example_id: str | None, separator: str | None
+) -> DataOptions:
+    listed = users if users is None or isinstance(users, str) else list(users)
+    return DataOptions(users=listed, user=user, example_id=example_id, separator=separator)
 
 
 def attribute_table(
     table: pa.Table,
-    users: str | Sequence[str] | None,
-    user: str | None,
-    example_id: str | None,
-    separator: str | None,
+    options: DataOptions,
+    where: Location,
     *,
     user_keys: UserKeyRules | None,
     aliases: Aliases | str | os.PathLike[str] | None,
-    where: Place,
+    notes: Mapping[str, int] | None = None,
 ) -> AttributedExamples:
     """`from_table` on an Arrow table that is known to be valid."""
+    separator, example_id, pairs = options.separator, options.example_id, options.user is not None
     if separator is not None and (not isinstance(separator, str) or not separator):
         raise InputError(
             f"{where}separator must be text of at least one character, not {separator!r}; leave it out or give one"
         )
-    if user is not None:
-        if users is not None:
-            raise InputError(f"{where}give users= (all users of a row) or user= (one pair a row), not both")
-        return _from_pairs(table, user, example_id, separator, user_keys=user_keys, aliases=aliases, where=where)
-    columns = user_columns(users)
+    if pairs and options.users is not None:
+        raise InputError(f"{where}give users= (all users of a row) or user= (one pair a row), not both")
+    columns = options.user_columns()
     if not columns:
         raise InputError(f"{where}users= names no column; name at least one")
-    lists = _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where)
-    examples = attribute(
-        lists,
-        example_ids=None if example_id is None else _ids(table, example_id, where),
-        payload=table,
+    if pairs and example_id is None:
+        raise InputError(f"{where}one pair a row needs example_id=, the column that says which rows are one example")
+    if pairs and _is_list(_column(table, columns[0], where).type):
+        raise InputError(f"{where}column {columns[0]!r} holds lists; name it with users= instead of user=")
+    return attribute(
+        _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where),
+        example_ids=None if example_id is None else _column(table, example_id, where),
+        payload=table.remove_column(table.column_names.index(columns[0])) if pairs else table,
         user_keys=user_keys,
         aliases=aliases,
         columns_read=[*([] if example_id is None else [example_id]), *columns],
-        place=where,
+        notes=notes,
+        repeats="" if pairs else "repeated_rows",
+        location=where,
     )
-    return examples if example_id is None else _with_type_of_ids(examples, table, example_id)
-
-
-def user_columns(users: str | Sequence[str] | None) -> list[str]:
-    """The columns that name users: "users" unless said otherwise."""
-    if users is None:
-        return ["users"]
-    return [users] if isinstance(users, str) else list(users)
 
 
 def to_arrow_table(table: Any) -> pa.Table:
@@ -137,7 +139,7 @@ def to_arrow_table(table: Any) -> pa.Table:
     )
 
 
-def _column(table: pa.Table, name: str, where: Place) -> pa.ChunkedArray:
+def _column(table: pa.Table, name: str, where: Location) -> pa.ChunkedArray:
     count = table.column_names.count(name) if isinstance(name, str) else 0
     if count > 1:
         raise InputError(f"{where}{count} columns are named {name!r}; rename them")
@@ -147,16 +149,6 @@ def _column(table: pa.Table, name: str, where: Place) -> pa.ChunkedArray:
         hint = f"did you mean {near[0]!r}?" if near else f"it has {listed}: name one of them"
         raise InputError(f"{where}there is no column {name!r}; {hint}")
     return table.column(name)
-
-
-def _with_type_of_ids(examples: AttributedExamples, table: pa.Table, example_id: str) -> AttributedExamples:
-    """The same, its ids given back in the type that the column has."""
-    kind = type_of_ids(table.column(example_id))
-    return dataclasses.replace(examples, graph=dataclasses.replace(examples.graph, id_type=kind))
-
-
-def _ids(table: pa.Table, name: str, where: Place) -> pa.Array:
-    return text_or_integers(_column(table, name, where), name=f"{where}column {name!r}")
 
 
 def _is_name(kind: pa.DataType) -> bool:
@@ -171,7 +163,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _names_by_row(
-    table: pa.Table, names: Sequence[str], separator: str | None, *, lenient: bool, where: Place
+    table: pa.Table, names: Sequence[str], separator: str | None, *, lenient: bool, where: Location
 ) -> pa.ChunkedArray:
     """The users of each row as lists; lenient: an empty cell names nobody."""
     columns = [_column(table, name, where) for name in names]
@@ -191,7 +183,7 @@ def _names_by_row(
     return pa.chunked_array(parts, pa.large_list(pa.dictionary(pa.int32(), pa.large_string())))
 
 
-def _check_kind(kind: pa.DataType, name: str, separator: str | None, *, nobody_is_fine: bool, where: Place) -> None:
+def _check_kind(kind: pa.DataType, name: str, separator: str | None, *, nobody_is_fine: bool, where: Location) -> None:
     if _is_list(kind) and (_is_name(kind.value_type) or pa.types.is_null(kind.value_type)):
         if separator:
             raise InputError(f"{where}column {name!r} already holds lists; leave the separator out")
@@ -202,7 +194,7 @@ def _check_kind(kind: pa.DataType, name: str, separator: str | None, *, nobody_i
 
 
 def _as_lists(
-    column: pa.ChunkedArray, name: str, separator: str | None, begin: int, *, lenient: bool, where: Place
+    column: pa.ChunkedArray, name: str, separator: str | None, begin: int, *, lenient: bool, where: Location
 ) -> tuple[np.ndarray, pa.Array]:
     """The (rows + 1,) ends of each row's names, and the names end to end; begin: the number of the first row."""
     if _is_list(column.type):  # beside other columns: a null list names nobody
@@ -241,73 +233,3 @@ def _side_by_side(lists: Sequence[tuple[np.ndarray, pa.Array]]) -> tuple[np.ndar
     row = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in lengths])  # (names,)
     order = np.argsort(row, kind="stable")
     return _ends(np.sum(lengths, axis=0)), pa.concat_arrays([names for _, names in lists]).take(pa.array(order))
-
-
-def _from_pairs(
-    table: pa.Table,
-    user: str,
-    example_id: str | None,
-    separator: str | None,
-    *,
-    user_keys: UserKeyRules | None,
-    aliases: Aliases | str | os.PathLike[str] | None,
-    where: Place,
-) -> AttributedExamples:
-    if example_id is None:
-        raise InputError(f"{where}one pair a row needs example_id=, the column that says which rows are one example")
-    if _is_list(_column(table, user, where).type):
-        raise InputError(f"{where}column {user!r} holds lists; name it with users= instead of user=")
-    row_lists = _names_by_row(table, [user], separator, lenient=False, where=where)
-    ids = _ids(table, example_id, where)
-    if ids.null_count:
-        row = where.row(first_true(ids.is_null()))
-        raise InputError(f"{where}no id in column {example_id!r} at {row}; fill it in")
-    encoded = ids.dictionary_encode()
-    example = np.asarray(encoded.indices)  # (rows,) in order of first appearance
-    _, first_row = np.unique(example, return_index=True)  # (examples,) increasing
-    _check_same_payload(table, user, example, first_row, example_id, where)
-    codes, spellings = unify(pc.list_flatten(row_lists))  # (entries,)
-    entry_example = np.repeat(example, np.asarray(pc.list_value_length(row_lists), dtype=np.int64))  # (entries,)
-    order = np.argsort(entry_example, kind="stable")
-    entries = pa.DictionaryArray.from_arrays(pa.array(codes[order]), spellings)
-    is_first = np.zeros(table.num_rows, dtype=bool)
-    is_first[first_row] = True
-    examples = attribute(
-        pa.LargeListArray.from_arrays(pa.array(_ends(np.bincount(entry_example, minlength=len(first_row)))), entries),
-        example_ids=encoded.dictionary,
-        payload=table.remove_column(table.column_names.index(user)).filter(pa.array(is_first)),
-        user_keys=user_keys,
-        aliases=aliases,
-        columns_read=[example_id, user],
-        place=where,
-    )
-    return _with_type_of_ids(examples, table, example_id)
-
-
-def _check_same_payload(
-    table: pa.Table, user: str, example: np.ndarray, first_row: np.ndarray, example_id: str, where: Place
-) -> None:
-    again = np.flatnonzero(first_row[example] != np.arange(len(example)))  # rows that repeat an example
-    for begin in range(0, len(again), _ROWS_AT_ONCE):
-        rows = again[begin : begin + _ROWS_AT_ONCE]
-        first = first_row[example[rows]]
-        for number, name in enumerate(table.column_names):
-            if name in (user, example_id):
-                continue
-            column = table.column(number)
-            differs = _differ(column.take(pa.array(rows)), column.take(pa.array(first)))
-            if differs.any():
-                at = int(np.flatnonzero(differs)[0])
-                raise InputError(
-                    f"{where}{where.row(int(first[at]))} and {where.row(int(rows[at]))} are one example "
-                    f"by {example_id!r} but differ in column {name!r}; give rows of one example the same payload"
-                )
-
-
-def _differ(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
-    """(rows,) whether two cells differ; two nulls, and two nan, are the same."""
-    if pa.types.is_nested(one.type):
-        return np.array(
-            [repr(a) != repr(b) for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True)], dtype=bool
-        )
-    return pl.Series(one).ne_missing(pl.Series(other)).to_numpy()

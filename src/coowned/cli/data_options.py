@@ -8,122 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-# What a shell offers. The readers have these words too, but take long to import; a test holds them equal.
-_FORMATS = ["parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql"]
-_ATTRIBUTE_TO = ["everyone", "sender", "recipients", "thread", "participants", "channel"]
+from coowned.attribution.options import Option, declared
 
-_OPTIONS: list[tuple[str, Any, Any]] = [
-    (
-        "data",
-        Annotated[
-            str,  # not a Path: that would take two strokes out of sqlite:///mail.db
-            typer.Argument(
-                metavar="DATA",
-                help="A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), "
-                "or a SQLite file (also as sqlite:///FILE) with --query.",
-            ),
-        ],
-        inspect.Parameter.empty,
-    ),
-    (
-        "format",
-        Annotated[
-            str | None,
-            typer.Option(
-                help="parquet, csv, jsonl, mail, arxiv, slack or sql; by default from the suffix, then the content.",
-                autocompletion=lambda: _FORMATS,
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
-    ),
-    (
-        "users",
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="A[,B…]",
-                help="The columns that name an example's users (default: users).",
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
-    ),
-    (
-        "user",
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="COLUMN",
-                help="The column with the user, where the data have one (example, user) pair a row.",
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
-    ),
-    (
-        "example_id",
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="COLUMN",
-                help="The column with the ids (default: the row number; a query has none).",
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
-    ),
-    (
-        "separator",
-        Annotated[str | None, typer.Option(help="What stands between two users in one cell.", rich_help_panel="Data")],
-        None,
-    ),
-    (
-        "aliases",
-        Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE",
-                help="CSV key,user: several addresses of one person, or a list for its members.",
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
-    ),
-    (
-        "unprotected",
-        Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE", help="Keys, one a line, of users who are not to be protected.", rich_help_panel="Data"
-            ),
-        ],
-        None,
-    ),
-    (
-        "attribute_to",
-        Annotated[
-            str | None,
-            typer.Option(
-                help="For mail: everyone (default), sender, recipients or thread. For Slack: participants (default) or "
-                "channel.",
-                autocompletion=lambda: _ATTRIBUTE_TO,
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
-    ),
-    (
-        "query",
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="SELECT",
-                help="For SQLite: the query that gives the rows; it must not choose them by content.",
-                rich_help_panel="Data",
-            ),
-        ],
-        None,
+_DATA = Annotated[
+    str,  # not a Path, which would turn sqlite:///mail.db into sqlite:/mail.db
+    typer.Argument(
+        metavar="DATA",
+        help="A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), "
+        "or a SQLite file (also as sqlite:///FILE) with --query.",
     ),
 ]
 
@@ -135,16 +27,29 @@ def reads_data(verb: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         from coowned.attribution.sources import DataSource
 
-        chosen = {name: given.pop(name) for name, _, _ in _OPTIONS}
-        columns = tuple(part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip())
-        return verb(DataSource(path=chosen.pop("data"), users=columns, **chosen), **given)
+        chosen = {name: given.pop(name) for name in declared()}
+        chosen = {name: str(value) for name, value in chosen.items() if value is not None}
+        columns = [part.strip() for part in chosen.pop("users", "").split(",") if part.strip()]
+        return verb(DataSource(path=given.pop("data"), users=columns or None, **chosen), **given)
 
     own = list(inspect.signature(verb).parameters.values())[1:]
-    given = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, kind, default in _OPTIONS
-    ]
-    parameters = [*given, *(part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in own)]
+    options = {name: _parameter(name, option) for name, option in declared().items()}
+    data = inspect.Parameter("data", inspect.Parameter.KEYWORD_ONLY, annotation=_DATA)
+    parameters = [data, *options.values(), *(part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in own)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {part.name: part.annotation for part in [*given, *own]}
+    run.__annotations__ = {part.name: part.annotation for part in parameters}
     return run
+
+
+def _parameter(name: str, option: Option) -> inspect.Parameter:
+    offered = list(option.choices)
+    described = typer.Option(
+        metavar=option.metavar,
+        help=option.help,
+        autocompletion=(lambda: offered) if offered else None,
+        rich_help_panel="Data",
+    )
+    kind = Path if option.is_path else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
+    )

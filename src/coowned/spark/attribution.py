@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from coowned.attribution import digest as digests
 from coowned.attribution.examples import read_aliases
-from coowned.attribution.places import Place
-from coowned.attribution.tables import attribute_table, user_columns
+from coowned.attribution.identifiers import Location
+from coowned.attribution.options import DataOptions
+from coowned.attribution.tables import attribute_table, table_options
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.spark.checkpoints import Checkpoints, running_session
@@ -97,17 +98,18 @@ class SparkGraph:
 class _Reading:
     """What the workers need to know to attribute some rows."""
 
-    users: tuple[str, ...]
-    user: str | None
-    example_id: str
-    separator: str | None
+    options: DataOptions
     rules: UserKeyRules
     aliases: Aliases | None
     types: dict[str, pa.DataType]
 
     @property
+    def example_id(self) -> str:
+        return self.options.example_id or ""
+
+    @property
     def names(self) -> list[str]:
-        return [*self.users, *([] if self.user is None else [self.user])]
+        return self.options.user_columns()
 
 
 def attribute(
@@ -126,8 +128,8 @@ def attribute(
 
     Arguments are those of `from_table`, and so are the keys: the rules run as the same Python code on the executors,
     which then need this package. Exact rules (`UserKeyRules.exact()`), and whole numbers as users, need no Python
-    there. Differences: ids are never row numbers, since a table on a cluster has no order; rows of one example need
-    not agree in their other columns, which are not read.
+    there. Rows with the same id are one example with the users of all of them, as on one machine. The difference: ids
+    are never row numbers, since a table on a cluster has no order.
 
     Args:
       data: any Spark table; without `users` or `user`, its column `users` or else `user_id` is taken.
@@ -137,6 +139,7 @@ def attribute(
 
     Guarantees:
       - The same ids, keys and pairs as on one machine.      (test_keys_are_the_local_ones)
+      - Copies of an example are one, with the users of all. (test_copies_of_an_example_are_one)
       - Bad rows are refused with the local sentences.       (test_bad_rows_are_refused)
     """
     spark = running_session(data)
@@ -144,7 +147,8 @@ def attribute(
         user = "user_id"
     if users is not None and user is not None:
         raise InputError("give users= (all users of a row) or user= (one pair a row), not both")
-    columns = [user] if user is not None else user_columns(users)
+    options = table_options(users, user, example_id, separator)
+    columns = options.user_columns()
     if not columns:
         raise InputError("users= names no column; name at least one")
     _check_columns(data, example_id, columns)
@@ -152,21 +156,21 @@ def attribute(
         raise InputError(f"column {user!r} holds lists; name it with users= instead of user=")
     rules = user_keys or UserKeyRules()
     reading = _Reading(
-        users=() if user is not None else tuple(columns),
-        user=user,
-        example_id=example_id,
-        separator=separator,
+        options=options,
         rules=rules,
         aliases=read_aliases(aliases),
         types={name: _arrow_type(data, name) for name in (example_id, *columns)},
     )
     rows = _by_sql(data, reading) if _needs_no_python(data, reading) else _by_python(data, reading)
     if user is not None:
-        rows = _joined_by_id(rows)
+        rows = _merge_copies(rows)
     checkpoints = Checkpoints(spark, checkpoint_dir)
     try:
         examples = checkpoints.save(rows, "attributed")
-        _refuse_problems(examples, example_id, unique=user is None)
+        _refuse_problems(examples)
+        if user is None and not examples.groupBy("id").count().where("count > 1").isEmpty():
+            examples = checkpoints.save(_merge_copies(examples), "merged")
+            checkpoints.remove("attributed")
         examples, gone = _without(examples.drop("problem"), list(unprotected), rules, checkpoints)
     except BaseException:
         checkpoints.clear()
@@ -219,7 +223,7 @@ def _needs_no_python(data: "DataFrame", reading: _Reading) -> bool:
     entry = kind.value_type if pa.types.is_list(kind) else kind
     # The rules change no whole number, except those for names, to which a minus sign is punctuation.
     numbers = pa.types.is_integer(entry) and not reading.rules.author_names
-    plain = len(reading.names) == 1 and reading.separator is None and reading.aliases is None
+    plain = len(reading.names) == 1 and reading.options.separator is None and reading.aliases is None
     return plain and (numbers or (pa.types.is_string(entry) and reading.rules == UserKeyRules.exact()))
 
 
@@ -236,20 +240,20 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
     entry = _internal(kind.value_type if pa.types.is_list(kind) else kind)
     raw, own = F.col(f"`{name}`"), F.col(f"`{reading.example_id}`")
     listed = raw if pa.types.is_list(kind) else F.array(raw)
-    place = F.concat(F.lit(f" in column {name!r} at the row with id "), own.cast("string"))
+    where = F.concat(F.lit(f" in column {name!r} at the row with id "), own.cast("string"))
     missing = "a null user" if pa.types.is_list(kind) else "no user"
     problem = F.when(own.isNull(), F.lit(f"no id in column {reading.example_id!r}; fill it in"))
     problem = problem.when(
-        listed.isNull(), F.concat(F.lit("no list of users"), place, F.lit("; give an empty list for nobody"))
+        listed.isNull(), F.concat(F.lit("no list of users"), where, F.lit("; give an empty list for nobody"))
     )
     problem = problem.when(
         F.exists(listed, lambda one: one.isNull()),
-        F.concat(F.lit(missing), place, F.lit("; name the user or leave the entry out")),
+        F.concat(F.lit(missing), where, F.lit("; name the user or leave the entry out")),
     )
     if entry == "string":
         problem = problem.when(
             F.exists(listed, lambda one: one == ""),
-            F.concat(F.lit("a blank user"), place, F.lit("; name the user or leave the entry out")),
+            F.concat(F.lit("a blank user"), where, F.lit("; name the user or leave the entry out")),
         ).when(F.exists(listed, lambda one: ~F.is_valid_utf8(one)), F.lit(_not_utf8(name)))
     if pa.types.is_string(reading.types[reading.example_id]):
         problem = problem.when(~F.is_valid_utf8(own), F.lit(_not_utf8(reading.example_id)))
@@ -295,18 +299,9 @@ def _attribute_rows(reading: _Reading, given: Iterable[Any]) -> Iterator[tuple[A
         table = pa.table(
             {name: pa.array([row[at] for row in batch], reading.types[name]) for at, name in enumerate(names)}
         )
-        if reading.user is None and (repeated := _first_repeated(table.column(0))) is not None:
-            yield None, None, _not_unique(reading.example_id, repeated)
-            continue
-        where = _PlaceById(table.column(0))
-        users: Any = None if reading.user is not None else list(reading.users)
-        if users is not None and len(users) == 1:
-            users = users[0]
+        where = _RowsById(table.column(0))
         try:
-            examples = attribute_table(
-                table, users, reading.user, reading.example_id, reading.separator,
-                user_keys=reading.rules, aliases=reading.aliases, where=where,
-            )  # fmt: skip
+            examples = attribute_table(table, reading.options, where, user_keys=reading.rules, aliases=reading.aliases)
         except InputError as error:
             yield None, None, str(error)
             continue
@@ -318,7 +313,7 @@ def _attribute_rows(reading: _Reading, given: Iterable[Any]) -> Iterator[tuple[A
             yield own, [keys[owner] for owner in owners[bounds[at] : bounds[at + 1]]], None
 
 
-class _PlaceById(Place):
+class _RowsById(Location):
     """Rows on a cluster have no numbers: errors name their ids."""
 
     def __init__(self, ids: pa.ChunkedArray):
@@ -329,8 +324,8 @@ class _PlaceById(Place):
         return f"the row with id {self.ids[number].as_py()!r}"
 
 
-def _joined_by_id(rows: "DataFrame") -> "DataFrame":
-    """Rows of one example become one."""
+def _merge_copies(rows: "DataFrame") -> "DataFrame":
+    """Rows with the same id become one, with the users of all."""
     from pyspark.sql import functions as F
 
     return rows.groupBy("id").agg(
@@ -339,29 +334,12 @@ def _joined_by_id(rows: "DataFrame") -> "DataFrame":
     )
 
 
-def _refuse_problems(examples: "DataFrame", example_id: str, *, unique: bool) -> None:
+def _refuse_problems(examples: "DataFrame") -> None:
     from pyspark.sql import functions as F
 
     found = examples.where(F.col("problem").isNotNull()).select("problem").limit(1).collect()
     if found:
         raise InputError(found[0][0])
-    repeated = examples.groupBy("id").count().where("count > 1").select("id").limit(1).collect() if unique else []
-    if repeated:
-        raise InputError(_not_unique(example_id, repeated[0][0]))
-
-
-def _first_repeated(ids: pa.ChunkedArray) -> Any:
-    """An id that is there twice, or None; nulls are another problem."""
-    counts = ids.drop_null().value_counts()
-    twice = np.flatnonzero(np.asarray(counts.field("counts")) > 1)
-    return counts.field("values")[int(twice[0])].as_py() if len(twice) else None
-
-
-def _not_unique(example_id: str, repeated: Any) -> str:
-    return (
-        f"column {example_id!r} must be unique, but several rows have {repeated!r}; "
-        "make them unique, or read one pair a row with user=..."
-    )
 
 
 def _without(
@@ -380,5 +358,5 @@ def _without(
     count = marked.where("gone").select("own").distinct().count()
     kept = marked.groupBy("id").agg(F.collect_list(F.when(F.col("gone").isNull(), F.col("own"))).alias("users"))
     saved = checkpoints.save(kept, "protected")
-    checkpoints.remove("attributed")
+    checkpoints.remove("attributed", "merged")
     return saved, count

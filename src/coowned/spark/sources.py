@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from coowned.attribution.examples import read_aliases
-from coowned.attribution.identifiers import one_line
-from coowned.attribution.places import Place
+from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.sources import DataSource, detect_format
-from coowned.attribution.table_files import files_of
+from coowned.attribution.table_files import SUFFIXES, files_of
 from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
@@ -30,7 +29,6 @@ from coowned.spark.session import spark_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-_SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 _UNREADABLE = {
     "parquet": "not whole Parquet data",
     "csv": "a row has more or fewer cells than the header; quote cells that hold the delimiter or a quote",
@@ -49,7 +47,7 @@ def check_source(source: DataSource) -> str:
     """The format of a source that Spark can read as one machine does; any other is refused."""
     guess = _kind_of_address if is_address(source.path) else detect_format
     kind = source.format or guess(source.path)
-    if kind not in _SUFFIXES:
+    if kind not in SUFFIXES:
         raise InputError(
             f"{source.path}: Spark reads parquet, csv and jsonl, not {kind}; use the local engine, or write a table"
         )
@@ -57,18 +55,16 @@ def check_source(source: DataSource) -> str:
         raise InputError(
             f"{source.path}: a table on Spark has no row numbers; name the column with the ids (--example-id)"
         )
-    for setting in ("attribute_to", "query"):
-        if getattr(source, setting):
-            raise InputError(f"{source.path}: {setting} means nothing for {kind} data; leave it out")
+    source.refuse_unused(kind)
     return kind
 
 
 def _kind_of_address(path: str | os.PathLike[str]) -> str:
     name = str(path).rstrip("/").lower()
-    for kind, suffixes in _SUFFIXES.items():
+    for kind, suffixes in SUFFIXES.items():
         if name.endswith(suffixes):
             return kind
-    raise InputError(f"{path}: cannot tell what it holds; say --format {'|'.join(_SUFFIXES)}")
+    raise InputError(f"{path}: cannot tell what it holds; say --format {'|'.join(SUFFIXES)}")
 
 
 def attribute_source(
@@ -91,7 +87,7 @@ def attribute_source(
     with spark_errors(place, unreadable=_UNREADABLE[kind]), _errors_name(place):
         return attribute(
             _read(spark, source, kind),
-            None if source.user is not None and not source.users else list(source.users) or ["users"],
+            None if source.user is not None and not source.users else source.users or ["users"],
             source.user,
             source.example_id or "",
             source.separator,
@@ -123,7 +119,7 @@ def read_parquet(
       path: on this machine, or an address.
       check: called with the schema of all files together, before a row is read; refuses with InputError.
     """
-    files = _files(spark, path, _SUFFIXES["parquet"])
+    files = _files(spark, path, SUFFIXES["parquet"])
     schemas = _schemas(spark, files, "parquet")
     check(_one_schema(list(files.values()), schemas))
     groups: dict[Any, list[str]] = {}
@@ -141,11 +137,10 @@ def _schemas(spark: "SparkSession", files: dict[str, str], kind: str) -> list[pa
 
 def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
     """The columns of ids and users."""
-    users = [source.user] if source.user is not None else list(source.users) or ["users"]
-    columns = list(dict.fromkeys([source.example_id or "", *users]))
+    columns = list(dict.fromkeys([source.example_id or "", *source.user_columns()]))
     if kind == "parquet":
         return read_parquet(spark, source.path, columns, functools.partial(_refuse_columns, source))
-    files = _files(spark, source.path, _SUFFIXES[kind])
+    files = _files(spark, source.path, SUFFIXES[kind])
     if kind == "jsonl":
         return _read_json_lines(spark, source, files, columns)
     schemas = _schemas(spark, files, kind)
@@ -292,11 +287,7 @@ def _one_schema(files: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema
 
 def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
     """Columns that are not there, or there twice, or of a wrong type: what one machine says of a table without rows."""
-    users: Any = None if not source.users else source.users[0] if len(source.users) == 1 else list(source.users)
-    attribute_table(
-        schema.empty_table(), users, source.user, source.example_id, source.separator,
-        user_keys=None, aliases=None, where=Place(str(source.path)),
-    )  # fmt: skip
+    attribute_table(schema.empty_table(), source, Location(str(source.path)), user_keys=None, aliases=None)
 
 
 def _lines(spark: "SparkSession", files: dict[str, str]) -> "DataFrame":

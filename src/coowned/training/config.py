@@ -16,6 +16,7 @@ from typing import Any
 
 from coowned import validate
 from coowned.accounting.terms import ADJACENCIES
+from coowned.attribution.options import DataOptions
 from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
@@ -27,19 +28,10 @@ MOST_ITERATIONS = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSection:
-    """Where the data are; all but `splits` as in `DataSource`."""
+class DataSection(DataOptions):
+    """Where the data are, how to read them, and which shares of them train, validate and test."""
 
     path: str
-    format: str | None = None
-    users: str | list | None = None
-    user: str | None = None
-    example_id: str | None = None
-    separator: str | None = None
-    aliases: str | None = None
-    unprotected: str | None = None
-    attribute_to: str | None = None
-    query: str | None = None
     splits: list | None = None
 
 
@@ -368,7 +360,9 @@ def _read_selection(given: dict[str, Any], name: str) -> SelectionSection:
 
 
 def _typed(section: str, key: str, value: Any, kind: Any, name: str) -> Any:
+    kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
     choices = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    choices = [typing.get_origin(choice) or choice for choice in choices]
     if float in choices and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)

@@ -1,0 +1,110 @@
+"""The options of a data source, declared once: readers, `[data]` in TOML and the command line are made from them."""
+
+import dataclasses
+import typing
+from typing import Annotated, NamedTuple
+
+FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
+TABLES = ("parquet", "csv", "jsonl", "sql")
+MAIL_USERS = ("everyone", "sender", "recipients", "thread")
+SLACK_USERS = ("participants", "channel")
+
+
+class Option(NamedTuple):
+    """What is known of an option besides its name and type.
+
+    Attributes:
+      help: one sentence for people.
+      formats: the formats that it applies to; it is refused for others.
+      metavar: what stands for its value in the help of the command line.
+      choices: the values it can have, if they are few.
+      is_path: it names a file.
+    """
+
+    help: str
+    formats: tuple[str, ...] = FORMATS
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    is_path: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """How a data source is read.
+
+    Guarantees:
+      - The command line and the configuration have these options, under these names.   (test_options_are_declared_once)
+
+    Example:
+      >>> DataOptions(users="sender").user_columns(), DataOptions().user_columns()
+      (['sender'], ['users'])
+    """
+
+    format: Annotated[
+        str | None,
+        Option(
+            "parquet, csv, jsonl, mail, arxiv, slack or sql; by default from the suffix, then the content.",
+            choices=FORMATS,
+        ),
+    ] = None
+    users: Annotated[
+        str | list[str] | None,
+        Option("The columns that name an example's users (default: users).", formats=TABLES, metavar="A[,B…]"),
+    ] = None
+    user: Annotated[
+        str | None,
+        Option(
+            "The column with the user, where the data have one (example, user) pair a row.",
+            formats=TABLES,
+            metavar="COLUMN",
+        ),
+    ] = None
+    example_id: Annotated[
+        str | None,
+        Option(
+            "The column with the ids (default: the row number; a query has none). Rows with one id are one example.",
+            formats=TABLES,
+            metavar="COLUMN",
+        ),
+    ] = None
+    separator: Annotated[str | None, Option("What stands between two users in one cell.", formats=TABLES)] = None
+    aliases: Annotated[
+        str | None,
+        Option(
+            "CSV key,user: several addresses of one person, or a list for its members.", metavar="FILE", is_path=True
+        ),
+    ] = None
+    unprotected: Annotated[
+        str | None,
+        Option("Keys, one a line, of users who are not to be protected.", metavar="FILE", is_path=True),
+    ] = None
+    attribute_to: Annotated[
+        str | None,
+        Option(
+            "For mail: everyone (default), sender, recipients or thread. For Slack: participants (default) or channel.",
+            formats=("mail", "slack"),
+            choices=(*MAIL_USERS, *SLACK_USERS),
+        ),
+    ] = None
+    query: Annotated[
+        str | None,
+        Option(
+            "For SQLite: the query that gives the rows; it must not choose them by content.",
+            formats=("sql",),
+            metavar="SELECT",
+        ),
+    ] = None
+
+    def user_columns(self) -> list[str]:
+        """The columns that name users: "users" unless said otherwise."""
+        if self.user is not None:
+            return [self.user]
+        if self.users is None or isinstance(self.users, str):
+            return [self.users or "users"]
+        return list(self.users)
+
+
+def declared() -> dict[str, Option]:
+    """The description of every option, by name."""
+    hints = typing.get_type_hints(DataOptions, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
