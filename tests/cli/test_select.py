@@ -116,7 +116,6 @@ def test_missing_settings(data, capsys):
         b"",
         b"id,users\nm1\n",
         b"id,people\nm1,a\n",
-        b"id,users\nm1,a\nm1,b\n",
         b"id,users\nm1,\xff\n",
         b"id,users\n,a\n\n,b\n",
     ],

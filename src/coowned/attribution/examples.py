@@ -237,6 +237,8 @@ def attribute(
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
     name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
     ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
+    if ids is not None and pa.types.is_large_string(ids.type) and (empty := np.asarray(pc.equal(ids, ""))).any():
+        raise InputError(f"{name} is empty at {where.row(first_true(empty))}; give every row an id")
     found = dict(notes or {})
     if ids is not None and pl.Series(ids).n_unique() < len(ids):
         rows = len(ids)

@@ -257,6 +257,7 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
         ).when(F.exists(listed, lambda one: ~F.is_valid_utf8(one)), F.lit(_not_utf8(name)))
     if pa.types.is_string(reading.types[reading.example_id]):
         problem = problem.when(~F.is_valid_utf8(own), F.lit(_not_utf8(reading.example_id)))
+        problem = problem.when(own == "", F.lit(f"column {reading.example_id!r} is empty; give every row an id"))
     return data.select(
         own.cast(_internal(reading.types[reading.example_id])).alias("id"),
         F.array_distinct(listed.cast(f"array<{entry}>")).alias("users"),
