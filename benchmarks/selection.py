@@ -18,7 +18,7 @@ from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
-from coowned.selection.order import example_order
+from coowned.selection.order import ordered_rows
 from coowned.selection.pareto import pareto
 from coowned.synthetic.regular_graph import RegularGraph
 
@@ -117,7 +117,7 @@ def min_separation_rows(batch_size=2**11, iterations=5000, min_separation=16):
     graph = regular_graph(MILLION)
     selector = GreedyMinSeparation(batch_size=batch_size, iterations=iterations, min_separation=min_separation)
     (ours,), (schedule,) = best(lambda: selector.select(graph).batches, runs=3)
-    order = example_order(graph, seed=0, ties="hash", progress=lambda done, message: None)
+    order = ordered_rows(graph, seed=0, ties="hash", progress=lambda done, message: None)
     walk, users, indptr = order.attributed.tolist(), graph.users.tolist(), graph.indptr.tolist()
     users_of = [users[begin:end] for begin, end in itertools.pairwise(indptr)]
     settings = {"batch_size": batch_size, "iterations": iterations, "min_separation": min_separation}
