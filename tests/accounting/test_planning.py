@@ -1,8 +1,8 @@
-"""The plan tries what it is told to, and marks the choice with the least noise."""
+"""The plan tries what it is told to, and marks the choice with the best predicted signal-to-noise."""
 
 import pytest
 
-from coowned.accounting.planning import plan
+from coowned.accounting.planning import default_bounds, plan
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.selection.registry import selector_class
@@ -32,11 +32,43 @@ def test_sizes_are_the_selectors(made, regular_graph):
             assert (choice.size, choice.num_distinct) == (selection.size, selection.num_distinct)
 
 
-def test_best_has_least_noise(made):
-    poisson = [choice for choice in made.choices if choice.mechanism == "poisson"]
-    best = [choice for choice in made.choices if choice.best]
-    assert len(best) == 1
-    assert min(poisson, key=lambda choice: choice.effective_noise).effective_noise >= best[0].effective_noise
+def test_best_has_the_most_signal(made):
+    (best,) = [choice for choice in made.choices if choice.best]
+    assert best.signal_to_noise == max(choice.signal_to_noise or 0.0 for choice in made.choices)
+
+
+def test_many_more_examples_are_worth_a_little_noise():
+    """Twice the distinct examples for 4% more noise."""
+    rows = [[user, (user + day) % 400] for day in range(1, 9) for user in range(400)]
+    graph = AttributionGraph.from_users_per_example([*rows, *([user] for user in range(0, 400, 3))])
+    target = {"epsilon": 8.0, "delta": 1e-6, "batch_size": 64, "iterations": 200, "adjacency": "zero-out"}
+    few, many = plan(graph, contribution_bounds=(4, 8), selectors=("greedy",), mechanism="poisson", **target).choices
+    assert few.effective_noise < many.effective_noise < 1.05 * few.effective_noise
+    assert many.num_distinct > 1.9 * few.num_distinct
+    assert many.best
+
+
+def test_no_good_choice_is_said():
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(2000)])
+    asked = {
+        "delta": 1e-6,
+        "iterations": 10,
+        "adjacency": "zero-out",
+        "contribution_bounds": (1,),
+        "mechanism": "poisson",
+    }
+    weak = plan(graph, selectors=("greedy",), epsilon=0.1, batch_size=2, **asked)
+    assert any(line.startswith("No choice is good") for line in weak.advice)
+    (cure,) = [word for line in weak.advice for word in line.split() if word.isdigit() and int(word) > 2][:1]
+    better = plan(graph, selectors=("greedy",), epsilon=0.1, batch_size=int(cure), **asked)
+    assert not any("No choice" in line for line in better.advice)
+
+
+def test_bounds_reach_what_users_have():
+    light = AttributionGraph.from_users_per_example([[user % 50] for user in range(200)])
+    heavy = AttributionGraph.from_users_per_example([[user % 50] for user in range(5000)])
+    assert default_bounds(light) == (1, 2, 3, 5, 8)
+    assert default_bounds(heavy) == (1, 2, 3, 5, 8, 16, 32, 64)
 
 
 def test_one_mechanism_only(regular_graph):
@@ -48,6 +80,14 @@ def test_too_small_a_training_set_is_said(regular_graph):
     made = plan(regular_graph, contribution_bounds=(1,), selectors=("greedy",), **{**TARGET, "batch_size": 1500})
     assert all(choice.noise_multiplier is None and choice.note for choice in made.choices)
     assert not any(choice.best for choice in made.choices)
+
+
+def test_too_small_choices_share_one_sentence(regular_graph):
+    made = plan(regular_graph, mechanism="poisson", **{**TARGET, "batch_size": 9000})
+    assert len(made.choices) == 15
+    (note,) = made.notes()
+    assert note.startswith("15 choices have fewer copies than one batch of 9,000")
+    assert any(line.startswith("No choice can be used; a batch size of at most") for line in made.advice)
 
 
 def test_heavy_users_are_told():

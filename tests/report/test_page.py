@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.training.run_folders import reseal
 
 from coowned import AttributionGraph, InputError, plan
 from coowned.accounting.statement import rounded_down, rounded_up
@@ -106,7 +107,7 @@ def test_statement_and_digests(real: Path, runs):
         assert row["epsilon"] is None or rounded_up(row["epsilon"]) in text
 
 
-def test_what_isnot_promised(copy):
+def test_what_is_not_promised(copy):
     """The box beside the statement, of a run with an unprotected user."""
     folder = copy("scheduled")
     run = read_run(folder, release=True)
@@ -218,7 +219,7 @@ def test_text_is_escaped(copy):
     name = "<script>alert(1)</script>"
     config = folder / "config.toml"
     config.write_text(f"# {name} & co\n" + config.read_text(encoding="utf-8"), encoding="utf-8")
-    text = read(write_report(folder.rename(folder.with_name("<b>run"))))
+    text = read(write_report(reseal(folder).rename(folder.with_name("<b>run"))))
     assert "alert" in text  # the test can fail
     assert name not in text
     assert html.escape(name, quote=False) in text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +14,7 @@ from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import GraphStatistics
 from coowned.certificate import ContributionCertificate, certify
-from coowned.errors import InfeasibleScheduleError, InputError
-from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.errors import InfeasibleScheduleError, InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
@@ -23,11 +23,16 @@ from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once
 from coowned.selection.selector import Schedule, Selection
 
+TOO_SMALL = "S is smaller than one batch"
 MECHANISMS = ("all", "poisson", "min-separation")
-DEFAULT_BOUNDS = (1, 2, 3, 5, 8)
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")  # a bound is all they need
-_HEAVY_SHARE = 0.5
+_SMALL_BOUNDS = (1, 2, 3, 5, 8)
+_LARGEST_BOUND = 128  # tried by default
+_HEAVY_SHARE = 0.5  # of the examples kept out by a few users: worth a warning
+_DIRECTIONS = 100  # over which a gradient is assumed to be spread: a plan does not know the model
+_GOOD = 3.0  # signal-to-noise below which a choice is hardly worth training
+_TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where no choice is good
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +64,13 @@ class Choice:
     noise_multiplier: float | None  # None where it cannot be used, for the reason given
     other_epsilon: float | None  # of that noise under the other adjacency, at the same delta
     effective_noise: float | None  # the multiplier of independent noise with the same mean error of prefix sums
+    signal_to_noise: float | None = None  # predicted, see `plan`
     note: str = ""
     best: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.selector}, bound {self.contribution_bound:,}" if self.contribution_bound else self.selector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +95,24 @@ class Plan:
     def to_rows(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(choice) for choice in self.choices]
 
+    def notes(self) -> list[str]:
+        """Why some choices cannot be used, one sentence for all whose S is too small.
+
+        Guarantees:
+          - However many choices are too small, one sentence says so.   (test_too_small_choices_share_one_sentence)
+        """
+        small = [choice for choice in self.choices if choice.note == TOO_SMALL]
+        notes = []
+        if small:
+            which = "1 choice has" if len(small) == 1 else f"{len(small)} choices have"
+            largest = max(choice.size for choice in small)
+            notes.append(
+                f"{which} fewer copies than one batch of {small[0].batch_size:,} (at most {largest:,}) and cannot be "
+                "used; a smaller batch size or a larger bound would help."
+            )
+        others = [choice for choice in self.choices if choice.note not in ("", TOO_SMALL)]
+        return [*notes, *(f"{choice.label}: {choice.note}" for choice in others)]
+
 
 def plan(
     graph: AttributionGraph,
@@ -94,7 +122,7 @@ def plan(
     batch_size: int,
     iterations: int,
     adjacency: str,
-    contribution_bounds: Sequence[int] = DEFAULT_BOUNDS,
+    contribution_bounds: Sequence[int] | None = None,
     selectors: Sequence[str] = DEFAULT_SELECTORS,
     mechanism: str = "all",
     seed: int = 0,
@@ -104,25 +132,32 @@ def plan(
 
     Poisson sampling is tried with every selector and bound; min-separation with the largest separation that the greedy
     schedule reaches. DP-MF's noise is correlated, so that much of it cancels: its multiplier counts times the error of
-    its prefix sums over that of independent noise (`BandedStrategy.error_factor`). The best choice has the smallest
-    noise by that measure, the more distinct examples deciding between equals. What bias costs is not in it: look at
-    the users per example.
+    its prefix sums over that of independent noise (`BandedStrategy.error_factor`).
+
+    The best choice has the largest predicted signal-to-noise: the clip norm over the standard error of the mean
+    gradient of the whole training, 1 / sqrt(1 / num_distinct + 100 (effective_noise / batch_size)^2 / iterations). The
+    first term is what so few distinct examples leave unknown, the second the noise, over 100 directions because a plan
+    does not know the model. What bias costs is not in it: look at the users per example.
 
     Selections and calibrations are made once and kept in the cache. All of it uses the graph and public numbers only,
     so choosing from it costs no privacy.
 
+    Args:
+      contribution_bounds: by default those of `default_bounds`.
+
     Guarantees:
-      - The best row has the smallest effective noise of all.   (test_best_has_least_noise)
+      - The best row has the largest predicted signal-to-noise of all.   (test_best_has_the_most_signal)
+      - Where no row is good, the advice says so and what would be.   (test_no_good_choice_is_said)
     """
+    if contribution_bounds is None:
+        contribution_bounds = default_bounds(graph)
     validate.one_of(MECHANISMS, mechanism=mechanism)
     validate.positive(batch_size=batch_size, iterations=iterations)
     for bound in contribution_bounds:
         validate.positive(contribution_bounds=bound)
     for word in selectors:
         if word not in _BOUNDING:
-            raise InputError(
-                f"{word!r} is no selector with a contribution bound alone; choose from {', '.join(_BOUNDING)}"
-            )
+            raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(_BOUNDING)}")
     validate.one_of(tuple(OTHER_ADJACENCY), adjacency=adjacency)
     target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     asked = {
@@ -144,71 +179,86 @@ def plan(
         report(len(steps) / (len(steps) + 1), "greedy-min-separation")
         choices.append(_min_separation_choice(graph, seed, target, asked))
     report(1.0, "done")
-    return Plan(choices=tuple(_mark_best(choices)), advice=tuple(_advice(graph, max(contribution_bounds, default=1))))
+    choices = _mark_best(choices)
+    advice = [*_advice_on_noise(choices, target), *_advice_on_graph(graph, max(contribution_bounds, default=1))]
+    return Plan(choices=tuple(choices), advice=tuple(advice))
+
+
+def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
+    """1, 2, 3, 5, 8, and on by doubling while a tenth of the users have that many examples.
+
+    >>> default_bounds(AttributionGraph.from_users_per_example([[0]] * 40))
+    (1, 2, 3, 5, 8, 16, 32)
+    """
+    many = float(np.quantile(graph.examples_per_user, 0.9)) if graph.num_users else 0.0
+    bounds: list[int] = list(_SMALL_BOUNDS)
+    while 2 * bounds[-1] <= min(many, _LARGEST_BOUND):
+        bounds.append(2 * bounds[-1])
+    return tuple(bounds)
 
 
 def _poisson_choice(
     graph: AttributionGraph, word: str, bound: int, seed: int, target: dict[str, Any], asked: dict[str, Any]
 ) -> Choice:
-    batch_size, iterations = asked["batch_size"], asked["iterations"]
-    kind: Any = selector_class(word)
-    selected = select_once(graph, kind(contribution_bound=bound), seed=seed)
+    selector: Any = selector_class(word)
+    selected = select_once(graph, selector(contribution_bound=bound), seed=seed)
     certificate = certify(graph, selected)
     facts: dict[str, Any] = {**asked, **_facts(graph, selected, certificate), "contribution_bound": bound}
-    if certificate.size < batch_size:
-        note = f"S is smaller than one batch ({certificate.size:,} copies)"
-        return Choice(
-            mechanism="poisson",
-            selector=word,
-            sampling_probability=None,
-            noise_multiplier=None,
-            other_epsilon=None,
-            effective_noise=None,
-            note=note,
-            **facts,
-        )
-    mechanism = PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
-    noise = calculators.calibrate(mechanism, **target)
+    facts |= {"mechanism": "poisson", "selector": word}
+    if certificate.size < asked["batch_size"]:
+        return _unusable(facts, TOO_SMALL)
+    mechanism = PoissonSampling.from_certificate(
+        certificate, batch_size=asked["batch_size"], iterations=asked["iterations"]
+    )
+    return _calibrated(mechanism, target, facts)
+
+
+def _min_separation_choice(graph: AttributionGraph, seed: int, target: dict[str, Any], asked: dict[str, Any]) -> Choice:
+    size = {"batch_size": asked["batch_size"], "iterations": asked["iterations"]}
+    facts: dict[str, Any] = {**asked, "mechanism": "min-separation", "selector": GreedyMinSeparation.name}
+    try:
+        separation = max_min_separation(graph, **size, seed=seed)
+        schedule = GreedyMinSeparation(**size, min_separation=separation).select(graph, seed=seed)
+    except InfeasibleScheduleError as error:
+        facts |= {
+            "contribution_bound": 0, "recounted_bound": 0, "size": 0, "num_distinct": 0, "upper_bound": None,
+            "mean_users_per_example": None, "population_mean_users_per_example": _mean(graph), "min_separation": None,
+        }  # fmt: skip
+        return _unusable(facts, str(error))
+    certificate = certify(graph, schedule)
+    return _calibrated(
+        MinSeparation.from_certificate(certificate), target, {**facts, **_facts(graph, schedule, certificate)}
+    )
+
+
+def _unusable(facts: dict[str, Any], note: str) -> Choice:
     return Choice(
-        mechanism="poisson",
-        selector=word,
-        sampling_probability=mechanism.sampling_probability,
+        sampling_probability=None, noise_multiplier=None, other_epsilon=None, effective_noise=None, note=note, **facts
+    )
+
+
+def _calibrated(mechanism: Mechanism, target: dict[str, Any], facts: dict[str, Any]) -> Choice:
+    try:
+        noise = calculators.calibrate(mechanism, **target)
+        other_epsilon = _other_epsilon(mechanism, noise, target)
+    except UncertifiableError as error:
+        return _unusable(facts, str(error))
+    strategy = mechanism.strategy()
+    effective = noise if strategy is None else noise * strategy.error_factor()
+    return Choice(
+        sampling_probability=getattr(mechanism, "sampling_probability", None),
         noise_multiplier=noise,
-        other_epsilon=_other_epsilon(mechanism, noise, target),
-        effective_noise=noise,
+        other_epsilon=other_epsilon,
+        effective_noise=effective,
+        signal_to_noise=signal_to_noise(facts["num_distinct"], effective, facts["batch_size"], facts["iterations"]),
         **facts,
     )
 
 
-def _min_separation_choice(graph: AttributionGraph, seed: int, target: dict[str, Any], asked: dict[str, Any]) -> Choice:
-    batch_size, iterations = asked["batch_size"], asked["iterations"]
-    word = GreedyMinSeparation.name
-    try:
-        separation = max_min_separation(graph, batch_size=batch_size, iterations=iterations, seed=seed)
-        schedule = GreedyMinSeparation(batch_size=batch_size, iterations=iterations, min_separation=separation).select(
-            graph, seed=seed
-        )
-    except InfeasibleScheduleError as error:
-        return Choice(
-            mechanism="min-separation", selector=word, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0,
-            upper_bound=None, mean_users_per_example=None, population_mean_users_per_example=_mean(graph),
-            min_separation=None, sampling_probability=None, noise_multiplier=None, other_epsilon=None,
-            effective_noise=None, note=str(error), **asked,
-        )  # fmt: skip
-    certificate = certify(graph, schedule)
-    mechanism = MinSeparation.from_certificate(certificate)
-    noise = calculators.calibrate(mechanism, **target)
-    strategy = BandedStrategy(num_bands=mechanism.num_bands, iterations=iterations)
-    return Choice(
-        mechanism="min-separation",
-        selector=word,
-        sampling_probability=None,
-        noise_multiplier=noise,
-        other_epsilon=_other_epsilon(mechanism, noise, target),
-        effective_noise=noise * strategy.error_factor(),
-        **asked,
-        **_facts(graph, schedule, certificate),
-    )
+def signal_to_noise(num_distinct: int, effective_noise: float, batch_size: int, iterations: int) -> float:
+    """Predicted for a whole training, as `plan` explains."""
+    noise = _DIRECTIONS * (effective_noise / batch_size) ** 2 / iterations
+    return 1 / math.sqrt(1 / num_distinct + noise)
 
 
 def _other_epsilon(mechanism: Mechanism, noise: float, target: dict[str, Any]) -> float:
@@ -237,26 +287,63 @@ def _mean(graph: AttributionGraph) -> float:
 
 
 def _mark_best(choices: Sequence[Choice]) -> list[Choice]:
-    usable = [choice for choice in choices if choice.effective_noise is not None]
-    best = min(usable, key=lambda choice: (choice.effective_noise, -choice.num_distinct), default=None)
-    return [dataclasses.replace(choice, best=choice is best) for choice in choices]
+    best = max(choices, key=lambda choice: choice.signal_to_noise or 0.0, default=None)
+    return [dataclasses.replace(one, best=one is best and one.signal_to_noise is not None) for one in choices]
 
 
-def _advice(graph: AttributionGraph, bound: int) -> list[str]:
+def _advice_on_noise(choices: Sequence[Choice], target: dict[str, Any]) -> list[str]:
+    """What to change where no choice is good; empty where one is."""
+    best = next((choice for choice in choices if choice.best), None)
+    if best is None:
+        largest = max((choice.size for choice in choices if choice.note == TOO_SMALL), default=0)
+        return [f"No choice can be used; a batch size of at most {largest:,} would fit."] if largest else []
+    if best.signal_to_noise is None or best.signal_to_noise >= _GOOD:
+        return []
+    why = f"No choice is good: the best has a predicted signal-to-noise of {best.signal_to_noise:.2g}, below {_GOOD:g}."
+    if best.num_distinct < _GOOD**2:
+        return [f"{why} It has only {best.num_distinct:,} distinct examples: too few, whatever the noise."]
+    cures = [cure for cure in (_cure(best, target, "batch_size"), _cure(best, target, "iterations")) if cure]
+    return [f"{why} {' or '.join(cures) if cures else 'More data or a larger epsilon'} would be better."]
+
+
+def _cure(best: Choice, target: dict[str, Any], name: str) -> str | None:
+    """The smallest tried factor for the batch size, or the steps, that makes the choice good, as an option."""
+    if best.mechanism != "poisson":
+        return None
+    for factor in _TRIED_FACTORS:
+        setting = {"batch_size": best.batch_size, "iterations": best.iterations}
+        setting[name] *= factor
+        if setting["batch_size"] > best.size:
+            return None
+        mechanism = PoissonSampling(
+            contribution_bound=best.recounted_bound,
+            sampling_probability=setting["batch_size"] / best.size,
+            iterations=setting["iterations"],
+        )
+        try:
+            noise = calculators.calibrate(mechanism, **target)
+        except UncertifiableError:
+            return None
+        if signal_to_noise(best.num_distinct, noise, **setting) >= _GOOD:
+            return f"--{name.replace('_', '-')} {setting[name]}"
+    return None
+
+
+def _advice_on_graph(graph: AttributionGraph, bound: int) -> list[str]:
     statistics = GraphStatistics.of(graph)
     advice = []
     blocked = statistics.blocked_at(graph, bound)
     if statistics.num_examples and blocked / statistics.num_examples >= _HEAVY_SHARE:
         heavy = len(statistics.heaviest_users)
         advice.append(
-            f"{heavy} users alone keep {blocked:,} of {statistics.num_examples:,} examples out at bound {bound}: if "
-            "any of them consent or are no "
-            "people (a mailbox owner, a list robot), take them out with --unprotected; the guarantee then does not "
-            "hold for them"
+            f"{heavy:,} {'user keeps' if heavy == 1 else 'users keep'} {blocked:,} of {statistics.num_examples:,} "
+            f"examples out at bound {bound}. If any of them consent or are not people (a mailbox owner, a list robot), "
+            "take them out with --unprotected; the guarantee then does not hold for them."
         )
-    if statistics.num_examples_without_users:
+    if without := statistics.num_examples_without_users:
         advice.append(
-            f"{statistics.num_examples_without_users:,} examples have no protected user and are left out; "
-            "--unattributed keep takes them without protection"
+            f"{without:,} {'example has' if without == 1 else 'examples have'} no protected user and "
+            f"{'is' if without == 1 else 'are'} left out; --unattributed keep would include "
+            f"{'it' if without == 1 else 'them'} without protection."
         )
     return advice

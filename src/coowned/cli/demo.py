@@ -216,7 +216,7 @@ def _print_plan(choices: Any) -> None:
                 choice.num_distinct,
                 "" if choice.upper_bound is None else choice.upper_bound,
                 "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.3f}",
-                "<- least noise" if choice.best else "",
+                "<- best" if choice.best else "",
             )
             for choice in choices
         ],

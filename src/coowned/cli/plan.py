@@ -7,11 +7,13 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
+from coowned.cli.options import Adjacency, Delta, Json, Seed
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 
 if TYPE_CHECKING:
+    from coowned.accounting.planning import Choice
     from coowned.attribution.sources import DataSource
 
 
@@ -19,54 +21,52 @@ if TYPE_CHECKING:
 def run(
     source: "DataSource",
     epsilon: Annotated[float, typer.Option(metavar="E", help="The privacy target.")],
-    delta: Annotated[float, typer.Option(metavar="D", help="The probability that the promise may fail.")],
+    delta: Delta,
     batch_size: Annotated[int, typer.Option(metavar="B", help="Expected batch size.")],
     iterations: Annotated[int, typer.Option(metavar="T", help="Number of steps.")],
-    contribution_bounds: Annotated[str, typer.Option(metavar="1,2,…", help="The bounds to try.")] = "1,2,3,5,8",
+    contribution_bounds: Annotated[
+        str | None,
+        typer.Option(metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and on while users have as many)."),
+    ] = None,
     selectors: Annotated[
-        str, typer.Option(metavar="A,B…", help="The selectors to try.")
+        str, typer.Option(metavar="A,B…", help="Selectors to try.")
     ] = "greedy,greedy-with-duplicates,priced",
     mechanism: Annotated[str, typer.Option(help="poisson, min-separation or all.")] = "all",
-    adjacency: Annotated[str, typer.Option(help="zero-out or replace.")] = "zero-out",
-    seed: Annotated[int, typer.Option(help="Public; orders ties.")] = 0,
+    adjacency: Adjacency = "zero-out",
+    seed: Seed = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where the rows go.")
+        Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write the rows.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="F", help="A page with pictures of the trade-off.")
+        Path | None, typer.Option("--html", metavar="F", help="Where to write a page with charts of the trade-off.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The rows as JSON on stdout.")] = False,
+    json: Json = False,
 ) -> None:
-    """Size of S, bias and noise for each contribution bound and selector; marks the best. Uses the graph alone.
+    """Shows the size of S, its bias and the noise for each contribution bound and selector, and marks the best.
+
+    The best has the largest predicted signal-to-noise: many distinct examples, little noise. Only the graph is used.
 
     Example:
 
         coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 256 --iterations 1000 --html plan.html
     """
-    from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
     from coowned.accounting.planning import plan
-    from coowned.accounting.statement import rounded_up
+    from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 
-    try:
-        bounds = [int(part) for part in contribution_bounds.split(",") if part.strip()]
-    except ValueError:
-        raise InputError(
-            f"--contribution-bounds takes whole numbers with commas between them, not {contribution_bounds!r}"
-        ) from None
+    bounds = None if contribution_bounds is None else _bounds(contribution_bounds)
     words = [part.strip() for part in selectors.split(",") if part.strip()]
-    if not bounds or not words:
-        raise InputError("there is nothing to plan; name at least one bound and one selector")
+    if bounds == [] or not words:
+        raise InputError("Nothing to plan; name at least one bound and one selector")
     refuse_to_overwrite(files_of(source), [output, html])
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
+    target = {
+        "epsilon": epsilon, "delta": delta, "adjacency": adjacency, "batch_size": batch_size, "iterations": iterations,
+    }  # fmt: skip
     with show.progress("planning") as progress:
-        made = plan(
+        found = plan(
             graph,
-            epsilon=epsilon,
-            delta=delta,
-            batch_size=batch_size,
-            iterations=iterations,
-            adjacency=adjacency,
+            **target,
             contribution_bounds=bounds,
             selectors=words,
             mechanism=mechanism,
@@ -75,58 +75,50 @@ def run(
         )
     if output is not None:
         with whole_files(output) as (temporary,):
-            temporary.write_text(made.to_json() + "\n", encoding="utf-8")
+            temporary.write_text(found.to_json() + "\n", encoding="utf-8")
     if html is not None:
         from coowned.report.page import write_plan
 
-        write_plan(
-            made,
-            html,
-            epsilon=epsilon,
-            delta=delta,
-            adjacency=adjacency,
-            batch_size=batch_size,
-            iterations=iterations,
-        )
+        write_plan(found, html, **target)
     if json:
-        show.as_json(made.to_rows())
+        show.as_json(found.to_rows())
         return
-    other = OTHER_ADJACENCY[adjacency]
     show.table(
         f"epsilon {epsilon:g} (unit: {UNIT}; bound k), delta {delta:g}, {adjacency}; batches of {batch_size:,}, "
         f"{iterations:,} steps",
-        (
-            "selector",
-            "k",
-            "copies",
-            "distinct",
-            "users per copy",
-            "noise multiplier",
-            "effective",
-            f"epsilon, {other}",
-            "",
-        ),
-        [
-            (
-                choice.selector,
-                choice.contribution_bound or "-",
-                choice.size,
-                choice.num_distinct,
-                "-" if choice.mean_users_per_example is None else f"{choice.mean_users_per_example:.2f}",
-                "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.4f}",
-                "-" if choice.effective_noise is None else f"{choice.effective_noise:.4f}",
-                "-" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
-                "<- best" if choice.best else "",
-            )
-            for choice in made.choices
-        ],
-        left=(0, 8),
-    )
-    if made.choices:
-        show.line(f"users per example in all the data: {made.choices[0].population_mean_users_per_example:.2f}")
-    for choice in made.choices:
-        if choice.note:
-            bound = f", bound {choice.contribution_bound:,}" if choice.contribution_bound else ""
-            show.line(f"{choice.selector}{bound}: {choice.note}")
-    for sentence in made.advice:
+        ("selector", "k", "distinct", "copies", "users per copy", "noise multiplier", "effective", "signal-to-noise",
+         f"epsilon, {OTHER_ADJACENCY[adjacency]}", ""),
+        [_row(choice) for choice in found.choices],
+        left=(0, 9),
+    )  # fmt: skip
+    if found.choices:
+        show.line(f"users per example in all the data: {found.choices[0].population_mean_users_per_example:.2f}")
+    for sentence in (*found.notes(), *found.advice):
         show.line(sentence)
+
+
+def _bounds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"--contribution-bounds takes whole numbers separated by commas, not {text!r}") from None
+
+
+def _row(choice: "Choice") -> tuple[str | int, ...]:
+    from coowned.accounting.statement import rounded_up
+
+    def number(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    return (
+        choice.selector,
+        choice.contribution_bound or "-",
+        choice.num_distinct,
+        choice.size,
+        number(choice.mean_users_per_example, 2),
+        number(choice.noise_multiplier, 4),
+        number(choice.effective_noise, 4),
+        number(choice.signal_to_noise, 1),
+        "-" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
+        "<- best" if choice.best else "",
+    )

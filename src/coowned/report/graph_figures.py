@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from coowned.accounting.planning import Choice, Plan
+from coowned.accounting.planning import Choice, Plan, signal_to_noise
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.report import charts
@@ -169,6 +169,7 @@ def plan_row(choice: Choice) -> Row:
         "multiplier_text": "–" if choice.noise_multiplier is None else rounded_down(choice.noise_multiplier),
         "noise": choice.effective_noise,
         "noise_text": "–" if choice.effective_noise is None else rounded_down(choice.effective_noise),
+        "signal_text": "–" if choice.signal_to_noise is None else f"{choice.signal_to_noise:.1f}",
         "other_text": "–" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
         "mean": choice.mean_users_per_example,
         "mean_text": "–" if choice.mean_users_per_example is None else f"{choice.mean_users_per_example:.2f}",
@@ -199,6 +200,9 @@ def run_rows(run: RunContents, selected: SelectedGraph, other_choices: Plan) -> 
         mean_users_per_example=selected.mean_users_per_copy,
         noise_multiplier=run.guarantee.noise_multiplier,
         effective_noise=noise,
+        signal_to_noise=signal_to_noise(
+            run.certificate.num_distinct, noise, other_choices.choices[0].batch_size, run.mechanism.iterations
+        ),
         other_epsilon=run.guarantee.other_epsilon,
         note="",
     )
@@ -222,6 +226,7 @@ def trade_off(
         ("size_text", "copies"),
         ("distinct_text", "distinct examples"),
         ("noise_text", "effective noise"),
+        ("signal_text", "signal-to-noise"),
         ("mean_text", "users per copy"),
         ("chosen_text", "marked"),
     )

@@ -12,9 +12,9 @@ from typing import Any
 import jinja2
 
 from coowned import __version__
-from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
 from coowned.accounting.planning import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.bob import Measured
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -87,9 +87,9 @@ def write_plan(
     """
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
     mean = plan.choices[0].population_mean_users_per_example if plan.choices else 0.0
-    figures = graph_figures.trade_off(rows, chosen="the least noise", mean_users=mean)
+    figures = graph_figures.trade_off(rows, chosen="the best predicted signal-to-noise", mean_users=mean)
     cells = ("selector", "contribution_bound", "size_text", "distinct_text", "mean_text", "multiplier_text",
-             "noise_text", "other_text")  # fmt: skip
+             "noise_text", "signal_text", "other_text")  # fmt: skip
     text = _render(
         "plan",
         figures,
@@ -99,9 +99,9 @@ def write_plan(
                 "iterations": iterations},
         unit=UNIT,
         other_adjacency=OTHER_ADJACENCY[adjacency],
-        rows=[[*(shown(row[key]) for key in cells), "least noise" if row["chosen"] else row["note"]] for row in rows],
+        rows=[[*(shown(row[key]) for key in cells), "best" if row["chosen"] else row["note"]] for row in rows],
         best=next((row for row in rows if row["chosen"]), None),
-        advice=plan.advice,
+        advice=[*plan.notes(), *plan.advice],
     )  # fmt: skip
     _write(Path(output), text, mode=0o644)
     return Path(output)

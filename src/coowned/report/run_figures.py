@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT
 from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import COLOURS, TITLES, bob_rows
 from coowned.report import charts

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from coowned.accounting.planning import DEFAULT_BOUNDS, Plan, plan
+from coowned.accounting.planning import Plan, default_bounds, plan
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import histogram
 from coowned.certificate import ContributionCertificate
@@ -113,7 +113,7 @@ def plan_of_run(run: RunContents, graph: AttributionGraph) -> Plan:
         adjacency=guarantee.adjacency,
         batch_size=mechanism.batch_size,
         iterations=mechanism.iterations,
-        contribution_bounds=sorted({*DEFAULT_BOUNDS, bound}),
+        contribution_bounds=sorted({*default_bounds(graph), bound}),
         selectors=[*others, *(name for name in _FAST_SELECTORS if name == run.selector and name not in others)],
         mechanism="poisson",
         seed=run.certificate.seed or 0,
