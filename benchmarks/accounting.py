@@ -11,7 +11,6 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.stats import binom
 
 from coowned import PoissonSampling
-from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import epsilon
 from coowned.accounting.calibrate import calibrate
 
@@ -19,7 +18,6 @@ COPIES, PROBABILITY, ITERATIONS, DELTA, NOISE = 3, 0.002, 10_000, 1e-10, 1.0
 GRID_EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 GRID_BATCH_SIZES = (256, 512, 1024, 2048, 4096, 8192)
 GRID_SIZE, GRID_ITERATIONS = 250_000, 1000  # selected copies and steps of the grid
-NO_CACHE = ResultCache(directory=None)
 
 
 def run() -> list[dict]:
@@ -28,7 +26,7 @@ def run() -> list[dict]:
     question = {"delta": DELTA, "adjacency": "zero-out"}
     epsilon(mechanism, noise_multiplier=2.0, **question)  # loads what is loaded once
     own_seconds, own = timed(lambda: epsilon(mechanism, noise_multiplier=NOISE, **question), repetitions=5)
-    noise_seconds, noise = timed(lambda: calibrate(mechanism, epsilon=6.0, cache=NO_CACHE, **question), repetitions=3)
+    noise_seconds, noise = timed(lambda: calibrate(mechanism, epsilon=6.0, cache=False, **question), repetitions=3)
     their_seconds, theirs = timed(their_epsilon, repetitions=1)
     difference = abs(own - theirs) / theirs
     rows = [
@@ -62,7 +60,7 @@ def calibrate_grid() -> int:
                 contribution_bound=copies, sampling_probability=batch_size / GRID_SIZE, iterations=GRID_ITERATIONS
             )
             for target in GRID_EPSILONS:
-                calibrate(mechanism, epsilon=target, delta=DELTA, adjacency="zero-out", cache=NO_CACHE)
+                calibrate(mechanism, epsilon=target, delta=DELTA, adjacency="zero-out", cache=False)
                 points += 1
         print(f"  grid: copies {copies} of 8 done", flush=True)
     return points

@@ -1,10 +1,37 @@
-"""Where results are kept."""
+"""Where results are kept, and that what is read back is right or made anew."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from coowned.cache import cache_folder, keep
+from coowned import cache as module
+from coowned.cache import cache_folder, cached, keep
+
+QUESTION = {"epsilon": 1.5, "fields": {"iterations": 10}}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path / "deep" / "cache"))
+    return tmp_path / "deep" / "cache"
+
+
+def ask(question=QUESTION, *, kind="answers", answer=2.5):
+    """(the answer, whether it was made anew)."""
+    made = []
+
+    def make():
+        made.append(answer)
+        return answer
+
+    return cached(kind, question, make, encode=json.dumps, decode=json.loads), bool(made)
+
+
+def only_file(folder):
+    (path,) = (path for path in folder.rglob("*") if path.is_file())
+    return path
 
 
 @pytest.mark.parametrize(
@@ -22,18 +49,83 @@ def test_folder(monkeypatch, environment, folder):
     assert cache_folder() == folder
 
 
+def test_what_was_made_is_read_back(folder):
+    assert ask(answer=0.1 + 0.2) == (0.1 + 0.2, True)
+    assert ask(answer=0.0) == (0.1 + 0.2, False)
+    assert only_file(folder).parent == folder / "answers"
+
+
+def test_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("COOWNED_CACHE", "off")
+    monkeypatch.chdir(tmp_path)
+    assert ask() == ask() == (2.5, True)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_input_is_part_of_the_key():
+    ask(answer=1.0)
+    assert ask({**QUESTION, "epsilon": 1.5000000000000002}) == (2.5, True)
+    assert ask({**QUESTION, "fields": {"iterations": 11}}) == (2.5, True)
+    assert ask({**QUESTION, "more": None}) == (2.5, True)
+    assert ask(kind="other") == (2.5, True)
+    assert ask() == (1.0, False)
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_versions_are_other_entries(monkeypatch):
+    ask(answer=1.0)
+    monkeypatch.setattr(module.importlib.metadata, "version", lambda name: "0.0.0")
+    assert ask() == (2.5, True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: b"[1, 2]",
+        lambda content: b"\x00" * 40,
+        lambda content: b"\xff\xfe\x00",
+        lambda content: content.replace(b"2.5", b"0.5"),
+        lambda content: b"0" + content[1:] if content[:1] != b"0" else b"1" + content[1:],
+    ],
+)
+def test_a_damaged_file_is_made_anew(folder, damage):
+    ask()
+    path = only_file(folder)
+    path.write_bytes(damage(path.read_bytes()))
+    assert ask() == (2.5, True)
+    assert ask() == (2.5, False)
+
+
+def test_an_entry_of_another_question_is_not_read(folder):
+    ask()
+    first = only_file(folder)
+    ask({"other": 1}, answer=9.0)
+    (second,) = (path for path in folder.rglob("*.txt") if path != first)
+    first.write_bytes(second.read_bytes())
+    assert ask() == (2.5, True)
+
+
 def test_kept_whole_or_not_at_all(tmp_path, monkeypatch):
-    place = tmp_path / "kept" / "entry.json"
-    keep(place, "first")
-    assert place.read_text(encoding="utf-8") == "first"
+    path = tmp_path / "kept" / "entry.txt"
+    keep(path, b"first")
+    assert path.read_bytes() == b"first"
+    assert path.stat().st_mode & 0o777 == 0o600
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("coowned.cache.os.replace", full)
-    keep(place, "second")
-    assert place.read_text(encoding="utf-8") == "first"
-    assert [file.name for file in place.parent.iterdir()] == ["entry.json"]
-    (tmp_path / "file").write_text("")
-    keep(tmp_path / "file" / "entry.json", "a folder that cannot be made")
-    assert (tmp_path / "file").read_text() == ""
+    monkeypatch.setattr("coowned.files.os.replace", full)
+    keep(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert [file.name for file in path.parent.iterdir()] == ["entry.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("COOWNED_CACHE", str(blocked))
+    assert ask() == ask() == (2.5, True)
+    assert blocked.read_text() == "not a folder"

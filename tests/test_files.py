@@ -5,7 +5,7 @@ import os
 import pytest
 
 from coowned import InputError
-from coowned.files import whole_files
+from coowned.files import whole_files, write_file
 
 
 def everything(folder):
@@ -117,3 +117,34 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     with pytest.raises(InputError, match="neither a file nor a folder"), whole_files(pipe):
         pass
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("content", [b"new", lambda file: file.write(b"new")])
+def test_one_file_is_replaced(tmp_path, content):
+    path = tmp_path / "a.txt"
+    write_file(path, b"old", mode=0o600)
+    write_file(path, content, mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    write_file(path, b"old")
+
+    def interrupted(file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file(path, interrupted)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("coowned.files.os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*a.txt'"):
+        write_file(path, b"new", temporary=tmp_path / ".a.part")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.txt"]

@@ -1,12 +1,21 @@
-"""Where results that took long are kept: never keys, always safe to delete.
+"""Results that took long, kept on disk: never keys, always safe to delete.
 
-Content is in `tokens/` alone (texts as numbers), which only its owner can read.
+Content is in `tokens/` alone (texts as numbers). Files can be read by their owner only.
 """
 
 import contextlib
+import hashlib
+import importlib.metadata
 import os
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from coowned.codec import checksum
+from coowned.errors import CoownedError
+from coowned.files import write_file
+
+Result = TypeVar("Result")
 
 
 def cache_folder() -> Path | None:
@@ -18,20 +27,53 @@ def cache_folder() -> Path | None:
     return Path(base) / "coowned"
 
 
-def keep(place: Path, text: str) -> None:
-    """Writes an entry whole or not at all; a cache that cannot be written is no error.
+def cached(
+    kind: str,
+    question: dict[str, Any],
+    make: Callable[[], Result],
+    *,
+    encode: Callable[[Result], str],
+    decode: Callable[[str], Result],
+) -> Result:
+    """What `make` gives, or what it gave before for the same question.
+
+    Guarantees:
+      - Another input, or another version of coowned, numpy or scipy, is another entry.
+        (test_every_input_is_part_of_the_key, test_other_versions_are_other_entries)
+      - A file that was damaged, or belongs to another question, is made anew.   (test_a_damaged_file_is_made_anew)
+      - A folder that cannot be written is no error.   (test_a_folder_that_cannot_be_made_is_no_error)
+
+    Args:
+      kind: the folder of the entry.
+      question: everything the result depends on, as plain values.
+      encode, decode: the result as text and back; `decode` refuses with ValueError or CoownedError.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return make()
+    versions = {name: importlib.metadata.version(name) for name in ("coowned", "numpy", "scipy")}
+    key = checksum({"question": question, "versions": versions})
+    path = folder / kind / f"{key}.txt"
+    with contextlib.suppress(OSError, ValueError, TypeError, CoownedError):
+        check, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if check == _check(key, text):
+            return decode(text)
+    result = make()
+    text = encode(result)
+    keep(path, f"{_check(key, text)}\n{text}".encode())
+    return result
+
+
+def keep(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Writes an entry whole or not at all, for its owner alone; a cache that cannot be written is no error.
 
     Guarantees:
       - Readers see a whole file or none, and nothing is left of a write that failed.   (test_kept_whole_or_not_at_all)
     """
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(path, content, mode=0o600)
+
+
+def _check(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key} {text}".encode()).hexdigest()

@@ -3,10 +3,12 @@
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from coowned.errors import InputError
 
@@ -38,6 +40,49 @@ def making(place: Path) -> Iterator[None]:
 def _unwritable(folder: Path, place: Path | None) -> InputError:
     what = f"{folder}:" if place is None else f"{place}: the folder {folder}"
     return InputError(f"{what} cannot be written to; choose another")
+
+
+def write_file(
+    path: Path, content: bytes | Callable[[BinaryIO], object], *, mode: int = 0o666, temporary: Path | None = None
+) -> None:
+    """Replaces one file whole or not at all, and waits until the disk has it.
+
+    Guarantees:
+      - After an error the old file is as it was, and nothing is left behind.   (test_failed_write_leaves_the_old_file)
+
+    Args:
+      content: the bytes, or a function that writes them.
+      mode: permissions, less those the process's umask takes away.
+      temporary: what the file is called while it is written, beside `path`; default: a name of its own.
+    """
+    part = temporary or path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the temporary name
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the disk has the names in a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

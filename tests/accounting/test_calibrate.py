@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting import calibrate as module
-from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import epsilon as proven
 from coowned.accounting.calculators import epsilon_details
 from coowned.accounting.calibrate import calibrate
 from coowned.errors import InputError, UncertifiableError
 
-NO_CACHE = ResultCache(directory=None)
 FULL = pytest.mark.full
 
 
@@ -23,7 +21,7 @@ def poisson(copies, probability, iterations):
 
 
 def check(mechanism, epsilon, delta, adjacency):
-    noise = calibrate(mechanism, epsilon=epsilon, delta=delta, adjacency=adjacency, cache=NO_CACHE)
+    noise = calibrate(mechanism, epsilon=epsilon, delta=delta, adjacency=adjacency, cache=False)
     assert proven(mechanism, noise_multiplier=noise, delta=delta, adjacency=adjacency) <= epsilon
     assert proven(mechanism, noise_multiplier=0.999 * noise, delta=delta, adjacency=adjacency) > epsilon
     return noise
@@ -133,13 +131,13 @@ def test_calibration_at_the_corners(copies, probability, iterations, epsilon, de
 
 def test_more_privacy_needs_more_noise():
     m = poisson(2, 0.02, 200)
-    noises = [calibrate(m, epsilon=e, delta=1e-8, adjacency="zero-out", cache=NO_CACHE) for e in (1.0, 2.0, 4.0)]
+    noises = [calibrate(m, epsilon=e, delta=1e-8, adjacency="zero-out", cache=False) for e in (1.0, 2.0, 4.0)]
     assert noises == sorted(noises, reverse=True)
 
 
 def test_a_delta_above_the_chance_of_being_drawn_is_refused():
     with pytest.raises(InputError, match="much smaller delta"):
-        calibrate(poisson(1, 1e-6, 10), epsilon=1.0, delta=1e-3, adjacency="zero-out", cache=NO_CACHE)
+        calibrate(poisson(1, 1e-6, 10), epsilon=1.0, delta=1e-3, adjacency="zero-out", cache=False)
 
 
 @pytest.mark.parametrize(
@@ -153,22 +151,24 @@ def test_bad_targets_are_refused(wrong):
 
 
 def test_results_are_kept(tmp_path, monkeypatch):
-    m, cache = poisson(2, 0.02, 100), ResultCache(directory=tmp_path)
-    first = calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out", cache=cache)
-    assert len(list(tmp_path.rglob("*.json"))) == 1
+    m = poisson(2, 0.02, 100)
+    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path))
+    first = calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out")
+    assert len(list(tmp_path.rglob("*.txt"))) == 1
 
     def fail(*arguments, **named):
         raise AssertionError("computed again")
 
     monkeypatch.setattr(module, "_calibrate_sampled", fail)
-    assert calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out", cache=cache) == first
+    assert calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out") == first
     with pytest.raises(AssertionError, match="computed again"):
-        calibrate(m, epsilon=2.0, delta=1e-8, adjacency="replace", cache=cache)
+        calibrate(m, epsilon=2.0, delta=1e-8, adjacency="replace")
 
 
-def test_closed_forms_are_not_kept(tmp_path):
+def test_closed_forms_are_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path))
     m = MinSeparation(contribution_bound=8, min_separation=16, num_bands=16, iterations=2500)
-    calibrate(m, epsilon=8.0, delta=1e-10, adjacency="zero-out", cache=ResultCache(directory=tmp_path))
+    calibrate(m, epsilon=8.0, delta=1e-10, adjacency="zero-out")
     assert not list(tmp_path.iterdir())
 
 
@@ -194,10 +194,10 @@ def test_noise_is_raised_where_the_least_cannot_be_certified():
 def test_imprecise_answers_are_not_returned(monkeypatch):
     """With a stricter limit on errors than the least noise keeps, more noise comes back, within the limit."""
     m, claim = poisson(3, 0.002, 10_000), {"delta": 1e-10, "adjacency": "zero-out"}
-    least = calibrate(m, epsilon=6.0, cache=NO_CACHE, **claim)
+    least = calibrate(m, epsilon=6.0, cache=False, **claim)
     limit = 0.9 * epsilon_details(m, noise_multiplier=least, **claim).error_share
     monkeypatch.setattr(module, "ALLOWED_ERROR_SHARE", limit)
-    raised = calibrate(m, epsilon=6.0, cache=NO_CACHE, **claim)
+    raised = calibrate(m, epsilon=6.0, cache=False, **claim)
     answer = epsilon_details(m, noise_multiplier=raised, **claim)
     assert raised > least
     assert answer.epsilon <= 6.0

@@ -7,7 +7,6 @@ import json
 import pathlib
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling
-from coowned.accounting.cache import ResultCache
 from coowned.accounting.calculators import composed_epsilon, epsilon
 from coowned.accounting.calibrate import calibrate
 
@@ -53,7 +52,7 @@ def _cases():
         yield (
             f"noise multiplier zero-out: poisson k=3 p=0.01 T=500 epsilon={target:g} delta=1e-10",
             lambda e=target: calibrate(
-                _poisson(3, 0.01, 500), epsilon=e, delta=1e-10, adjacency="zero-out", cache=ResultCache(directory=None)
+                _poisson(3, 0.01, 500), epsilon=e, delta=1e-10, adjacency="zero-out", cache=False
             ),
         )
     yield (

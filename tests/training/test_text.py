@@ -296,7 +296,7 @@ def test_failed_write_leaves_nothing(cache, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr("coowned.files.os.replace", full)
     assert len(tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)) == 7
     assert list(cache.iterdir()) == []
 

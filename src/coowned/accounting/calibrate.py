@@ -5,14 +5,15 @@ import math
 from collections.abc import Callable
 
 from coowned import validate
-from coowned.accounting.cache import ResultCache
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_mu
 from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
 from coowned.accounting.root_finding import find_root
 from coowned.accounting.terms import check_terms
+from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps
 
+ACCOUNTANT_VERSION = 3  # raise it whenever any epsilon or noise multiplier may change
 RELATIVE_TOLERANCE = 3e-4  # of the noise multiplier: distance to one that misses the target
 _SMALLEST, _LARGEST = 1e-4, 1e12  # noise multipliers the search looks at
 _ROUGH_LOOSENESS = 3e-3  # of epsilon, while the search is still far away
@@ -24,9 +25,7 @@ _LARGEST_STEP = math.log(2.0)  # of the noise multiplier, at the finest grid
 _NO_NOISE = "no noise multiplier up to 1e12 meets the target; use a larger epsilon or delta"
 
 
-def calibrate(
-    mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: str, cache: ResultCache | None = None
-) -> float:
+def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: str, cache: bool = True) -> float:
     """The smallest noise multiplier, in clip norms of one example, for which `epsilon` is proven at `delta`.
 
     Guarantees:
@@ -40,8 +39,8 @@ def calibrate(
     Raises UncertifiableError where no noise multiplier up to 1e12 does it, InputError where delta is so large that no
     noise is needed at all.
     Cost: a coarse search without transforms, then two to five evaluations of `epsilon`; with less than five expected
-    draws in the whole run, about ten. Results are kept on disk (`cache`, by default `ResultCache.default()`), closed
-    forms are not.
+    draws in the whole run, about ten. Results are kept on disk unless `cache` is false, closed forms
+    are not.
 
     Example:
       >>> from coowned import MinSeparation
@@ -57,9 +56,19 @@ def calibrate(
     smallest = max((_calibrate_gaussian(steps, epsilon, delta, adjacency) for steps in gaussian), default=0.0)
     if not sampled:
         return smallest
-    cache = ResultCache.default() if cache is None else cache
+
+    def search() -> float:
+        noise_multiplier = smallest
+        for steps in sampled:
+            _refuse_if_never_drawn(steps, delta)
+            found = _calibrate_sampled(steps, epsilon, delta, adjacency, at_least=noise_multiplier)
+            noise_multiplier = max(noise_multiplier, found)
+        return noise_multiplier
+
+    if not cache:
+        return search()
     question = {
-        "kind": "calibrate",
+        "accountant": ACCOUNTANT_VERSION,
         "mechanism": type(mechanism).__name__,
         "fields": dataclasses.asdict(mechanism),
         "epsilon": float(epsilon),
@@ -67,14 +76,14 @@ def calibrate(
         "adjacency": adjacency,
         "tolerance": RELATIVE_TOLERANCE,
     }
-    kept = cache.get(question)
-    if kept is not None:
-        return kept
-    for steps in sampled:
-        _refuse_if_never_drawn(steps, delta)
-        smallest = max(smallest, _calibrate_sampled(steps, epsilon, delta, adjacency, at_least=smallest))
-    cache.put(question, smallest)
-    return smallest
+    return cached("accounting", question, search, encode=repr, decode=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("not a noise multiplier")
+    return value
 
 
 def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: str) -> float:

@@ -41,8 +41,8 @@ def measure_leak(
 ) -> MeasuredLeak:
     """A lower bound on epsilon from the scores of models trained with a person's content and without it.
 
-    The threshold and the direction ("high means the person was in it", or out of it) are chosen on the first half of the
-    scores; on the other half the attack's two rates have Clopper-Pearson bounds at alpha / 2 each. Since
+    The threshold and the direction ("high means the person was in it", or out of it) are chosen on the first half of
+    the scores; on the other half the attack's two rates have Clopper-Pearson bounds at alpha / 2 each. Since
     P(A) <= e^epsilon Q(A) + delta, epsilon >= log((lower(P) - delta) / upper(Q)).
 
     Guarantees:

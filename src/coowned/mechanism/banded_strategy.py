@@ -1,7 +1,6 @@
 """The strategy matrix of DP-MF: lower triangular, banded, Toeplitz, no column longer than 1."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from fractions import Fraction
@@ -10,11 +9,10 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.cache import cache_folder, keep
+from coowned.cache import cached
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.kernels import sum_columns
@@ -216,23 +214,13 @@ def _optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64]:
     return best / math.sqrt(math.fsum(best * best))
 
 
-def _load_or_optimize(num_bands: int, iterations: int) -> tuple[float, ...]:
+def _load_or_optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64]:
     if num_bands == 1:
-        return (1.0,)
-    folder = cache_folder()
-    if folder is None:
-        return tuple(_optimize(num_bands, iterations).tolist())
-    path = folder / f"strategy-{_digest(num_bands, iterations)}.json"
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["coefficients"]
-        return tuple(_checked(stored, num_bands).tolist())
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or not readable: it is made again
-    coefficients = _optimize(num_bands, iterations).tolist()
-    keep(path, json.dumps({"num_bands": num_bands, "iterations": iterations, "coefficients": coefficients}))
-    return tuple(coefficients)
-
-
-def _digest(num_bands: int, iterations: int) -> str:
-    inputs = [_METHOD, num_bands, iterations, np.__version__, scipy.__version__]
-    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]
+        return np.ones(1)
+    return cached(
+        "strategies",
+        {"method": _METHOD, "num_bands": num_bands, "iterations": iterations},
+        lambda: _optimize(num_bands, iterations),
+        encode=encode_json,
+        decode=lambda text: _checked(json.loads(text), num_bands),
+    )

@@ -8,12 +8,13 @@ import os
 from collections.abc import Sequence
 from email.generator import BytesGenerator
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import pyarrow as pa
 
 from coowned import validate
 from coowned.errors import InputError
+from coowned.files import write_file
 from coowned.synthetic.kernels import GAMMA, python_mix, stream_key
 
 STREAM_TAG = 8  # tells the random stream of this world from those of the others
@@ -254,17 +255,14 @@ def write_mbox(table: pa.Table, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {str(target.parent)!r} to write {target.name!r} to; make it first")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            for row in table.to_pylist():
-                file.write(f"From {row['sender']} {row['date'].ctime()}\n".encode())
-                BytesGenerator(file, mangle_from_=True, policy=policy).flatten(_as_message(row))
-                file.write(b"\n")
-        os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+
+    def write(file: BinaryIO) -> None:
+        for row in table.to_pylist():
+            file.write(f"From {row['sender']} {row['date'].ctime()}\n".encode())
+            BytesGenerator(file, mangle_from_=True, policy=policy).flatten(_as_message(row))
+            file.write(b"\n")
+
+    write_file(target, write)
 
 
 def _as_message(row: dict) -> email.message.EmailMessage:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import coowned
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.files import check_writable, making
+from coowned.files import check_writable, making, sync_folder, write_file
 from coowned.mechanism.keys import RunKey
 from coowned.training.run import RunRecord
 
@@ -227,7 +227,7 @@ class RunFolder:
                 os.replace(file, half)  # so that a kill in between leaves nothing that could be somebody's
             _overwrite_and_remove(half)
         (self.path / "run.json").unlink()
-        self._sync()
+        sync_folder(self.path)
 
     def _refuse_files_of_others(self) -> None:
         """Before a run begins: whatever has the name of a run's file is not this run's."""
@@ -279,22 +279,9 @@ class RunFolder:
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Writes a file of the run, whole or not at all."""
-        temporary, place = self._half(name), self.path / name
-        try:
-            temporary.unlink(missing_ok=True)
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, place)
-            self._sync()
-            if name not in _PASSING:
-                self._files[name] = hashlib.sha256(content).hexdigest()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(place)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_file(self.path / name, content, mode=mode, temporary=self._half(name))
+        if name not in _PASSING:
+            self._files[name] = hashlib.sha256(content).hexdigest()
 
     def _half(self, name: str) -> Path:
         """What a file is called while it is written: one name, so that what a kill leaves is overwritten next time."""
@@ -325,14 +312,7 @@ class RunFolder:
         _overwrite_and_remove(self.path / "run-key.json")
         for name in ("checkpoint.safetensors", *(f".{name}.part" for name in OWN_FILES)):
             (self.path / name).unlink(missing_ok=True)
-        self._sync()
-
-    def _sync(self) -> None:
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(self.path)
 
 
 def _overwrite_and_remove(file: Path) -> None:

@@ -5,17 +5,15 @@ was learned from the texts to be protected would carry words of theirs into ever
 the model, to whoever gets that: it is an input.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,7 @@ import pyarrow.compute
 
 from coowned import validate
 from coowned.attribution.identifiers import check_valid, is_text
-from coowned.cache import cache_folder
+from coowned.cache import cache_folder, keep
 from coowned.errors import InputError
 from coowned.files import whole_files
 
@@ -362,17 +360,12 @@ def _keep(file: Path, key: str, made: TokenizedTexts) -> None:
     column = pa.LargeListArray.from_arrays(pa.array(made.offsets), pa.array(made.ids))
     notes = {"key": key, "digest": made.digest, "num_truncated": made.num_truncated, "num_empty": made.num_empty}
     schema = pa.schema([pa.field("ids", column.type)], metadata={"coowned": json.dumps(notes)})
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # its owner's alone
-        try:
-            with os.fdopen(handle, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                writer.write_batch(pa.record_batch([column], schema=schema))
-            os.replace(temporary, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+
+    def write(sink: BinaryIO) -> None:
+        with pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(pa.record_batch([column], schema=schema))
+
+    keep(file, write)
 
 
 def _read_kept(
