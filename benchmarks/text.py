@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.noise import NoiseStream
 from coowned.training.models.bert import BertMaskedLM
 from coowned.training.optimizers import make_optimizer
 from coowned.training.step import compiled_step
+from coowned.training.sweep_noise import SweepNoise
 
 BATCH, PEER_BATCH = 128, 32
 SEQUENCE = 128
@@ -44,16 +44,17 @@ def step_rows() -> list[dict]:
     """Whole steps as the loop takes them: gradient, noise, Adam."""
     model = BertMaskedLM(sequence_length=SEQUENCE)
     batch, mask = make_batch(model, BATCH), jnp.ones(BATCH, bool)
-    noise = NoiseStream(RunKey.from_seed(0), coefficients=(1.0,), shapes=model.shapes(), iterations=10**6)
-    settings = {
-        name: jnp.float32(value)
-        for name, value in {"learning_rate": 1e-4, "clip_norm": 1.0, "noise_scale": 1e-3, "batch_size": BATCH}.items()
-    }
+    noise = SweepNoise(
+        RunKey.from_seed(0), coefficients=np.ones(1), shapes=model.shapes(), iterations=10**6, configurations=[""]
+    )
+    each = {"learning_rate": 1e-4, "clip_norm": 1.0, "noise_scale": 1e-3}
+    settings = {name: jnp.float32([value]) for name, value in each.items()} | {"batch_size": jnp.float32(BATCH)}
 
     def steps(private: bool) -> Callable[[], object]:
-        step = compiled_step(model, "adam", private, private, False)
+        step = compiled_step(model, "adam", private, private, 1)
         parameters = initial(model)
-        state = [(parameters, make_optimizer("adam", 1e-4).init(parameters))]
+        alone = parameters, make_optimizer("adam", 1e-4).init(parameters)
+        state = [jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)]
 
         def go():
             state[0], clipped = step(state[0], batch, mask, noise.next() if private else {}, settings)

@@ -152,9 +152,7 @@ def trainer_run(plans: TrainingPlan | list[TrainingPlan], data: FeatureTable) ->
     model = LogisticRegression(num_features=data.features.shape[1])
     trainer = Trainer(plans, model)
     read = data if plans[0].clip_norm is None else with_norms(data)
-    return lambda: trainer.run(
-        read, trainer.initial_state(model.initial()), [], start=0, after=lambda step, state, rows: None
-    )
+    return lambda: trainer.train(read, model.initial())
 
 
 def plain_loop(plan: TrainingPlan, data: FeatureTable) -> Callable[[], object]:

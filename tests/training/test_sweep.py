@@ -17,7 +17,6 @@ from coowned.errors import CertificateMismatchError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream, regrouping_factor
 from coowned.training import loop
-from coowned.training import sweep as module
 from coowned.training.checkpoint import RunFolder
 from coowned.training.data import FeatureTable
 from coowned.training.loop import train
@@ -250,7 +249,7 @@ def test_changed_sweep_is_refused(small, tmp_path, monkeypatch):
     with pytest.raises(CertificateMismatchError, match="another selection"):
         take_up(place, [dataclasses.replace(plan, run_key=RunKey.from_seed(4)) for plan in plans][:2], small.data)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "code_digest", lambda: "other")
+        patch.setattr(loop, "code_digest", lambda: "other")
         with pytest.raises(CertificateMismatchError, match="code or versions"):
             take_up(place, plans, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another selection"):

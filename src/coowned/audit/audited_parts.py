@@ -154,10 +154,10 @@ class AuditedParts:
 
         features = batch["features"]
         model = self.model(getattr(features, "source", features).shape[1])
-        step = compiled_step(model, "sgd", True, True, models is not None, on_host=on_host)
+        step = compiled_step(model, "sgd", True, True, models or 1, on_host=on_host)
 
         def each(values: Any) -> Any:
-            return jnp.asarray(values) if models is None else jnp.repeat(jnp.asarray(values)[None], models, axis=0)
+            return jnp.repeat(jnp.asarray(values)[None], models or 1, axis=0)
 
         # The parameters change by minus the noisy mean gradient times the learning rate: one for those of zero, and a
         # large one for large ones, in which small changes would be lost.
@@ -170,4 +170,5 @@ class AuditedParts:
         numbers = {name: jnp.asarray(value) if name == "batch_size" else each(value) for name, value in numbers.items()}
         before = np.asarray(state[0]["coefficients"], np.float64)  # the step may write over it
         (after, _), _ = step(state, batch, mask, given, numbers)
-        return (before - np.asarray(after["coefficients"], np.float64)) / settings["learning_rate"]
+        moved = (before - np.asarray(after["coefficients"], np.float64)) / settings["learning_rate"]
+        return moved[0] if models is None else moved

@@ -123,8 +123,7 @@ class BobTest:
 
         def score(included: bool, number: int) -> float:
             trainer = Trainer([dataclasses.replace(plan, run_key=self._key(number))], model)
-            done = trainer.run(contents[included], trainer.initial_state(start), [], start=0, after=lambda *_: None)
-            coefficients = np.asarray(done[0]["coefficients"], np.float64)
+            coefficients = trainer.train(contents[included], start)["coefficients"][0].astype(np.float64)
             return float(question @ coefficients[:-1] + coefficients[-1])
 
         inside, outside = retrain(score, trials=self.trials, progress=progress)

@@ -318,9 +318,7 @@ def _train(model: Model, start: Mapping[str, npt.NDArray[np.float32]]):
     def train(plan: TrainingPlan, data: TrainingData) -> dict[str, npt.NDArray[np.float32]]:
         assert isinstance(data, DataWithCanaries)
         read = data if plan.clip_norm is None else data.with_norms()
-        trainer = Trainer([plan], model)
-        state = trainer.run(read, trainer.initial_state(start), [], start=0, after=lambda *_: None)
-        return {name: np.asarray(array) for name, array in state[0].items()}
+        return {name: array[0] for name, array in Trainer([plan], model).train(read, start).items()}
 
     return train
 

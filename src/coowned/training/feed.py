@@ -14,7 +14,6 @@ from coowned import threads
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.noise import NoiseStream
 from coowned.training.data import Draw, TrainingData, rows_in_place
 from coowned.training.sweep_noise import SweepNoise
 
@@ -28,7 +27,7 @@ class StepInput(NamedTuple):
     batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`; `stretches`
     mask: npt.NDArray[np.bool_]  # (physical size,)
     copies: int  # how many were drawn, empty ones included; secret
-    noise: dict[str, npt.NDArray[np.float32]]
+    noise: dict[str, npt.NDArray[np.float32]]  # (num_models, *shape)
     slot: Any  # give it back with `Feeder.release`
 
 
@@ -52,7 +51,7 @@ class Feeder:
         self,
         data: TrainingData,
         batches: Batches,
-        noise: NoiseStream | SweepNoise | None,
+        noise: SweepNoise | None,
         *,
         run_key: RunKey,
         start: int,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from coowned import interrupts, validate
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import MOST_COPIES
-from coowned.mechanism.noise import NoiseStream, most_copies, regrouping_factor
+from coowned.mechanism.noise import most_copies, regrouping_factor
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine, platform
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
@@ -71,7 +71,7 @@ def train(
     progress: Progress | None = None,
     at_end: Callable[["TrainedModel"], None] | None = None,
 ) -> TrainedModel:
-    """Trains one model under its plan, or takes up the run that a folder holds.
+    """Trains one model under its plan, or resumes the run that a folder holds: a sweep of one.
 
     Guarantees:
       - Every step is Algorithm 1's: per-copy clip, sum, over the public batch size, plus a row of C^-1 z
@@ -88,7 +88,7 @@ def train(
       data: content for the graph that `plan.selected` was chosen from.
       folder: where checkpoints, metrics and the model go; None keeps all in memory.
       initial: parameters to start from, made without these people's data (or composed with this run).
-      configuration_digest: of a configuration file the run must agree with when it is taken up again.
+      configuration_digest: of a configuration file the run must agree with when it is resumed.
       checkpoint_every: steps between two checkpoints (default: a twentieth of the run).
       devices: among which a batch is split.
       progress: called now and then.
@@ -110,46 +110,18 @@ def train(
       >>> train(plan, LogisticRegression(num_features=3), data).statement()
       'No guarantee: this model was trained without privacy; ...'
     """
-    validate.positive(devices=devices)
-    if checkpoint_every is not None:
-        validate.positive(checkpoint_every=checkpoint_every)
-    model.check_data(data.shapes())
-    plan.check(data.graph)
-    start_parameters = _check_initial(model, initial)
-    refuse_second_use([plan], model, data, start_parameters, devices)
-    trainer = Trainer([plan], model, devices=devices)
-    state, rows, start = trainer.initial_state(start_parameters), [], 0
-    if folder is not None:
-        stored = folder.begin(
-            RunRecord(
-                state="training",
-                plan=plan.describe(),
-                model=model.describe(),
-                data=data.digest,
-                configuration=configuration_digest,
-                initial=_digest_arrays(start_parameters),
-                code=code_digest(),
-                devices=devices,
-                platform=machine(),
-                key=plan.run_key.fingerprint,
-                run_id=None if plan.guarantee is None else plan.guarantee.run_id,
-                iterations=plan.iterations,
-            )
-        )
-        if stored is not None:
-            state, rows, start = trainer.restore(state, stored)
-    every = checkpoint_every or max(1, plan.iterations // 20)
-    report = Report(plan, progress)
-
-    def after(step: int, current: Any, log: list) -> None:
-        report(step + 1)
-        if folder is not None and (step + 1) % every == 0:
-            folder.save(step + 1, trainer.tensors(current, log))
-
-    read = data if plan.clip_norm is None else with_norms(data)
-    state = trainer.run(read, state, rows, start=start, after=after)
-    parameters = {name: np.asarray(array) for name, array in state[0].items()}
-    metrics = _metrics_table(rows)
+    parameters, metrics = run_plans(
+        [plan],
+        model,
+        data,
+        folder=folder,
+        initial=initial,
+        configuration_digest=configuration_digest,
+        checkpoint_every=checkpoint_every,
+        devices=devices,
+        report=Report(plan, progress),
+    )
+    parameters = {name: array[0] for name, array in parameters.items()}
     trained = TrainedModel(model=model, parameters=parameters, plan=plan, metrics=metrics)
     if at_end is not None:
         at_end(trained)
@@ -164,18 +136,78 @@ def train(
     return trained
 
 
-class Trainer:
-    """The compiled step of one plan, or of a sweep's members, and what feeds it; `train` and `sweep` are the ways in.
+def run_plans(
+    plans: Sequence[TrainingPlan],
+    model: Model,
+    data: TrainingData,
+    *,
+    folder: RunFolder | None,
+    initial: Mapping[str, npt.NDArray[np.float32]] | None,
+    configuration_digest: str,
+    checkpoint_every: int | None,
+    devices: int,
+    report: Callable[[int], None],
+) -> tuple[dict[str, npt.NDArray[np.float32]], "pl.DataFrame"]:
+    """Checks, then trains the members of a sweep, one model or many; `train` and `sweep` say what the arguments are.
 
-    With several plans every array of the state has a leading axis for them.
+    Returns:
+      The parameters, each (num_models, *shape), and the metrics, which a sweep of several has none of.
+    """
+    plan = plans[0]
+    validate.positive(devices=devices)
+    if checkpoint_every is not None:
+        validate.positive(checkpoint_every=checkpoint_every)
+    model.check_data(data.shapes())
+    plan.check(data.graph)
+    start_parameters = _check_initial(model, initial)
+    refuse_second_use(plans, model, data, start_parameters, devices)
+    trainer = Trainer(plans, model, devices=devices)
+    state, rows, start = trainer.initial_state(start_parameters), [], 0
+    if folder is not None:
+        choices = plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]}
+        record = RunRecord(
+            state="training",
+            plan=choices,
+            model=model.describe(),
+            data=data.digest,
+            configuration=configuration_digest,
+            initial=_digest_arrays(start_parameters),
+            code=code_digest(),
+            devices=devices,
+            platform=machine(),
+            key=plan.run_key.fingerprint,
+            run_id=None if plan.guarantee is None else plan.guarantee.run_id,
+            iterations=plan.iterations,
+            members=len(plans),
+        )
+        stored = folder.begin(record)
+        if stored is not None:
+            state, rows, start = trainer.restore(state, stored)
+    every = checkpoint_every or max(1, plan.iterations // 20)
+
+    def after(step: int, current: Any, log: list) -> None:
+        report(step + 1)
+        if folder is not None and (step + 1) % every == 0:
+            folder.save(step + 1, trainer.tensors(current, log))
+
+    read = data if plan.clip_norm is None else with_norms(data)
+    state = trainer.run(read, state, rows, start=start, after=after)
+    return {name: np.asarray(array) for name, array in state[0].items()}, _metrics_table(rows)
+
+
+class Trainer:
+    """The step of a sweep's members, one or many, and what feeds it; `train` and `sweep` are the ways in.
+
+    Every array of the state has a leading axis for the members.
     """
 
     def __init__(self, plans: Sequence[TrainingPlan], model: Model, *, devices: int = 1):
         import jax
+        import jax.numpy as jnp
 
         if devices > len(jax.devices()):
             raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
-        self._plans, self._model, self._many = tuple(plans), model, len(plans) > 1
+        self._plans, self._model = tuple(plans), model
         plan = self._plans[0]
         self._noisy = any(p.noise_scale for p in plans)
         clips = plan.clip_norm is not None
@@ -183,18 +215,17 @@ class Trainer:
         proven = most_copies(plan.expected_copies) <= MOST_COPIES
         width = sum(math.prod(shape) for shape in model.shapes().values())
         self._on_host = here and proven and _host_is_faster(plan.batch_size, width, len(plans))
-        self._step = compiled_step(model, plan.optimizer, clips, self._noisy, self._many, on_host=self._on_host)
+        self._step = compiled_step(model, plan.optimizer, clips, self._noisy, len(plans), on_host=self._on_host)
         self._mean_loss = compiled_loss(model)
         self._settings = {
-            "learning_rate": self._per_plan([p.learning_rate for p in plans]),
-            "clip_norm": self._per_plan([_rounded_down(p.clip_norm) for p in plans]),
-            "noise_scale": self._per_plan([self._noise_scale(p) for p in plans]),
-            "batch_size": np.float32(plan.batch_size),
+            "learning_rate": jnp.array([p.learning_rate for p in plans], jnp.float32),
+            "clip_norm": jnp.array([_rounded_down(p.clip_norm) for p in plans], jnp.float32),
+            "noise_scale": jnp.array([self._noise_scale(p) for p in plans], jnp.float32),
+            "batch_size": jnp.float32(plan.batch_size),
         }
-        self._settings = jax.tree.map(jax.numpy.asarray, self._settings)  # once, not in every step
         self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
         self._batches = plan.batches(multiple_of=model.row_multiple * devices)
-        self._place, self._everywhere = _shardings(devices)
+        self._split, self._replicated = _shardings(devices)
 
     def _noise_scale(self, plan: TrainingPlan) -> float:
         """The plan's, and more where what is added together and rounded depends on which copies are drawn."""
@@ -204,30 +235,31 @@ class Trainer:
         more = plan.noise_scale * regrouping_factor(expected_copies=plan.expected_copies, rows_together=together)
         return float(np.nextafter(np.float32(more), np.float32(np.inf)))
 
-    def _per_plan(self, numbers: Sequence[float]) -> npt.NDArray[np.float32]:
-        return np.array(numbers if self._many else numbers[0], np.float32)
-
     def initial_state(self, parameters: Mapping[str, npt.NDArray[np.float32]]) -> tuple[Any, Any]:
         """(parameters, optimizer state) before the first step, the same for every member."""
         import jax
         import jax.numpy as jnp
 
-        optimizer = make_optimizer(self._plans[0].optimizer, self._plans[0].learning_rate)
         arrays = {name: jnp.array(array) for name, array in parameters.items()}
-        state = arrays, optimizer.init(arrays)
-        if self._many:
-            state = jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], len(self._plans), axis=0), state)
-        return state
+        state = arrays, make_optimizer(self._plans[0].optimizer, self._plans[0].learning_rate).init(arrays)
+        return jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], len(self._plans), axis=0), state)
+
+    def train(
+        self, data: TrainingData, initial: Mapping[str, npt.NDArray[np.float32]]
+    ) -> dict[str, npt.NDArray[np.float32]]:
+        """All steps, without a folder and without checks; gives the parameters, each (num_models, *shape)."""
+        state = self.run(data, self.initial_state(initial), [], start=0, after=lambda step, state, rows: None)
+        return {name: np.asarray(array) for name, array in state[0].items()}
 
     def run(
         self, data: TrainingData, state: Any, rows: list, *, start: int, after: Callable[[int, Any, list], None]
     ) -> Any:
-        """All steps from `start` on; `rows` gains the metrics of one plan."""
+        """All steps from `start` on; `rows` gains the metrics of a single model."""
         import jax
 
-        plan = self._plans[0]
-        if self._everywhere is not None:
-            state = jax.device_put(state, self._everywhere)
+        plan, single = self._plans[0], len(self._plans) == 1
+        if self._replicated is not None:
+            state = jax.device_put(state, self._replicated)
         waiting: tuple[StepInput, Any] | None = None
         inputs = Feeder(
             data,
@@ -237,14 +269,14 @@ class Trainer:
             start=start,
             stop=plan.iterations,
             in_place=self._on_host,
-            with_stretches=self._on_host and self._many,
+            with_stretches=self._on_host and not single,
         )
         for given in inputs:
             interrupts.check()
             batch, mask = given.batch, given.mask
-            if self._place is not None:
-                batch, mask = jax.device_put((batch, mask), self._place)
-            logged = not self._many and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
+            if self._split is not None:
+                batch, mask = jax.device_put((batch, mask), self._split)
+            logged = single and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
             loss = self._mean_loss(state[0], gathered(batch), mask) if logged else None
             state, clipped = self._step(state, batch, mask, given.noise, self._settings)
             if waiting is not None:  # the step before has read its batch once it has a result
@@ -257,12 +289,11 @@ class Trainer:
         jax.block_until_ready(state)
         return state
 
-    def _noise(self, start: int) -> NoiseStream | SweepNoise | None:
+    def _noise(self, start: int) -> SweepNoise | None:
         if not self._noisy:
             return None
         plan = self._plans[0]
-        kind = SweepNoise if self._many else NoiseStream
-        return kind(
+        return SweepNoise(
             plan.run_key,
             coefficients=plan.coefficients,
             shapes=self._model.shapes(),
@@ -295,7 +326,7 @@ class Trainer:
             found = stored.tensors.get(name)
             if found is None or found.shape != array.shape or found.dtype != array.dtype:
                 raise InputError(
-                    f"the checkpoint's {name} is not what the model and optimizer have; begin in another place"
+                    f"the checkpoint's {name} is not what the model and optimizer have; use another folder"
                 )
         restored = {name: jnp.array(stored.tensors[f"parameters/{name}"]) for name in parameters}
         optimizer = jax.tree.unflatten(

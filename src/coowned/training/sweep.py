@@ -1,7 +1,6 @@
 """Many configurations on one stream of batches: one gather and one matrix product for all models."""
 
 import dataclasses
-import hashlib
 import io
 import json
 import math
@@ -11,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from coowned import validate
 from coowned.errors import InputError
-from coowned.training.checkpoint import RunFolder, code_digest, machine
-from coowned.training.data import TrainingData, with_norms
+from coowned.training.checkpoint import RunFolder
+from coowned.training.data import TrainingData
 from coowned.training.evaluate import example_losses
-from coowned.training.loop import Trainer, refuse_second_use
+from coowned.training.loop import run_plans
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
-from coowned.training.run import RunRecord
 
 if TYPE_CHECKING:
     import polars as pl
@@ -50,9 +47,9 @@ class SweptModels:
         """
         import polars as pl
 
-        losses, right = example_losses(self.model, self.parameters, data)
-        if losses.ndim == 1:
-            losses, right = losses[:, None], right[:, None]
+        parameters = self.parameters if len(self.plans) > 1 else self.member(0)
+        losses, right = example_losses(self.model, parameters, data)  # (examples, members)
+        losses, right = losses.reshape(len(losses), -1), right.reshape(len(right), -1)
         finite = np.isfinite(losses)
         mean = np.where(finite, losses, 0).sum(axis=0) / np.maximum(1, finite.sum(axis=0))
         return self.members().select(
@@ -120,7 +117,7 @@ def sweep(
 ) -> SweptModels:
     """Trains configurations that share data, S, batch size, iterations and optimizer, all in one pass.
 
-    With a folder, takes up the sweep that it holds; at the end every member is in a file of its own there, with the
+    With a folder, resumes the sweep that it holds; at the end every member is in a file of its own there, with the
     statement for the case that it is the one released.
 
     They may differ in learning rate, clip norm and noise multiplier. Every member has noise of its own (its keys name
@@ -160,66 +157,26 @@ def sweep(
     """
     plans = tuple(plans)
     _check(plans)
-    validate.positive(devices=devices)
-    if checkpoint_every is not None:
-        validate.positive(checkpoint_every=checkpoint_every)
-    model.check_data(data.shapes())
-    plans[0].check(data.graph)
-    initial = model.initial()
-    refuse_second_use(plans, model, data, initial, devices)
-    trainer = Trainer(plans, model, devices=devices)
-    iterations = plans[0].iterations
-    state, rows, start = trainer.initial_state(initial), [], 0
-    if folder is not None:
-        stored = folder.begin(_record(plans, model, data, initial, devices, configuration_digest))
-        if stored is not None:
-            state, rows, start = trainer.restore(state, stored)
-    every = checkpoint_every or max(1, iterations // 20)
 
-    def after(step: int, current: Any, log: list) -> None:
+    def report(done: int) -> None:
         if progress is not None:
-            progress(step + 1, f"{len(plans)} models, step {step + 1:,} of {iterations:,}")
-        if folder is not None and (step + 1) % every == 0:
-            folder.save(step + 1, trainer.tensors(current, log))
+            progress(done, f"{len(plans)} models, step {done:,} of {plans[0].iterations:,}")
 
-    read = data if plans[0].clip_norm is None else with_norms(data)
-    state = trainer.run(read, state, rows, start=start, after=after)
-    leading = (len(plans),)
-    parameters = {name: np.asarray(array).reshape(leading + model.shapes()[name]) for name, array in state[0].items()}
+    parameters, _ = run_plans(
+        plans,
+        model,
+        data,
+        folder=folder,
+        initial=None,
+        configuration_digest=configuration_digest,
+        checkpoint_every=checkpoint_every,
+        devices=devices,
+        report=report,
+    )
     swept = SweptModels(model=model, plans=plans, parameters=parameters)
     if folder is not None:
         folder.finish_sweep(*_result(swept))
     return swept
-
-
-def _record(
-    plans: tuple[TrainingPlan, ...],
-    model: Model,
-    data: TrainingData,
-    initial: dict[str, npt.NDArray[np.float32]],
-    devices: int,
-    configuration_digest: str,
-) -> RunRecord:
-    """What a sweep must agree in when it is taken up again: every member, in order, and what `train` binds."""
-    from safetensors.numpy import save
-
-    first = plans[0]
-    members = json.dumps([plan.digest for plan in plans])
-    return RunRecord(
-        state="training",
-        plan={"sweep": hashlib.sha256(members.encode()).hexdigest()},
-        model=model.describe(),
-        data=data.digest,
-        configuration=configuration_digest,
-        initial=hashlib.sha256(save(dict(initial))).hexdigest(),
-        code=code_digest(),
-        devices=devices,
-        platform=machine(),
-        key=first.run_key.fingerprint,
-        run_id=None if first.guarantee is None else first.guarantee.run_id,
-        iterations=first.iterations,
-        members=len(plans),
-    )
 
 
 def _result(swept: SweptModels) -> tuple[list[dict[str, npt.NDArray[np.float32]]], list[dict[str, str]], bytes]:
