@@ -51,9 +51,9 @@ def run(
     from coowned.cli.select import make_selector
     from coowned.files import whole_files
     from coowned.mechanism.poisson_sampling import PoissonSampling
-    from coowned.report.contents import read_run
     from coowned.selection.selection_files import write_selection
     from coowned.synthetic.toy_emails import EmailWorld, write_mbox
+    from coowned.training.run import Run
 
     say = (lambda text="": None) if json else show.line
     bob = BobTest(trials=trials)
@@ -102,7 +102,7 @@ def run(
         runs = _train(output, emails, best.selector, best.contribution_bound, say)
     accuracies = {epsilon: _accuracy(folder) for epsilon, folder in runs.items()}
     main = runs[_EPSILONS[-1]]
-    trained = read_run(main, release=True).claim
+    trained = Run.open(main).claim
     split = trained.certificate.num_examples
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
     say(f"   (unit: {UNIT}; contribution bound {trained.contribution_bound}; {terms}). Each run chose")

@@ -40,13 +40,13 @@ def run(
 
         coowned report RUN --release -o public.html
     """
-    from coowned.report.contents import read_run
     from coowned.report.page import RELEASE, REPORT, write_report
+    from coowned.training.run import Run
 
     refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))
     page = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
     if json:
-        reported = read_run(folder, release=True)
+        reported = Run.open(folder)
         show.as_json(
             {
                 "report": str(page),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.report.contents import RunContents, read_run
+from coowned.training.run import Run
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
 BESIDE = ("config.json", "vocab.txt")
@@ -29,7 +29,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     Returns:
       The names of the files.
     """
-    run = read_run(run_folder, release=True)
+    run = Run.open(run_folder)
     if not run.claims and not run.public:
         raise InputError(
             f"{run.path}: there is no guarantee ({run.reason}), so the model may give away what its examples hold; "
@@ -47,7 +47,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     return [*names, "README.md"]
 
 
-def _readme(run: RunContents) -> str:
+def _readme(run: Run) -> str:
     lines = ["# A model and what is promised of it", "", f"In short: {run.headline}.", "", run.statement, ""]
     lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
     if run.claims:

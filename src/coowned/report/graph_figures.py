@@ -7,15 +7,15 @@ from coowned.accounting.planning import Choice, Plan, signal_to_noise
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.report import charts
-from coowned.report.contents import RunContents
 from coowned.report.figures import Columns, Figure, Mark, Row, counted, percent, shown
 from coowned.report.selected_graph import SelectedGraph
+from coowned.training.run import Run
 
 _BEFORE, _AFTER = "before selection", "after selection"
 _GRAPH_ALONE = "Only the numbers of the graph enter; what the examples say does not."
 
 
-def levels(run: RunContents) -> Figure:
+def levels(run: Run) -> Figure:
     """How many people have which level of protection."""
     rows = level_rows(run)
     columns: Columns = (("copies", "copies they are in"), ("users", "people"), ("share_text", "share of all"))
@@ -48,7 +48,7 @@ def levels(run: RunContents) -> Figure:
     )
 
 
-def level_rows(run: RunContents) -> list[Row]:
+def level_rows(run: Run) -> list[Row]:
     """One row per number of copies; of cyclic groups the worst epsilon counts."""
     certificate = run.certificate
     epsilons: dict[int, float] = {}
@@ -72,7 +72,7 @@ def level_rows(run: RunContents) -> list[Row]:
     return rows
 
 
-def before_and_after(run: RunContents, selected: SelectedGraph) -> list[Figure]:
+def before_and_after(run: Run, selected: SelectedGraph) -> list[Figure]:
     """Users per example and examples per user, before and after selection."""
     bound = counted(run.certificate.contribution_bound, "copy", "copies")
     return [
@@ -94,9 +94,7 @@ def before_and_after(run: RunContents, selected: SelectedGraph) -> list[Figure]:
     ]
 
 
-def _histograms(
-    run: RunContents, classes: Sequence[tuple[int, int, int]], *, what: str, of: str, reading: str
-) -> Figure:
+def _histograms(run: Run, classes: Sequence[tuple[int, int, int]], *, what: str, of: str, reading: str) -> Figure:
     totals = [max(1, sum(counts)) for counts in list(zip(*classes, strict=True))[1:]]
     rows = [
         {
@@ -130,7 +128,7 @@ def _histograms(
     )
 
 
-def size_against_bound(run: RunContents, upper_bound: tuple[int, str]) -> Figure:
+def size_against_bound(run: Run, upper_bound: tuple[int, str]) -> Figure:
     """The size of S beside a proven bound on the size of any selection."""
     (bound, prover), size = upper_bound, run.certificate.size
     rows = [
@@ -178,7 +176,7 @@ def plan_row(choice: Choice) -> Row:
     }
 
 
-def run_rows(run: RunContents, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
+def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
     """The rows of a plan with the run's own among them, which is marked."""
     bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
     others = [

@@ -19,9 +19,9 @@ from coowned.audit.bob import Measured
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.report import charts, graph_figures
-from coowned.report.contents import read_run
 from coowned.report.figures import Figure, Mark, charts_json, counted, shown
 from coowned.report.run_page import gather
+from coowned.training.run import Run
 
 REPORT, RELEASE = "report.html", "report-release.html"
 
@@ -60,8 +60,8 @@ def write_report(
     if release and (also or bob):
         raise InputError("comparisons with other runs show what a release leaves out; drop them or --release")
     with_graph = graph_statistics or not release
-    run = read_run(run_folder, release=release)
-    others = [read_run(path, release=False) for path in also]
+    run = Run.open(run_folder)
+    others = [Run.open(path) for path in also]
     page = gather(run, others, bob, release=release, with_graph=with_graph)
     marks = {Mark.COVERED: run.claims, Mark.GRAPH: with_graph, Mark.PRIVATE: not release}
     path = Path(run_folder) / (RELEASE if release else REPORT) if output is None else Path(output)

@@ -13,8 +13,8 @@ from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import COLOURS, TITLES, bob_rows
 from coowned.report import charts
-from coowned.report.contents import RunContents
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
+from coowned.training.run import Run
 
 _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _CURVE_POINTS = 25
@@ -28,7 +28,7 @@ _ACCURACY: Columns = (
 )
 
 
-def delta_curve(run: RunContents) -> Figure:
+def delta_curve(run: Run) -> Figure:
     """delta at every epsilon, under both adjacencies."""
     claim = run.claim
     other = OTHER_ADJACENCY[claim.adjacency]
@@ -77,7 +77,7 @@ def delta_curve(run: RunContents) -> Figure:
     )
 
 
-def true_positives(run: RunContents, false_positive_rate: float) -> float:
+def true_positives(run: Run, false_positive_rate: float) -> float:
     """The largest share of members that any membership test can find at this rate of false accusations."""
     return calculators.true_positive_rate_bound(
         run.claim.mechanism,
@@ -87,7 +87,7 @@ def true_positives(run: RunContents, false_positive_rate: float) -> float:
     )
 
 
-def membership(run: RunContents) -> Figure:
+def membership(run: Run) -> Figure:
     """What a membership test can find, beside guessing."""
     rows = []
     for series, bound in (("any attack, at most", true_positives), ("guessing", lambda _, rate: rate)):
@@ -128,7 +128,7 @@ def membership(run: RunContents) -> Figure:
     )
 
 
-def training_curves(run: RunContents, metrics: pl.DataFrame) -> list[Figure]:
+def training_curves(run: Run, metrics: pl.DataFrame) -> list[Figure]:
     """Loss, clipped share and drawn copies by step."""
     every = max(1, math.ceil(len(metrics) / _MOST_STEPS))
     kept = metrics.gather_every(every)
@@ -174,12 +174,12 @@ def training_curves(run: RunContents, metrics: pl.DataFrame) -> list[Figure]:
     return figures
 
 
-def titled(run: RunContents, title: str) -> str:
+def titled(run: Run, title: str) -> str:
     """A title that never lets a run without a guarantee pass for a private one."""
     return title if run.claims else f"{title}: no guarantee ({run.reason})"
 
 
-def utility_by_users(run: RunContents, splits: dict[str, pl.DataFrame]) -> Figure | None:
+def utility_by_users(run: Run, splits: dict[str, pl.DataFrame]) -> Figure | None:
     """Accuracy on held-out examples by how many users they have."""
     rows = [
         {"split": split, **_accuracy(row), "users": row["users_per_example"]}
@@ -228,17 +228,17 @@ def _accuracy(row: dict[str, Any]) -> Row:
     }
 
 
-def utility_by_epsilon(run: RunContents, also: Sequence[RunContents]) -> Figure | None:
+def utility_by_epsilon(run: Run, also: Sequence[Run]) -> Figure | None:
     """Accuracy on the test split of several runs; None where fewer than two have one."""
     rows = []
     for one in sorted([run, *also], key=lambda one: one.claim.epsilon if one.claims else math.inf):
-        found = None if one.private is None else one.private.splits.get("test")
+        found = one.evaluations().get("test")
         if found is None or not len(found) or found["accuracy"][0] is None:
             continue
         rows.append(
             {
                 "run": one.path.name,
-                "epsilon": one.short,
+                "epsilon": _axis_label(one),
                 "claim": one.headline,
                 "selector": one.selector,
                 **_accuracy(found.row(0, named=True)),
@@ -272,7 +272,14 @@ def utility_by_epsilon(run: RunContents, also: Sequence[RunContents]) -> Figure 
     )
 
 
-def audit(run: RunContents, found: dict[str, Any], *, canaries: bool) -> Figure | None:
+def _axis_label(run: Run) -> str:
+    if not run.claims:
+        return "no guarantee"
+    simulated = run.claim.simulated_epsilon
+    return rounded_up(run.claim.epsilon) + ("" if simulated is None else f" (simulated {rounded_up(simulated)})")
+
+
+def audit(run: Run, found: dict[str, Any], *, canaries: bool) -> Figure | None:
     """The measured lower bound beside the claim; None where the audit states none, or there is no claim."""
     measured = found.get("epsilon_lower_bound")
     if not run.claims or not isinstance(measured, int | float) or not math.isfinite(measured):

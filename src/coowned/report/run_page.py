@@ -2,22 +2,23 @@
 
 import dataclasses
 import importlib.metadata
-import re
+import json
 import sys
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
-from coowned.accounting.statement import rounded_down, rounded_up, unprotected_sentences
+from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import TITLES
 from coowned.errors import CoownedError
 from coowned.report import graph_figures, run_figures
-from coowned.report.contents import RunContents, releasable_config
 from coowned.report.figures import Figure, Mark, percent, percent_up, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
+from coowned.training.run import Run
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
-_NOT_PROMISED = re.compile(r"(?:^|(?<=\. ))(?:Not covered|Not promised|Not released)\b.*")
 _NO_GRAPH = (
     "statistics of the graph are not hidden by a fixed-graph guarantee, and are left out of what is released unless "
     "they are asked for"
@@ -48,7 +49,7 @@ class RunPage:
       compared: other runs were named.
     """
 
-    run: RunContents
+    run: Run
     claim: PrivacyGuarantee | None
     release: bool
     with_graph: bool
@@ -76,14 +77,18 @@ class RunPage:
 
 
 def gather(
-    run: RunContents,
-    also: Sequence[RunContents],
+    run: Run,
+    also: Sequence[Run],
     measured: Sequence[Measured],
     *,
     release: bool,
     with_graph: bool,
 ) -> RunPage:
-    """Everything on the page of a run; what cannot be shown is replaced by the reason."""
+    """Everything on the page of a run; what cannot be shown is replaced by the reason.
+
+    Guarantees:
+      - With release, metrics and evaluations are not even opened.   (test_release_opens_no_private_file)
+    """
     claim = run.claim if run.claims else None
     figures = [run_figures.bob(one) for one in measured]
     if with_graph and run.certificate.copies_per_user:
@@ -91,18 +96,19 @@ def gather(
     kept, cost_left_out, trade_off_left_out = (), _NO_GRAPH, _NO_GRAPH
     if with_graph:
         kept, cost_left_out, trade_off_left_out = _add_graph_figures(run, figures)
-    figures += _utility(run, also)
+    if not release:
+        figures += _utility(run, also)
     if claim:
         figures += [run_figures.membership(run), run_figures.delta_curve(run)]
-    figures += _audits(run)
-    sentences = tuple(re.sub(r"^\d+\. ", "", line) for line in run.statement.split("\n"))
+    figures += _audits(run, release=release)
+    statement = run.guarantee.statement_parts() if run.guarantee else None
     return RunPage(
         run=run,
         claim=claim,
         release=release,
         with_graph=with_graph,
-        sentences=sentences,
-        not_promised=not_promised(run, sentences),
+        sentences=statement.sentences if statement else (run.statement,),
+        not_promised=statement.not_promised if statement else (),
         found_at_most=percent_up(run_figures.true_positives(run, 0.01)) if claim else "",
         tiles=tuple(tile for tile in _tiles(run) if with_graph or tile.mark is not Mark.GRAPH),
         adjacencies=_adjacencies(claim) if claim else (),
@@ -123,7 +129,7 @@ def gather(
     )
 
 
-def _add_graph_figures(run: RunContents, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
+def _add_graph_figures(run: Run, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
     """Adds what needs the graph; returns what was kept, and why the cost and the trade-off are left out, if so."""
     try:
         selected = read_selected_graph(run)
@@ -160,31 +166,44 @@ def _kept(selected: SelectedGraph) -> tuple[TableRow, ...]:
     )
 
 
-def _utility(run: RunContents, also: Sequence[RunContents]) -> list[Figure]:
-    private = run.private
-    if private is None:
-        return []
-    figures = [run_figures.utility_by_users(run, private.splits)]
+def _utility(run: Run, also: Sequence[Run]) -> list[Figure]:
+    figures = [run_figures.utility_by_users(run, run.evaluations())]
     if also:
         figures.append(run_figures.utility_by_epsilon(run, also))
-    curves = [] if private.metrics is None else run_figures.training_curves(run, private.metrics)
+    metrics = run.metrics()
+    curves = [] if metrics is None else run_figures.training_curves(run, metrics)
     return [*(figure for figure in figures if figure is not None), *curves]
 
 
-def _audits(run: RunContents) -> list[Figure]:
-    audits = [] if run.audit is None else [run_figures.audit(run, run.audit, canaries=False)]
-    if run.private is not None and run.private.canaries is not None:
-        audits.append(run_figures.audit(run, run.private.canaries, canaries=True))
+def _audits(run: Run, *, release: bool) -> list[Figure]:
+    """Of the mechanism, which used keys and users of its own; and with canaries, which learned from the data."""
+    found = run.audit() or {}
+    audits = [run_figures.audit(run, found, canaries=False)]
+    if not release and isinstance(found.get("canaries"), dict):
+        audits.append(run_figures.audit(run, found["canaries"], canaries=True))
     return [figure for figure in audits if figure is not None]
 
 
-def not_promised(run: RunContents, sentences: Sequence[str]) -> tuple[str, ...]:
-    """What the statement says is not covered, promised or released, and for whom it does not hold."""
-    found = [match[0] for match in map(_NOT_PROMISED.search, sentences) if match]
-    return (*found, *(unprotected_sentences(run.certificate) if run.guarantee is not None else ()))
+def releasable_config(text: str) -> str:
+    """A configuration without comments, which may say anything, and without the folders that its files are in.
+
+    >>> print(releasable_config('# reached 0.93\\n[data]\\npath = "/home/bob/mail.mbox"\\nsplits = [1, 0, 0]'))
+    [data]
+    path = "mail.mbox"
+    splits = [1, 0, 0]
+    """
+    lines = []
+    for section, values in tomllib.loads(text).items():
+        lines += [f"[{section}]"] if not lines else ["", f"[{section}]"]
+        for key, value in values.items():
+            if isinstance(value, str) and "/" in value:
+                value = Path(value).name
+            # A configuration has only strings, numbers, lists and booleans, which TOML and JSON write alike.
+            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines)
 
 
-def _tiles(run: RunContents) -> list[Tile]:
+def _tiles(run: Run) -> list[Tile]:
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
     if run.claims:

@@ -11,11 +11,9 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import histogram
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CoownedError, InputError
-from coowned.report.contents import RunContents
 from coowned.selection.priced import Priced
 from coowned.selection.selection_cache import select_once
-from coowned.selection.selection_files import read_selection
-from coowned.training.config import TrainConfig
+from coowned.training.run import Run
 from coowned.training.splits import split_examples
 
 _FAST_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")  # cheap enough to compare at every bound
@@ -78,26 +76,24 @@ class SelectedGraph:
         return None if bound is None else (bound, Priced.name)
 
 
-def read_selected_graph(run: RunContents) -> SelectedGraph:
+def read_selected_graph(run: Run) -> SelectedGraph:
     """Reads the run's data again; InputError says why where they cannot be found or have changed."""
     reason = "the run's data are not where config.toml says"
     for folder in (run.path.parent, run.path, Path.cwd()):  # config.toml does not say what its paths are relative to
         try:
-            config = TrainConfig.from_toml(run.config_text, folder=folder)
+            config = run.config(folder)
             whole = config.source().read().graph
         except (CoownedError, OSError):
             continue
         graph = whole.subgraph(split_examples(whole, config.splits)["train"])
         if graph.digest == run.certificate.graph_digest:
-            selected = read_selection(run.path / "S.parquet", graph)
-            return SelectedGraph(
-                graph=graph, copies=np.asarray(selected.copies, dtype=np.int64), certificate=run.certificate
-            )
+            copies = np.asarray(run.selection(graph).copies, dtype=np.int64)
+            return SelectedGraph(graph=graph, copies=copies, certificate=run.certificate)
         reason = "the data that config.toml names are not the ones that were trained on"
     raise InputError(reason)
 
 
-def plan_of_run(run: RunContents, graph: AttributionGraph) -> Plan:
+def plan_of_run(run: Run, graph: AttributionGraph) -> Plan:
     """What `plan` says of other bounds and selectors on the run's graph, for the run's own privacy target."""
     guarantee, mechanism = run.guarantee, run.mechanism
     if guarantee is None:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 import coowned
 from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
@@ -168,6 +169,34 @@ class Run:
     def claims(self) -> bool:
         """Whether an epsilon may be said of this run."""
         return self.guarantee is not None and not self.guarantee.test_run
+
+    @property
+    def claim(self) -> PrivacyGuarantee:
+        """The guarantee of a run that claims one."""
+        if self.guarantee is None or not self.claims:
+            raise InputError(f"{self.path}: this run has no guarantee ({self.reason})")
+        return self.guarantee
+
+    @property
+    def reason(self) -> str:
+        """Why there is no guarantee."""
+        if self.guarantee is not None:
+            return "test run with a given seed"
+        return "public data" if self.public else "trained without privacy"
+
+    @property
+    def headline(self) -> str:
+        """The claim in one line, with its unit, bound, delta and adjacency; or that there is none."""
+        if not self.claims:
+            return f"no guarantee ({self.reason})"
+        text = f"epsilon {rounded_up(self.claim.epsilon)} ({self.claim.terms()})"
+        if self.claim.simulated_epsilon is not None:
+            return f"simulated epsilon {rounded_up(self.claim.simulated_epsilon)}, true {text}"
+        return text
+
+    @property
+    def selector(self) -> str:
+        return str(self.certificate.selector.get("name", "given"))
 
     @functools.cached_property
     def config_text(self) -> str:

@@ -1,25 +1,27 @@
-"""Reading a run folder."""
+"""What the page of a run is made of."""
 
 import pytest
 
 from coowned import CertificateMismatchError, InputError
-from coowned.report.contents import read_run, releasable_config
+from coowned.report.page import write_report
+from coowned.report.run_page import releasable_config
+from coowned.training.run import Run
 
 
 def test_release_opens_no_private_file(copy):
     folder = copy("seeded")
     for name in ("metrics.parquet", "validation.parquet", "test.parquet"):
         (folder / name).write_bytes(b"no table")
-    assert read_run(folder, release=True).private is None
+    write_report(folder, release=True)
     with pytest.raises(CertificateMismatchError, match="parquet: not what this run wrote"):
-        read_run(folder, release=False)
+        write_report(folder)
 
 
 def test_claims(runs):
-    claims = {name: read_run(runs[name], release=True).claims for name in ("scheduled", "seeded", "none", "public")}
+    claims = {name: Run.open(runs[name]).claims for name in ("scheduled", "seeded", "none", "public")}
     assert claims == {"scheduled": True, "seeded": False, "none": False, "public": False}
     with pytest.raises(InputError, match="no guarantee"):
-        _ = read_run(runs["seeded"], release=True).claim
+        _ = Run.open(runs["seeded"]).claim
 
 
 @pytest.mark.parametrize("key", ["path", "aliases", "unprotected"])
