@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from coowned import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting import calculators
 from coowned.accounting import guarantee as module
-from coowned.accounting.guarantee import ComposedGuarantee, PrivacyGuarantee, compose, guarantee
+from coowned.accounting.composition import ComposedGuarantee, compose
+from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
@@ -55,7 +56,7 @@ def test_a_forged_epsilon_is_recomputed(made):
     stored = json.loads(made.to_json())
     for name in ("epsilon", "other_epsilon", "example_epsilon"):
         fields = {**{key: value for key, value in stored.items() if key not in ("format", "checksum")}, name: 0.01}
-        sealed = {"format": stored["format"], **fields, "checksum": module._checksum(fields)}
+        sealed = {"format": stored["format"], **fields, "checksum": codec.checksum(fields)}
         with pytest.raises(CertificateMismatchError, match="can be proven"):
             PrivacyGuarantee.from_json(json.dumps(sealed))
 
@@ -164,12 +165,12 @@ def test_tampered_guarantee_is_refused(made):
 
 def test_read_epsilon_is_never_below_proven(made):
     fields = {**made._fields(), "epsilon": made.epsilon * (1 - 5e-4)}  # as an older accountant might have found it
-    text = json.dumps({"format": module.FORMAT, **fields, "checksum": module._checksum(fields)})
+    text = json.dumps({"format": module.FORMAT, **fields, "checksum": codec.checksum(fields)})
     read = PrivacyGuarantee.from_json(text)
     assert read.epsilon == made.epsilon
     assert f"({rounded_up(made.epsilon)}, " in read.statement()
     larger = {**made._fields(), "epsilon": made.epsilon * 1.01}
-    text = json.dumps({"format": module.FORMAT, **larger, "checksum": module._checksum(larger)})
+    text = json.dumps({"format": module.FORMAT, **larger, "checksum": codec.checksum(larger)})
     assert PrivacyGuarantee.from_json(text).epsilon == larger["epsilon"]
 
 

@@ -1,7 +1,7 @@
 """Calculators on a hypothetical mechanism: numbers, no claim. A claim needs a certificate (`guarantee`).
 
 Every epsilon here is of one user (or one example) under a fixed, public attribution graph; `adjacency` says what may
-change: "zero-out" (all her examples become blank) or "replace" (they become anything else).
+change: "zero-out" (all their examples become blank) or "replace" (they become anything else).
 """
 
 import itertools
@@ -18,14 +18,13 @@ from coowned.errors import UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps
 
 __all__ = [
+    "Answer",
     "calibrate",
-    "composed_details",
     "composed_epsilon",
     "epsilon",
     "epsilon_curve",
     "epsilon_details",
     "epsilon_of_copies",
-    "example_epsilon",
     "gaussian_dp",
     "sweep_noise_multiplier",
     "true_positive_rate_bound",
@@ -72,8 +71,8 @@ def epsilon_of_copies(
 ) -> float:
     """The epsilon of a user who is in `copies` copies (participations for `MinSeparation`), not in all allowed.
 
-    `group` narrows `CyclicPoisson` to that group of users. Somebody in no copy has no part in training; that is no
-    epsilon, and 0 copies are refused here.
+    `group` narrows `CyclicPoisson` to that group of users. 0 copies are refused: such a user has no part in training.
+    With the copies of one example in place of a user's it is the example-level (edge-data) epsilon.
 
     Example:
       >>> from coowned import MinSeparation
@@ -83,18 +82,6 @@ def epsilon_of_copies(
     """
     return epsilon(
         mechanism.for_copies(copies, group=group), noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency
-    )
-
-
-def example_epsilon(
-    mechanism: Mechanism, *, copies: int, noise_multiplier: float, delta: float, adjacency: str
-) -> float:
-    """The example-level (edge-data) epsilon: one example, selected at most `copies` times, is zeroed or replaced.
-
-    The same computation as for a user with so many copies: only the number of changed copies enters.
-    """
-    return epsilon_of_copies(
-        mechanism, copies=copies, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency
     )
 
 
@@ -112,16 +99,11 @@ def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, a
       >>> round(composed_epsilon([(m, 2.0), (m, 2.0)], delta=1e-6, adjacency="zero-out"), 3)
       3.308
     """
-    return composed_details(runs, delta=delta, adjacency=adjacency).epsilon
-
-
-def composed_details(runs: Sequence[tuple[Mechanism, float]], *, delta: float, adjacency: str) -> Answer:
-    """`composed_epsilon` with the grid it was computed on."""
     validate.positive(number_of_runs=len(runs))
     for _, noise_multiplier in runs:
         check_terms(delta=delta, adjacency=adjacency, noise_multiplier=noise_multiplier)
     choices = [mechanism.user_steps(noise_multiplier) for mechanism, noise_multiplier in runs]
-    return _worst([list(choice) for choice in itertools.product(*choices)], delta, adjacency)
+    return _worst([list(choice) for choice in itertools.product(*choices)], delta, adjacency).epsilon
 
 
 def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:

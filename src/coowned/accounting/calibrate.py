@@ -4,10 +4,8 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from coowned import validate
-from coowned.accounting.gaussian import gaussian_epsilon, gaussian_mu
+from coowned.accounting.gaussian import find_root, gaussian_epsilon, gaussian_mu
 from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
-from coowned.accounting.root_finding import find_root
 from coowned.accounting.terms import check_terms
 from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
@@ -48,8 +46,7 @@ def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: 
       >>> round(calibrate(m, epsilon=8.0, delta=1e-10, adjacency="zero-out"), 3)
       2.359
     """
-    validate.positive_number(epsilon=epsilon)
-    check_terms(delta=delta, adjacency=adjacency)
+    check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon)
     kinds = mechanism.user_steps(1.0)
     gaussian = [steps for steps in kinds if steps.probability >= 1]
     sampled = [steps for steps in kinds if steps.probability < 1]
@@ -108,7 +105,7 @@ def _refuse_if_never_drawn(steps: Steps, delta: float) -> None:
     if chance <= delta:
         raise InputError(
             f"delta = {delta:g} is not below the chance {chance:.3g} that any copy of the user is ever drawn: without"
-            " noise the target would be met and her data still released; use a much smaller delta"
+            " noise the target would be met and their data still released; use a much smaller delta"
         )
 
 

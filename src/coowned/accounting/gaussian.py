@@ -13,10 +13,11 @@ and what the subtraction loses is added back.
 """
 
 import math
+from collections.abc import Callable
 
+from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr, ndtri
 
-from coowned.accounting.root_finding import find_root
 from coowned.errors import UncertifiableError
 
 _UNIT_ROUNDOFF = 2.0**-53
@@ -97,3 +98,14 @@ def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
 
 def _mills(x: float) -> float:
     return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+
+
+def find_root(
+    function: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float = 1e-13
+) -> float:
+    """Where a continuous function with different signs at low and high is 0, to about absolute + relative * |root|.
+
+    >>> round(find_root(lambda x: x * x - 2, 0.0, 2.0, absolute=1e-12), 9)
+    1.414213562
+    """
+    return brentq(function, low, high, xtol=absolute, rtol=relative)  # pyright: ignore[reportArgumentType,reportReturnType]

@@ -25,7 +25,7 @@ import math
 import numpy as np
 from scipy.special import log_ndtr
 
-from coowned.accounting.root_finding import find_root
+from coowned.accounting.gaussian import find_root
 
 UNIT_ROUNDOFF = 2.0**-53
 _TABLE_POINTS = 769  # of the loss, to bracket its inverse
@@ -93,17 +93,8 @@ class LossAtoms:
         keep = self.loss <= cap
         if keep.all() or not keep.any():
             return self
-        bins = self.bin_loss <= cap
-        return dataclasses.replace(
-            self,
-            index=self.index[keep],
-            log_mass=self.log_mass[keep],
-            log_capped=float(np.logaddexp(self.log_capped, np.logaddexp.reduce(self.log_mass[~keep]))),
-            bin_loss=self.bin_loss[bins],
-            bin_log_mass=self.bin_log_mass[bins],
-            bin_spread=self.bin_spread[bins],
-            bin_is_wide=self.bin_is_wide[bins],
-        )
+        log_capped = float(np.logaddexp(self.log_capped, np.logaddexp.reduce(self.log_mass[~keep])))
+        return dataclasses.replace(self.up_to(cap), log_capped=log_capped)
 
 
 def binomial_log_weights(copies: int, probability: float) -> np.ndarray:

@@ -34,6 +34,8 @@ _LARGEST_JUMP_SHARES = (0.5, 0.7, 0.25, 0.1, 0.05, 0.0)  # by attempt: epsilon i
 _SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
 _SMALLEST_EPSILON = 1e-4  # below it looseness is no longer judged relative to epsilon
 
+_Tail = TiltedTail | PartedTail | EmptyTail
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -226,9 +228,7 @@ class Composition:
         """The smallest delta proven for each epsilon; neighbours share a transform where that is accurate enough."""
         best: dict[float, Answer] = {}
         for direction in self.directions:
-            shared: tuple[float, float, TiltedTail | PartedTail | EmptyTail] | None = (
-                None  # epsilon and looseness the transform was made for
-            )
+            shared: tuple[float, float, _Tail] | None = None  # epsilon and looseness the transform was made for, and it
             for epsilon in sorted(set(epsilons)):
                 answer = None
                 if shared is not None and abs(epsilon - shared[0]) <= 2 * shared[2].deviation:
@@ -240,9 +240,7 @@ class Composition:
                     best[epsilon] = answer
         return [_checked(best[epsilon]) for epsilon in epsilons]
 
-    def _tail_for(
-        self, direction: str, epsilon: float, looseness: float
-    ) -> tuple[float, float, TiltedTail | PartedTail | EmptyTail]:
+    def _tail_for(self, direction: str, epsilon: float, looseness: float) -> tuple[float, float, _Tail]:
         log_delta = -50.0
         for _ in range(8):  # the tails to cut depend on the answer
             coarse = self.coarse(log_delta)[direction]
@@ -326,20 +324,10 @@ def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> t
     from_wide = sum(coarse.looseness(tilt))
     growth = _COARSE_GROWTH * math.sqrt(allowed / 2 / max(from_wide, 1e-300))
     growth = min(max(growth, 5e-4), 2 * _COARSE_GROWTH)
-    # Added variance at a spacing h: h^2 / 6 for losses spread over many cells, |l| (h - |l|) for those next to 0.
-    losses, weights = [], []
-    for atoms, count in zip(coarse.atoms, coarse.repetitions, strict=True):
-        exponent = atoms.log_mass + tilt * atoms.loss
-        weight = np.exp(exponent - exponent.max())
-        losses.append(np.abs(atoms.loss))
-        weights.append(count * weight / weight.sum())
-    loss, weight = np.concatenate(losses), np.concatenate(weights)
     size = 2**10
     while True:
         spacing = window * 1.05 / (size - 8)
-        inside = loss < spacing
-        added = np.where(inside, loss * (spacing - loss), spacing**2 / 6)
-        if (tilt + 1) / 2 * float(weight @ added) <= allowed / 2 or size >= LARGEST_TRANSFORM // 2:
+        if (tilt + 1) / 2 * coarse.grid_spread(tilt, spacing) <= allowed / 2 or size >= LARGEST_TRANSFORM // 2:
             return spacing, growth
         size *= 2
 
@@ -378,7 +366,7 @@ def _found(tail: TiltedTail | PartedTail, epsilon: float, log_delta: float, loos
     )
 
 
-def _answer_at(tail: TiltedTail | PartedTail | EmptyTail, epsilon: float, looseness: float) -> Answer:
+def _answer_at(tail: _Tail, epsilon: float, looseness: float) -> Answer:
     bound = tail.at(epsilon)
     return Answer(
         epsilon=epsilon,

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.special import erfcx
 
+from coowned.accounting.gaussian import find_root
 from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
-from coowned.accounting.root_finding import find_root
 from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 
 LARGEST_TRANSFORM = 2**23
@@ -179,7 +179,7 @@ class ComposedLoss:
         return total, rounding
 
     def split(self, tilt: float, epsilon: float, log_delta: float, largest_share: float) -> JumpSplit | None:
-        """Where a user is rarely drawn, the losses of her draws, such that all others together never reach epsilon.
+        """Where a user is rarely drawn, the losses of their draws, such that all others together never reach epsilon.
 
         Then only sums with a jump need a transform, and its round-off is relative to their small probability. Jumps
         are losses above some share of epsilon, `largest_share` at most: less where epsilon is only guessed.

@@ -1,0 +1,120 @@
+"""Several runs on the same people, taken together."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from coowned import codec
+from coowned.accounting import calculators
+from coowned.accounting.guarantee import _MADE_BY_GUARANTEE, PrivacyGuarantee
+from coowned.accounting.statement import Statement, rounded_up, unprotected_sentences
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+
+FORMAT = "coowned-composed-guarantee-1"
+
+
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    delta: float
+    epsilon: float
+    members: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComposedGuarantee:
+    """Several runs on the same people, taken together."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    other_epsilon: float
+    members: tuple[PrivacyGuarantee, ...]
+    maker: dataclasses.InitVar[object] = None
+
+    def __post_init__(self, maker: object) -> None:
+        if maker is not _MADE_BY_GUARANTEE:
+            raise UncertifiableError("a ComposedGuarantee comes from compose([...], delta=...), not from numbers")
+
+    @property
+    def unit(self) -> str:
+        return UNIT
+
+    def statement(self) -> str:
+        runs = "; ".join(f"run {run.run_id}: epsilon {rounded_up(run.epsilon)} alone" for run in self.members)
+        bounds = ", ".join(f"{run.contribution_bound:,}" for run in self.members)
+        sentences = [
+            f"All {len(self.members)} runs together are ({rounded_up(self.epsilon)}, {self.delta:.12g})-differentially "
+            f"private for every protected user (unit: {UNIT}; contribution bounds {bounds}; adjacency: "
+            f"{self.adjacency}; independent noise and coins).",
+            f"Under {OTHER_ADJACENCY[self.adjacency]} adjacency epsilon is {rounded_up(self.other_epsilon)} at the "
+            "same delta.",
+            f"Alone, at their own deltas: {runs}.",
+            *unprotected_sentences(self.members[0].certificate),
+            "What each run promises, and what it does not, is in its own statement.",
+        ]
+        return str(Statement(headline=sentences[0], sentences=tuple(sentences)))
+
+    def to_json(self) -> str:
+        """One JSON object with every member's guarantee."""
+        members = [msgspec.json.decode(run.to_json()) for run in self.members]
+        stored = {"delta": self.delta, "epsilon": self.epsilon, "members": members}
+        return codec.encode_json(stored, format=FORMAT)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ComposedGuarantee":
+        """Reads `to_json()` back by composing the members anew; an epsilon below what that gives is refused."""
+        stored = codec.decode_json(
+            _Stored, text, name="composed guarantee", format=FORMAT, remedy="compose the runs again"
+        )
+        members = [PrivacyGuarantee.from_json(codec.encode_json(member)) for member in stored.members]
+        composed = compose(members, delta=stored.delta)
+        if stored.epsilon < composed.epsilon * (1 - 1e-3):
+            raise CertificateMismatchError(
+                f"the composed guarantee says epsilon = {stored.epsilon:.6g}, but {composed.epsilon:.6g} is what can "
+                "be proven"
+            )
+        return composed
+
+
+def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> ComposedGuarantee:
+    """The guarantee of several runs with independent coins and noise on the same attribution graph.
+
+    Refused: another graph or list of unprotected users, another adjacency, one run twice. Models of one sweep share
+    their coins and are one mechanism, not several runs: see `calculators.sweep_noise_multiplier`.
+    """
+    if not guarantees:
+        raise InputError("there is nothing to compose; give at least one guarantee")
+    first = guarantees[0]
+    check_terms(delta=delta, adjacency=first.adjacency)
+    if any(run.test_run for run in guarantees):
+        raise InputError(
+            "a run with a given seed has no guarantee: there is nothing to compose; leave it out or train anew"
+        )
+    for other in guarantees[1:]:
+        for name in ("graph_digest", "num_unprotected_users"):
+            if getattr(first.certificate, name) != getattr(other.certificate, name):
+                raise CertificateMismatchError(
+                    f"runs {first.run_id} and {other.run_id} differ in {name}; only runs on one attribution graph "
+                    "can be composed"
+                )
+        if first.adjacency != other.adjacency:
+            raise InputError(
+                f"runs {first.run_id} and {other.run_id} have different adjacencies; make the guarantees with one"
+            )
+    if len({run.run_id for run in guarantees}) != len(guarantees):
+        raise InputError("a run is given twice; compose each run once")
+    runs = [(run.mechanism, run.noise_multiplier) for run in guarantees]
+    total, other_total = (
+        calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency)
+        for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
+    )
+    return ComposedGuarantee(
+        epsilon=total,
+        delta=delta,
+        adjacency=first.adjacency,
+        other_epsilon=other_total,
+        members=tuple(guarantees),
+        maker=_MADE_BY_GUARANTEE,
+    )
