@@ -52,11 +52,11 @@ def test_speed_is_that_of_the_last_seconds(small, monkeypatch):
     for second in range(1, 31):
         clock.now += 1.0
         report(1 + 100 * second)
-    assert told[1].startswith("100 steps/s, 16:38 left")
+    assert told[1].startswith("100 steps/s, 16 min 39 s left")
     for second in range(1, 21):
         clock.now += 1.0
         report(3001 + 1000 * second)
-    assert told[-1].startswith("1,000 steps/s, 1:16 left")
+    assert told[-1].startswith("1,000 steps/s, 1 min 17 s left")
     clock.now += 600.0
     report(23_002)  # slower than the window is long
     clock.now += 600.0

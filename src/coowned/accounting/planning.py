@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from coowned.errors import InfeasibleScheduleError, InputError, UncertifiableErr
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.progress import Progress
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once
@@ -126,7 +127,7 @@ def plan(
     selectors: Sequence[str] = DEFAULT_SELECTORS,
     mechanism: str = "all",
     seed: int = 0,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """Tries every bound with every selector and finds the noise each needs.
 

@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from coowned.attribution.mail_headers import (
 from coowned.attribution.options import MAIL_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.progress import Progress
 
 _SENDERS = (
     "From", "Sender", "Reply-To", "Resent-From", "Resent-Sender", "Resent-Reply-To", "Mail-Reply-To",
@@ -53,7 +54,7 @@ def read_mail(
     attribute_to: str = "everyone",
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> AttributedExamples:
     """Messages attributed to the people of their headers; payload: subject, date (UTC or null), text.
 

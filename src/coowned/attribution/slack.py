@@ -7,7 +7,7 @@ import re
 import zipfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +20,7 @@ from coowned.attribution.identifiers import one_line
 from coowned.attribution.options import SLACK_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.progress import Progress
 
 _LISTS = ("channels.json", "groups.json", "dms.json", "mpims.json")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
@@ -75,7 +76,7 @@ def read_slack(
     attribute_to: str = "participants",
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> AttributedExamples:
     """Messages of a Slack export, attributed by their metadata; payload: channel (its id), ts, text.
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from coowned import validate
@@ -10,14 +9,13 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.options import FORMATS, TABLES, DataOptions, declared
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
+from coowned.progress import Progress
 
 _BY_SUFFIX = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".json": "jsonl", ".mbox": "mail", ".eml": "mail", ".sqlite": "sql", ".sqlite3": "sql",
 }  # fmt: skip
 _SQLITE = "sqlite:"
-
-Progress = Callable[[float, str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from coowned.attribution.options import DataOptions
 from coowned.attribution.tables import attribute_table, table_options, to_arrow_table
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.progress import Progress
 
 _FIRST_ROWS = 1 << 10  # rows of the first chunk
 _MOST_ROWS = 1 << 16  # rows of any chunk
@@ -44,7 +45,7 @@ def read_sql(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
     place: str = "the query",
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> AttributedExamples:
     """Attributed examples from the rows of a query; `users`, `user`, `separator`, ... as in `from_table`.
 
@@ -97,7 +98,7 @@ def read_query(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
     place: str,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> AttributedExamples:
     """`read_sql` with the options of a data source."""
     where = Location(place)
@@ -153,9 +154,7 @@ def _reading_only(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
 
 
-def _table_of(
-    query: str, connection: Any, parameters: Any, where: Location, progress: Callable[[float, str], None] | None
-) -> pa.Table:
+def _table_of(query: str, connection: Any, parameters: Any, where: Location, progress: Progress | None) -> pa.Table:
     with _named_errors(connection, where), contextlib.closing(connection.cursor()) as cursor:
         if parameters:
             cursor.execute(query, parameters)

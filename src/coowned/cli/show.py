@@ -4,11 +4,12 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from coowned import interrupts
+from coowned.progress import Progress, duration
 
 _PIPE_WIDTH = 200
 _LONGEST_CELL = 30  # longer cells may be wrapped
@@ -58,22 +59,6 @@ def count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
-    """A time as a person would say it, in at most two units.
-
-    >>> duration(0.04), duration(12.3), duration(125), duration(7260), duration(200_000)
-    ('0.04 s', '12 s', '2 min 5 s', '2 h 1 min', '2 d 7 h')
-    """
-    if seconds < 9.95:
-        return f"{seconds:.2g} s"
-    left, parts = round(seconds), []
-    for name, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        whole, left = divmod(left, length)
-        parts.append((whole, name))
-    first = next(number for number, (whole, _) in enumerate(parts) if whole)
-    return " ".join(f"{whole} {name}" for whole, name in parts[first : first + 2] if whole)
-
-
 def size(num_bytes: int) -> str:
     """A number of bytes in the unit that fits it.
 
@@ -99,7 +84,7 @@ def _num_bytes(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def progress(title: str, *, time_left: bool = True) -> Iterator[Callable[[float, str], None]]:
+def progress(title: str, *, time_left: bool = True) -> Iterator[Progress]:
     """A progress bar on stderr; where that is not a terminal, one line every 30 seconds.
 
     Without `time_left` the messages state the time themselves. What else is written to stderr appears above the bar.
@@ -117,11 +102,12 @@ def progress(title: str, *, time_left: bool = True) -> Iterator[Callable[[float,
 
 
 @contextlib.contextmanager
-def _bar(title: str, time_left: bool) -> Iterator[Callable[[float, str], None]]:
+def _bar(title: str, time_left: bool) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
-    bar = Progress(
+    bar = Bar(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         *([TimeRemainingColumn()] if time_left else []),
@@ -134,7 +120,7 @@ def _bar(title: str, time_left: bool) -> Iterator[Callable[[float, str], None]]:
 
 
 @contextlib.contextmanager
-def _log(title: str) -> Iterator[Callable[[float, str], None]]:
+def _log(title: str) -> Iterator[Progress]:
     last = time.monotonic()
 
     def update(done: float, message: str) -> None:

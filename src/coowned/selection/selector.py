@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import hashlib
 import numbers
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
@@ -22,9 +21,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.codec import decode_json, encode_json
 from coowned.errors import CertificateMismatchError, InputError
-
-Progress = Callable[[float, str], None]
-"""Called as progress(done, message): `done` is the finished part of the work, from 0 to 1."""
+from coowned.progress import Progress
 
 
 class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.loop import TrainedModel, train
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Progress, claim
+from coowned.training.progress import StepProgress, claim
 from coowned.training.run import Run, guarantee_text
 from coowned.training.splits import split_examples
 from coowned.training.tasks import make_task
@@ -39,7 +39,7 @@ def run_configuration(
     folder: RunFolder,
     *,
     text: str = "",
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     announce: Callable[[str], None] = lambda text: None,
 ) -> TrainedModel:
     """Runs a configuration in a folder, from the start or from where an earlier process was interrupted.

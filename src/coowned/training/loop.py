@@ -21,7 +21,7 @@ from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
 from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Progress, Report
+from coowned.training.progress import Report, StepProgress
 from coowned.training.run import RunRecord
 from coowned.training.step import compiled_loss, compiled_step, gathered
 from coowned.training.sweep_noise import SweepNoise
@@ -68,7 +68,7 @@ def train(
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
     devices: int = 1,
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
     at_end: Callable[["TrainedModel"], None] | None = None,
 ) -> TrainedModel:
     """Trains one model under its plan, or resumes the run that a folder holds: a sweep of one.

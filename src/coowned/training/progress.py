@@ -7,16 +7,17 @@ from collections.abc import Callable
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.errors import CoownedError
+from coowned.progress import duration
 from coowned.training.plan import TrainingPlan
 
-Progress = Callable[[int, str], None]
-"""progress(steps done, what to say beside them)."""
+StepProgress = Callable[[int, str], None]
+"""Called as progress(steps done, message)."""
 _PAUSE = 0.2  # seconds between two tellings
 _WINDOW = 10.0  # seconds that steps a second are counted over
 
 
 class Report:
-    """Tells a `Progress` of steps a second, time left and privacy so far, at most a few times a second.
+    """Tells a `StepProgress` of steps a second, time left and privacy so far, at most a few times a second.
 
     Guarantees:
       - Steps a second and time left are those of the last seconds: the first step, which waits for the compiler, and
@@ -25,7 +26,7 @@ class Report:
         (test_privacy_is_told_for_tenths_alone)
     """
 
-    def __init__(self, plan: TrainingPlan, progress: Progress | None):
+    def __init__(self, plan: TrainingPlan, progress: StepProgress | None):
         self._plan, self._progress = plan, progress
         self._told: deque[tuple[float, int]] = deque()  # when, and after how many steps, within the last seconds
         self._spent = (0, "")
@@ -47,7 +48,7 @@ class Report:
             return []
         rate = (done - first) / max(1e-9, now - began)
         left = (self._plan.iterations - done) / rate
-        return [f"{rate:{',.0f' if rate >= 10 else '.2g'}} steps/s", f"{_duration(left)} left"]
+        return [f"{rate:{',.0f' if rate >= 10 else '.2g'}} steps/s", f"{duration(left)} left"]
 
     def _privacy(self, done: int) -> list[str]:
         """Epsilon after the last tenth of the run that has passed."""
@@ -90,13 +91,3 @@ def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> flo
 
     part = plan.mechanism.after(step)
     return calculators.epsilon(part, noise_multiplier=made.noise_multiplier, delta=made.delta, adjacency=made.adjacency)
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(3725), _duration(65), _duration(3)
-    ('1:02:05', '1:05', '0:03')
-    """
-    minutes, seconds = divmod(int(min(seconds, 1e9)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

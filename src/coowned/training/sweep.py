@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from coowned.training.evaluate import example_losses
 from coowned.training.loop import run_plans
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
+from coowned.training.progress import StepProgress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,7 +114,7 @@ def sweep(
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
     devices: int = 1,
-    progress: Callable[[int, str], None] | None = None,
+    progress: StepProgress | None = None,
 ) -> SweptModels:
     """Trains configurations that share data, S, batch size, iterations and optimizer, all in one pass.
 

@@ -1,0 +1,22 @@
+"""What is reported while something takes long."""
+
+from collections.abc import Callable
+
+Progress = Callable[[float, str], None]
+"""Called as progress(done, message): `done` is the finished part of the work, from 0 to 1."""
+
+
+def duration(seconds: float) -> str:
+    """A time as a person would say it, in at most two units.
+
+    >>> duration(0.04), duration(12.3), duration(125), duration(7260), duration(200_000)
+    ('0.04 s', '12 s', '2 min 5 s', '2 h 1 min', '2 d 7 h')
+    """
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    left, parts = round(seconds), []
+    for name, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        whole, left = divmod(left, length)
+        parts.append((whole, name))
+    first = next(number for number, (whole, _) in enumerate(parts) if whole)
+    return " ".join(f"{whole} {name}" for whole, name in parts[first : first + 2] if whole)
