@@ -1,20 +1,18 @@
 """Greedy contribution bounding that lets examples with many users have their turn."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
+import numpy.typing as npt
 
 from coowned import validate
-from coowned.attribution.graph import AttributionGraph
 from coowned.selection import kernels
-from coowned.selection.order import ordered_rows, part
-from coowned.selection.passes import MOST_COPIES, run_passes
-from coowned.selection.selector import OrderedSelector, Progress, Selection
+from coowned.selection.order import OrderedRows
+from coowned.selection.passes import PassSelector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BiasMitigating(OrderedSelector[Selection]):
+class BiasMitigating(PassSelector):
     """Alternates between examples with few users and examples with many.
 
     The examples with at most `threshold` users and those with more form two lists, each in the shared order, fewest
@@ -39,6 +37,7 @@ class BiasMitigating(OrderedSelector[Selection]):
     Cost: as `GreedyWithDuplicates`. What it is not: tuned; `pareto` shows what the settings trade.
 
     Example:
+      >>> from coowned import AttributionGraph
       >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [3], [2, 3]])
       >>> fair = BiasMitigating(contribution_bound=1, threshold=1, few_user_run=1, many_user_run=1, ties="input")
       >>> fair.select(graph).copies
@@ -47,7 +46,6 @@ class BiasMitigating(OrderedSelector[Selection]):
     References: Ganesh et al. (2025), Section 5.5, https://arxiv.org/abs/2503.03622
     """
 
-    contribution_bound: int
     threshold: int
     few_user_run: int
     many_user_run: int
@@ -57,22 +55,13 @@ class BiasMitigating(OrderedSelector[Selection]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
         validate.positive(threshold=self.threshold, few_user_run=self.few_user_run, many_user_run=self.many_user_run)
 
-    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
-        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.5))
-        few, many = rows.split(self.threshold)
-        walk = np.empty(len(few) + len(many), few.dtype)
-        kernels.interleave(few, many, self.few_user_run, self.many_user_run, walk)
-        copies = run_passes(
-            rows,
-            walk,
-            graph.num_users,
-            contribution_bound=self.contribution_bound,
-            allow_duplicates=self.allow_duplicates,
-            progress=part(progress, 0.5, 1.0),
-        )
-        if self.unattributed == "keep":
-            copies[rows.unattributed] = 1
-        return Selection(graph=graph, copies=copies, selector=self.settings(), seed=seed)
+    @property
+    def _repeats(self) -> bool:
+        return self.allow_duplicates
+
+    def _walk(self, rows: OrderedRows) -> npt.NDArray[Any]:
+        walk = rows.attributed_rows()
+        kernels.interleave(*rows.split(self.threshold), self.few_user_run, self.many_user_run, walk)
+        return walk

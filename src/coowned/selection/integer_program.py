@@ -14,13 +14,12 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.packing import Packing, pack, peel
-from coowned.selection.passes import MOST_COPIES
 from coowned.selection.priced import Priced
-from coowned.selection.selector import OrderedSelector, Progress, Selection
+from coowned.selection.selector import BoundedSelector, Progress, Selection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IntegerProgram(OrderedSelector[Selection]):
+class IntegerProgram(BoundedSelector):
     """The largest S with at most `contribution_bound` copies of each user, or the best found in `time_limit` seconds.
 
     What can be decided without losing an optimum is decided first (see `packing`), equal constraints are stated once,
@@ -53,7 +52,6 @@ class IntegerProgram(OrderedSelector[Selection]):
     References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622
     """
 
-    contribution_bound: int
     allow_duplicates: bool = False
     time_limit: float = 60
 
@@ -61,7 +59,6 @@ class IntegerProgram(OrderedSelector[Selection]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
         validate.positive_number(time_limit=self.time_limit)
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:

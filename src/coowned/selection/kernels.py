@@ -69,13 +69,6 @@ def greedy_pass(walk, indptr, users, begin, end, kept, room):
 
 
 @_njit
-def set_copies(walk, kept, examples, number, copies):
-    """What pass `number` took was taken by every pass before it: copies of the examples of walk[:kept]."""
-    for i in range(kept):
-        copies[examples[walk[i]]] = number
-
-
-@_njit
 def interleave(few, many, few_run, many_run, walk):
     """Fills walk with few_run of few, many_run of many, and so on; what is left of the longer one follows."""
     i = j = at = 0

@@ -1,16 +1,43 @@
-"""Greedy passes over a walk: one for a set without duplicates, passes until one adds nothing for one with them."""
+"""Greedy passes over a graph's examples: what `Greedy`, `GreedyWithDuplicates` and `BiasMitigating` share."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coowned.attribution.graph import AttributionGraph
 from coowned.selection import kernels
-from coowned.selection.order import OrderedRows, in_ranges, part
-from coowned.selection.selector import Progress
+from coowned.selection.order import OrderedRows, in_ranges, ordered_rows, part
+from coowned.selection.selector import BoundedSelector, Progress, Selection
 
-MOST_COPIES = 2**31 - 1
-"""The largest contribution bound: copies are counted in 32 bits."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PassSelector(BoundedSelector):
+    """The base of the selectors that pass over the examples in some order and take what fits."""
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether further passes add further copies."""
+        return False
+
+    def _walk(self, rows: OrderedRows) -> npt.NDArray[Any] | None:
+        """The rows in the order in which a pass visits them; None for the order they are in."""
+        return None
+
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
+        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.5))
+        copies = run_passes(
+            rows,
+            self._walk(rows),
+            graph.num_users,
+            contribution_bound=self.contribution_bound,
+            allow_duplicates=self._repeats,
+            progress=part(progress, 0.5, 1.0),
+        )
+        if self.unattributed == "keep":
+            copies[rows.unattributed] = 1
+        return Selection(graph=graph, copies=copies, selector=self.settings(), seed=seed)
 
 
 def run_passes(
@@ -24,13 +51,13 @@ def run_passes(
 ) -> npt.NDArray[np.int32]:
     """Copies of each example after one pass, or after passes until one adds nothing.
 
-    A row that a pass leaves out has a user without room, and room never grows: the next pass walks only what this
+    A row that a pass leaves out has a user without room, and room never grows: the next pass visits only what this
     one took.
 
     Args:
-      walk: the rows to walk, which are overwritten; None for all that have users, in their order.
+      walk: the rows to visit, which are overwritten; None for all that have users, in their order.
     """
-    copies = np.full(len(rows.examples), 0, np.int32)  # (num_examples,)
+    copies = np.zeros(len(rows.examples), np.int32)  # (num_examples,)
     narrow = np.min_scalar_type(contribution_bound)  # a small array stays in the cache
     room = np.full(num_users, contribution_bound, narrow)  # (num_users,) copies each user may still be in
     number = 0
@@ -39,7 +66,7 @@ def run_passes(
         number += 1
         kept = 0
         message = f"pass {number} over {remaining} examples"
-        report = part(progress, 1 - 0.5 ** (number - 1), 1 - 0.5**number)  # how many passes will follow is not known
+        report = part(progress, 1 - 0.5 ** (number - 1), 1 - 0.5**number)  # the number of passes is not known
         if walk is None:
             walk = np.empty(remaining, rows.examples.dtype)
             first = rows.num_unattributed
@@ -50,6 +77,6 @@ def run_passes(
         else:
             for begin, end in in_ranges(remaining, report, message):
                 kept = kernels.greedy_pass(walk, rows.indptr, rows.users, begin, end, kept, room)
-        kernels.set_copies(walk, kept, rows.examples, number, copies)
+        copies[rows.examples[walk[:kept]]] = number  # every pass before this one took these too
         remaining = kept
     return copies

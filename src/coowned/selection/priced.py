@@ -12,10 +12,9 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.selection import priced_kernels as kernels
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.packing import FULL, Packing, Peeled, fill, pack, peel
-from coowned.selection.passes import MOST_COPIES
 from coowned.selection.price_bound import price_bound
 from coowned.selection.price_search import Prices, find_prices
-from coowned.selection.selector import OrderedSelector, Progress, Selection
+from coowned.selection.selector import BoundedSelector, Progress, Selection
 
 _SWAPS = 12  # in one walk
 _MOST_ROUNDS = 400  # of walks from every user who has room at a price
@@ -27,7 +26,7 @@ _PAIRS_OF_ALL_FILLS = 2_000_000  # a small core is filled more than once, with t
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Priced(OrderedSelector[Selection]):
+class Priced(BoundedSelector):
     """Puts a price on every user, takes examples worth more than their users' prices, and improves that by swaps.
 
     What can be decided without losing an optimum is decided first (see `packing`). A first-order method on the linear
@@ -67,7 +66,6 @@ class Priced(OrderedSelector[Selection]):
     References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622, for the integer program
     """
 
-    contribution_bound: int
     allow_duplicates: bool = False
     distinct_weight: float = 0.0
     time_limit: float | None = None
@@ -76,7 +74,6 @@ class Priced(OrderedSelector[Selection]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
         validate.in_range(0, 1, distinct_weight=self.distinct_weight)
         if self.time_limit is not None:
             validate.positive_number(time_limit=self.time_limit)

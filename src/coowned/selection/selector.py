@@ -23,6 +23,9 @@ from coowned.codec import decode_json, encode_json
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.progress import Progress
 
+MOST_COPIES = 2**31 - 1
+"""The largest contribution bound: copies are counted in 32 bits."""
+
 
 class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The entries of both formats; every one must be there."""
@@ -406,6 +409,17 @@ class OrderedSelector(Selector[Result]):
                 f'{len(empty)} examples have no users (the first at index {empty[0]}); unattributed="drop" leaves '
                 'them out, unattributed="keep" takes each once without protection for anybody'
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundedSelector(OrderedSelector[Selection]):
+    """The base of the selectors of sets in which no user is in more than `contribution_bound` copies."""
+
+    contribution_bound: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
 
 
 def _silent(done: float, message: str) -> None:
