@@ -186,22 +186,25 @@ class _Walk:
         self, batch_size: int, iterations: int, min_separation: int, progress: Progress
     ) -> tuple[int, npt.NDArray[Any]]:
         """Runs Algorithm 4: how many slots it filled, and with which row each."""
-        rows = len(self.examples)
-        needed = batch_size * iterations
-        separation = min(min_separation, iterations)
-        free_from = np.zeros(self.graph.num_users, np.int32)  # (num_users,) first batch each may be in
-        due = np.zeros(rows, np.int32)  # (rows,) no row can enter a batch before this one
-        first_due = np.zeros(-(-rows // kernels.ROWS_TOGETHER), np.int32)  # the least of each group of rows
-        slots = np.empty(needed, self.examples.dtype)  # (needed,) row in each slot
-        state = np.zeros(4, np.int64)
+        rows, needed = len(self.examples), batch_size * iterations
+        batches = kernels.Batches(
+            indptr=self.indptr,
+            users=self.users,
+            batch_size=batch_size,
+            iterations=iterations,
+            min_separation=min(min_separation, iterations),
+            free_from=np.zeros(self.graph.num_users, np.int32),
+            due=np.zeros(rows, np.int32),
+            first_due=np.zeros(-(-rows // kernels.ROWS_TOGETHER), np.int32),
+            slots=np.empty(needed, self.examples.dtype),
+            state=np.zeros(4, np.int64),
+        )
         verdict = 0
         while verdict == 0:
-            progress(float(state[0] / needed), f"min_separation {min_separation}: {state[0]} of {needed} slots filled")
-            verdict = kernels.fill_batches(
-                self.indptr, self.users, batch_size, iterations, separation, _ROWS, state, free_from, due, first_due,
-                slots,
-            )  # fmt: skip
-        return int(state[0]), slots
+            filled = int(batches.state[0])
+            progress(filled / needed, f"min_separation {min_separation}: {filled} of {needed} slots filled")
+            verdict = kernels.fill_batches(batches, _ROWS)
+        return int(batches.state[0]), batches.slots
 
     def safe_separation(self, batch_size: int) -> int:
         """A min separation up to which no run can get stuck.

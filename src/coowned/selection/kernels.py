@@ -1,8 +1,10 @@
-"""The compiled inner loops of the walks, nothing else (those of the order are in `order_kernels`).
+"""The compiled inner loops of the greedy selectors (those of the order are in `order_kernels`).
 
 Every loop works on a range, so that the caller can report progress and Ctrl-C is heard between two ranges, and none
 allocates a large array: numpy's own large arrays lie on huge pages, which scattered access needs.
 """
+
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -89,17 +91,35 @@ ROWS_TOGETHER = 64
 """Rows of which `fill_batches` remembers the first batch that any of them may enter."""
 
 
-@_njit
-def fill_batches(indptr, users, B, T, b, budget, state, free_from, due, first_due, slots):
-    """Runs Algorithm 4 until about `budget` rows were passed; state (4,) is [slots filled, batch, row, rows in vain].
+class Batches(NamedTuple):
+    """Algorithm 4 under way: rows in walking order, the shape of the batches, and what is filled so far.
 
-    indptr, users: rows in walking order. free_from (num_users,): the first batch each user may be in again.
     A row that cannot enter batch t cannot before the largest free_from of its users, because free_from never falls:
-    due (rows,) remembers that batch, so that a row is examined again only then, at most once for each participation
-    of one of its users. first_due (rows / ROWS_TOGETHER, rounded up) is no more than the least due of each group: most
-    groups without a row that is due are passed in one step. A row without users enters once.
-    Returns 0: budget used up; 1: all T * B slots filled; 2: stuck, no row can enter the current batch.
+    `due` remembers that batch, so that a row is examined again only then, at most once for each participation of one
+    of its users. Most groups of rows none of which is due are passed in one step.
     """
+
+    indptr: np.ndarray  # (rows + 1,)
+    users: np.ndarray  # (pairs,)
+    batch_size: int
+    iterations: int
+    min_separation: int
+    free_from: np.ndarray  # (num_users,) int32 the first batch each user may be in again
+    due: np.ndarray  # (rows,) int32 the first batch each row may enter
+    first_due: np.ndarray  # (groups of ROWS_TOGETHER rows,) int32 no more than the least due of each group
+    slots: np.ndarray  # (iterations * batch_size,) row in each slot
+    state: np.ndarray  # (4,) int64 slots filled, batch, next row, rows passed in vain
+
+
+@_njit
+def fill_batches(batches, budget):
+    """Runs Algorithm 4 until about `budget` rows were passed. A row without users enters once.
+
+    Returns 0: budget used up; 1: all slots filled; 2: stuck, no row can enter the current batch.
+    """
+    indptr, users, due, first_due = batches.indptr, batches.users, batches.due, batches.first_due
+    free_from, slots, state = batches.free_from, batches.slots, batches.state
+    B, T, b = batches.batch_size, batches.iterations, batches.min_separation
     filled, t, row, in_vain = state
     rows = due.shape[0]
     candidates = np.empty(ROWS_TOGETHER, np.int64)

@@ -8,15 +8,15 @@ Peeling repeats two rules until neither applies, as Karp and Sipser do for match
 
   - A user all of whose undecided copies fit under the capacity left is free: no constraint any more.
   - An item with one user that is not free, and no less profit than any other item, is taken as often as it fits: any
-    solution can give up another copy of that user for it. A user without capacity left is full: all her other items
-    are out.
+    solution can give up another copy of that user for it. A user without capacity left is full: all other items of
+    theirs are out.
 
 What is left is the core. Users who were set free have price 0, full ones the highest profit, and prices of the core's
 users make the dual bound of the whole problem equal to that of the core plus what was taken.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,12 @@ from coowned.selection import packing_kernels as kernels
 from coowned.selection.order import OrderedRows
 from coowned.selection.selector import Progress
 
-FREE, FULL = 1, 2  # states of a user; 0 is neither
 
+class Packing(NamedTuple):
+    """A packing problem; the first `num_first` items are first copies, of the highest profit.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Packing:
-    """A packing problem; the first `num_first` items are first copies, of the highest profit."""
+    A named tuple, since that is what compiled loops can take whole.
+    """
 
     indptr: npt.NDArray[np.int64]  # (num_items + 1,)
     users: npt.NDArray[Any]  # (num_pairs,) users of each item, increasing
@@ -59,11 +59,6 @@ class Packing:
         """Pairs of an item and one of its users."""
         return len(self.users)
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all items have the same profit and limit."""
-        return self.num_first == self.num_items
-
     def limits(self) -> npt.NDArray[np.int32]:
         """The most copies of each item, shape (num_items,)."""
         limits = np.full(self.num_items, self.limit, np.int32)
@@ -76,8 +71,7 @@ class Packing:
         users = np.concatenate([self.users, self.users])
         kind = np.int32 if 2 * self.num_items < 2**31 else np.int64
         items = np.empty(len(users), kind)
-        return dataclasses.replace(
-            self,
+        return self._replace(
             indptr=indptr,
             users=users,
             user_indptr=attribution_kernels.transpose(indptr, users, self.num_users, items),
@@ -112,29 +106,29 @@ class Peeled:
     """What peeling decided, and the core it left."""
 
     taken: npt.NDArray[np.int32]  # (num_items,) copies taken so far
-    user_state: npt.NDArray[np.int8]  # (num_users,) 0, FREE or FULL
+    user_state: npt.NDArray[np.int8]  # (num_users,) UNDECIDED, FREE or FULL of packing_kernels
     core: Packing
     core_items: npt.NDArray[Any]  # (core.num_items,) which items are in the core
     core_users: npt.NDArray[Any]  # (core.num_users,) which users are in the core
 
 
 def peel(packing: Packing, progress: Progress) -> Peeled:
-    """Takes and throws out all that the two rules decide.
+    """Takes and excludes all that the two rules decide.
 
     Where the second rule has a choice, the first item is taken. Items of the core are sorted by their number of users,
     users by their number of items and then by a hash of which items these are, so that the core, and everything
     computed from it, does not depend on the labels of users.
     """
     progress(0.0, "peeling")
-    state = _run(packing, np.empty(0, packing.items.dtype), np.empty(0, np.int32))
+    state = _peel(packing, np.empty(0, packing.items.dtype), np.empty(0, np.int32))
     progress(0.4, "laying out the core")
     undecided = np.flatnonzero(state.decided == 0).astype(packing.items.dtype)
     first, further = np.split(undecided, [np.searchsorted(undecided, packing.num_first)])
-    # Rows of equal length lie together: loops over them are then foreseen by the processor.
+    # Rows of equal length lie together, so that the processor predicts loops over them.
     core_items = np.concatenate([rows[_by_length(state.open_users[rows])] for rows in (first, further)])
     indptr = np.zeros(len(core_items) + 1, np.int64)
     np.cumsum(state.open_users[core_items], out=indptr[1:])
-    core_users = np.flatnonzero(state.user_state == 0).astype(packing.users.dtype)
+    core_users = np.flatnonzero(state.user_state == kernels.UNDECIDED).astype(packing.users.dtype)
     label = np.full(packing.num_users, -1, packing.users.dtype)
     label[core_users] = np.arange(len(core_users), dtype=label.dtype)
     users = np.empty(int(indptr[-1]), packing.users.dtype)
@@ -153,8 +147,7 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
     attribution_kernels.take_rows(old_indptr, items, rows, user_indptr, sorted_items)
     attribution_kernels.transpose(user_indptr, sorted_items, len(core_items), users)
     core_users = core_users[rows]
-    core = dataclasses.replace(
-        packing,
+    core = packing._replace(
         indptr=indptr,
         users=users,
         user_indptr=user_indptr,
@@ -178,30 +171,19 @@ def fill(packing: Packing, order: npt.NDArray[Any], wanted: npt.NDArray[np.int32
     The first walk along the order takes wanted[item] copies where they fit, the second one, the third all that fit.
     Nothing can be added to the result.
     """
-    return _run(packing, order, wanted).taken
+    return _peel(packing, order, wanted).taken
 
 
-@dataclasses.dataclass(frozen=True)
-class _State:
-    taken: npt.NDArray[np.int32]
-    decided: npt.NDArray[np.int8]
-    open_users: npt.NDArray[np.int32]  # (num_items,) users neither free nor full, for undecided items
-    room: npt.NDArray[np.int32]  # (num_users,) capacity left
-    user_state: npt.NDArray[np.int8]
-
-
-def _run(packing: Packing, order: npt.NDArray[Any], wanted: npt.NDArray[np.int32]) -> _State:
-    taken = np.zeros(packing.num_items, np.int32)
-    decided = np.zeros(packing.num_items, np.int8)
-    open_users = np.empty(packing.num_items, np.int32)
-    room = packing.capacity.copy()
-    demand = np.empty(packing.num_users, np.int64)  # undecided copies that contain each user
-    user_state = np.zeros(packing.num_users, np.int8)
-    user_stack = np.empty(packing.num_users, packing.users.dtype)
-    single = np.empty(packing.num_first, packing.items.dtype)
-    kernels.peel(
-        packing.indptr, packing.users, packing.user_indptr, packing.items,
-        packing.num_first, packing.first_limit, packing.limit, order, wanted,
-        taken, decided, open_users, room, demand, user_state, user_stack, single,
-    )  # fmt: skip
-    return _State(taken, decided, open_users, room, user_state)
+def _peel(packing: Packing, order: npt.NDArray[Any], wanted: npt.NDArray[np.int32]) -> kernels.State:
+    state = kernels.State(
+        taken=np.zeros(packing.num_items, np.int32),
+        decided=np.zeros(packing.num_items, np.int8),
+        open_users=np.empty(packing.num_items, np.int32),
+        room=packing.capacity.copy(),
+        demand=np.empty(packing.num_users, np.int64),
+        user_state=np.zeros(packing.num_users, np.int8),
+        user_stack=np.empty(packing.num_users, packing.users.dtype),
+        single=np.empty(packing.num_first, packing.items.dtype),
+    )
+    kernels.peel(packing, state, order, wanted)
+    return state

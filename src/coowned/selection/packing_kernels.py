@@ -1,14 +1,35 @@
-"""The compiled inner loops of `packing`, nothing else. None allocates a large array."""
+"""The compiled inner loops of `packing`. None allocates a large array.
+
+`packing` is a `packing.Packing`, whose fields the kernels read.
+"""
+
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
 _njit = numba.njit(cache=True, nogil=True)
 
+UNDECIDED, FREE, FULL = 0, 1, 2
+"""States of a user: constrains; all undecided copies fit; no capacity is left."""
+
+
+class State(NamedTuple):
+    """What has been decided of a packing problem so far; `room` starts as the capacity, the rest is filled in."""
+
+    taken: np.ndarray  # (num_items,) int32 copies taken
+    decided: np.ndarray  # (num_items,) int8 whether nothing more is to be decided
+    open_users: np.ndarray  # (num_items,) int32 users neither free nor full, for undecided items
+    room: np.ndarray  # (num_users,) int32 capacity left
+    demand: np.ndarray  # (num_users,) int64 undecided copies that contain each user
+    user_state: np.ndarray  # (num_users,) int8
+    user_stack: np.ndarray  # (num_users,) users set free whose items are still to be told
+    single: np.ndarray  # (num_first,) items for the second rule
+
 
 @_njit
 def user_keys(user_indptr, items, capacity, keys):
-    """keys[u]: the first item of u in the upper half, a hash of all her items and her capacity in the lower.
+    """keys[u]: the first item of u in the upper half, a hash of all items and the capacity of u in the lower.
 
     Users with equal keys have the same items and capacity (but for a collision): their order changes nothing.
     """
@@ -37,114 +58,119 @@ def core_rows(indptr, users, core_items, label, core_users):
 
 
 @_njit
-def _throw_out(u, indptr, users, user_indptr, items, num_first, first_limit, limit,
-               taken, decided, room, demand, user_state, user_stack, waiting):  # fmt: skip
-    """Marks u as full and her undecided items as out; users this sets free are put on the stack."""
-    user_state[u] = 2
-    for j in range(user_indptr[u], user_indptr[u + 1]):
-        item = items[j]
-        if decided[item]:
+def _limit(packing, item):
+    return packing.first_limit if item < packing.num_first else packing.limit
+
+
+@_njit
+def _exclude_items(packing, state, u, waiting):
+    """Marks u as full and the undecided items of u as out; users this sets free go on the stack; returns its height."""
+    state.user_state[u] = FULL
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        item = packing.items[j]
+        if state.decided[item]:
             continue
-        decided[item] = 1
-        left = (first_limit if item < num_first else limit) - taken[item]
-        for p in range(indptr[item], indptr[item + 1]):
-            v = users[p]
-            if user_state[v] == 0:
-                demand[v] -= left
-                if demand[v] <= room[v]:
-                    user_state[v] = 1
-                    user_stack[waiting] = v
+        state.decided[item] = 1
+        left = _limit(packing, item) - state.taken[item]
+        for p in range(packing.indptr[item], packing.indptr[item + 1]):
+            v = packing.users[p]
+            if state.user_state[v] == UNDECIDED:
+                state.demand[v] -= left
+                if state.demand[v] <= state.room[v]:
+                    state.user_state[v] = FREE
+                    state.user_stack[waiting] = v
                     waiting += 1
     return waiting
 
 
 @_njit
-def peel(indptr, users, user_indptr, items, num_first, first_limit, limit, order, wanted,
-         taken, decided, open_users, room, demand, user_state, user_stack, single):  # fmt: skip
+def _take(packing, state, item, count, waiting):
+    """Takes up to `count` copies of an item, as many as fit; returns the height of the stack."""
+    begin, end = packing.indptr[item], packing.indptr[item + 1]
+    for p in range(begin, end):
+        if state.user_state[packing.users[p]] == UNDECIDED:
+            count = min(count, state.room[packing.users[p]])
+    if count <= 0:
+        return waiting
+    state.taken[item] += count
+    if state.taken[item] == _limit(packing, item):
+        state.decided[item] = 1
+    for p in range(begin, end):
+        u = packing.users[p]
+        if state.user_state[u] == UNDECIDED:
+            state.room[u] -= count
+            state.demand[u] -= count
+    for p in range(begin, end):
+        u = packing.users[p]
+        if state.user_state[u] == UNDECIDED and state.room[u] == 0:
+            waiting = _exclude_items(packing, state, u, waiting)
+    return waiting
+
+
+@_njit
+def peel(packing, state, order, wanted):
     """Runs the two rules to the end; where they are stuck, decides by `order`; stops where that is empty.
 
     Items for the second rule wait in single[front:back]; those found while a batch of them is worked off,
     single[back:found], are sorted before they are the next batch, so that nothing depends on the order in which users
-    are visited. Users on their stack are free already (state 1) but still counted in open_users; they are handled
-    first, so that the counts are right whenever an item is looked at.
+    are visited. Users on their stack are free already but still counted in open_users; they are handled first, so that
+    the counts are right whenever an item is looked at.
     """
-    num_items, num_users = indptr.shape[0] - 1, user_indptr.shape[0] - 1
     waiting = 0  # users on their stack
     front = back = found = 0
-    for item in range(num_items):
-        open_users[item] = indptr[item + 1] - indptr[item]
-        if open_users[item] == 0:
-            decided[item] = 1
-        elif open_users[item] == 1 and item < num_first:
-            single[found] = item
+    for item in range(packing.indptr.shape[0] - 1):
+        state.open_users[item] = packing.indptr[item + 1] - packing.indptr[item]
+        if state.open_users[item] == 0:
+            state.decided[item] = 1
+        elif state.open_users[item] == 1 and item < packing.num_first:
+            state.single[found] = item
             found += 1
-    for u in range(num_users):
+    for u in range(packing.user_indptr.shape[0] - 1):
         total = np.int64(0)
-        for j in range(user_indptr[u], user_indptr[u + 1]):
-            total += first_limit if items[j] < num_first else limit
-        demand[u] = total
-        if total <= room[u]:
-            user_state[u] = 1
-            user_stack[waiting] = u
+        for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+            total += _limit(packing, packing.items[j])
+        state.demand[u] = total
+        if total <= state.room[u]:
+            state.user_state[u] = FREE
+            state.user_stack[waiting] = u
             waiting += 1
     walk, at = 0, 0
     while True:
         if waiting > 0:  # the first rule
             waiting -= 1
-            u = user_stack[waiting]
-            for j in range(user_indptr[u], user_indptr[u + 1]):
-                item = items[j]
-                if decided[item]:
+            u = state.user_stack[waiting]
+            for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+                item = packing.items[j]
+                if state.decided[item]:
                     continue
-                open_users[item] -= 1
-                if open_users[item] == 0:
-                    taken[item] = first_limit if item < num_first else limit
-                    decided[item] = 1
-                elif open_users[item] == 1 and item < num_first:
-                    single[found] = item
+                state.open_users[item] -= 1
+                if state.open_users[item] == 0:
+                    state.taken[item] = _limit(packing, item)
+                    state.decided[item] = 1
+                elif state.open_users[item] == 1 and item < packing.num_first:
+                    state.single[found] = item
                     found += 1
             continue
         if front == back and back < found:
             back = found
-            single[front:back].sort()
+            state.single[front:back].sort()
         if front < back:  # the second rule
-            item = single[front]
+            item = state.single[front]
             front += 1
-            if decided[item]:
-                continue
-            count = first_limit - taken[item]
-        else:
-            front = back = found = 0
-            while at < order.shape[0] and decided[order[at]]:
-                at += 1
-            if at == order.shape[0]:
-                walk += 1
-                at = 0
-                if walk == 3 or order.shape[0] == 0:
-                    break
-                continue
+            if not state.decided[item]:
+                waiting = _take(packing, state, item, packing.first_limit - state.taken[item], waiting)
+            continue
+        front = back = found = 0
+        while at < order.shape[0] and state.decided[order[at]]:
+            at += 1
+        if at < order.shape[0]:
             item = order[at]
             at += 1
-            most = first_limit if item < num_first else limit
+            most = _limit(packing, item)
             count = wanted[item] if walk == 0 else (1 if walk == 1 else most)
-            count = min(count, most - taken[item])
-        for p in range(indptr[item], indptr[item + 1]):
-            if user_state[users[p]] == 0:
-                count = min(count, room[users[p]])
-        if count <= 0:
-            continue
-        taken[item] += count
-        if taken[item] == (first_limit if item < num_first else limit):
-            decided[item] = 1
-        for p in range(indptr[item], indptr[item + 1]):
-            u = users[p]
-            if user_state[u] == 0:
-                room[u] -= count
-                demand[u] -= count
-        for p in range(indptr[item], indptr[item + 1]):
-            u = users[p]
-            if user_state[u] == 0 and room[u] == 0:
-                waiting = _throw_out(
-                    u, indptr, users, user_indptr, items, num_first, first_limit, limit,
-                    taken, decided, room, demand, user_state, user_stack, waiting,
-                )  # fmt: skip
+            waiting = _take(packing, state, item, min(count, most - state.taken[item]), waiting)
+        else:
+            walk += 1
+            at = 0
+            if walk == 3 or order.shape[0] == 0:
+                break

@@ -26,16 +26,16 @@ from coowned.selection.selector import Progress
 
 _MOST_ITERATIONS = 2000
 _FEWEST_ITERATIONS = 100
-_CHECK_EVERY = 20  # iterations between two looks at the bound, each of which costs about half an iteration
-_PATIENCE = 3  # looks over which the bound must fall by a part of itself: by
-_PROGRESS = 3e-6  # for a core of up to
-_SMALL_CORE = 1 << 18  # pairs, and by in proportion more for a larger one, whose iterations cost more
-_LARGE_CORE = 1 << 20  # pairs, from which on
-_SHRINK_AT = (80, 160)  # iterations items are left alone whose
-_CLEAR = 0.15  # reduced profit is beyond this, and whose value agrees
-_BALANCE = 0.5  # of the steps of users to those of items
-_SHORTEST_ANCHOR = 32  # iterations an anchor is kept at least, and
-_ANCHOR_PART = 0.4  # as a part of all iterations so far
+_CHECK_EVERY = 20  # iterations between two evaluations of the bound, each at about half an iteration's cost
+_PATIENCE = 3  # stop after this many evaluations without progress
+_PROGRESS = 3e-6  # relative decrease of the bound that counts as progress, for a small core
+_SMALL_CORE = 1 << 18  # pairs; a larger core must progress more, in proportion, since its iterations cost more
+_LARGE_CORE = 1 << 20  # pairs from which on clear items are set aside
+_SHRINK_AT = (80, 160)  # iterations after which clear items of a large core are set aside
+_CLEAR = 0.15  # reduced profit beyond which an item is clearly in or out
+_BALANCE = 0.5  # step of a user relative to the step of an item
+_SHORTEST_ANCHOR = 32  # iterations for which an anchor is kept at least
+_ANCHOR_PART = 0.4  # of all iterations so far, for which an anchor is kept at least
 _PAIRS_PER_THREAD = 1 << 18  # fewer are not worth a thread
 
 Ranges = Callable[..., None]
@@ -78,14 +78,8 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     while iteration < _MOST_ITERATIONS:
         since = iteration - last_anchor + 1
         weight = np.float32(since / (since + 1))
-        over(
-            active.packing.num_items, kernels.move_items, *active.rows, *active.classes,
-            active.item_steps, weight, prices, item_anchor, values, reflected,
-        )  # fmt: skip
-        over(
-            packing.num_users, kernels.move_users, *active.user_rows, active.packing.capacity, active.scale,
-            active.user_steps, weight, reflected, user_anchor, prices, reached,
-        )  # fmt: skip
+        over(len(values), kernels.move_items, active.items, weight, prices, item_anchor, values, reflected)
+        over(len(prices), kernels.move_users, active.users, weight, reflected, user_anchor, prices, reached)
         iteration += 1
         if since >= max(_SHORTEST_ANCHOR, _ANCHOR_PART * iteration):
             np.copyto(item_anchor, values)
@@ -114,7 +108,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
         decided[kept] = values
         values = decided
     reduced = np.empty(packing.num_items, np.float32)
-    _reduce(whole, reached, reduced, over)
+    over(len(reduced), kernels.reduced_profits, whole.items, reached, reduced)
     return Prices(best=best, bound=lowest, last=reached, values=values, reduced=reduced, iterations=iteration)
 
 
@@ -123,36 +117,40 @@ class _Problem:
     """A packing problem as the kernels take it; copies are counted in parts of the largest limit."""
 
     packing: Packing
-    rows: tuple[Any, ...]
-    user_rows: tuple[Any, ...]
-    classes: tuple[Any, ...]  # number of first items, their profit and limit, profit and limit of the others
-    item_steps: npt.NDArray[np.float32]  # by number of users
-    user_steps: npt.NDArray[np.float32]  # by number of items
-    scale: np.float32
+    items: kernels.Items
+    users: kernels.Users
 
     @classmethod
     def of(cls, packing: Packing) -> "_Problem":
         scale = 1.0 / max(packing.first_limit, packing.limit)
-        numbers = (packing.first_profit, packing.first_limit * scale, packing.profit, packing.limit * scale)
-        return cls(
-            packing=packing,
-            rows=(_unsigned(packing.indptr), _unsigned(packing.users)),
-            user_rows=(_unsigned(packing.user_indptr), _unsigned(packing.items)),
-            classes=(np.uint64(packing.num_first), *map(np.float32, numbers)),
-            item_steps=_steps(packing.indptr, 1.0 / _BALANCE),
-            user_steps=_steps(packing.user_indptr, _BALANCE),
-            scale=np.float32(scale),
+        items = kernels.Items(
+            indptr=_unsigned(packing.indptr),
+            users=_unsigned(packing.users),
+            num_first=np.uint64(packing.num_first),
+            first_profit=np.float32(packing.first_profit),
+            first_limit=np.float32(packing.first_limit * scale),
+            profit=np.float32(packing.profit),
+            limit=np.float32(packing.limit * scale),
+            steps=_steps(packing.indptr, 1.0 / _BALANCE),
         )
+        users = kernels.Users(
+            indptr=_unsigned(packing.user_indptr),
+            items=_unsigned(packing.items),
+            capacity=packing.capacity,
+            scale=np.float32(scale),
+            steps=_steps(packing.user_indptr, _BALANCE),
+        )
+        return cls(packing=packing, items=items, users=users)
 
     def largest_values(self) -> npt.NDArray[np.float32]:
         """The value of each item that is in with all its copies."""
-        return self.packing.limits() * self.scale
+        return self.packing.limits() * self.users.scale
 
 
 def _split(problem: _Problem, values: Any, prices: Any, over: Ranges) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The items still in doubt, and those clearly in; the others are clearly out."""
     reduced = np.empty_like(values)
-    _reduce(problem, prices, reduced, over)
+    over(len(reduced), kernels.reduced_profits, problem.items, prices, reduced)
     out = (reduced < -_CLEAR) & (values <= 0.0)
     full = (reduced > _CLEAR) & (values >= 0.999 * problem.largest_values())
     return np.flatnonzero(~(out | full)), np.flatnonzero(full)
@@ -170,8 +168,7 @@ def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.ND
     attribution_kernels.take_rows(packing.indptr, packing.users, open_items, indptr, users)
     items = np.empty(len(users), packing.items.dtype)
     return _Problem.of(
-        dataclasses.replace(
-            packing,
+        packing._replace(
             indptr=indptr,
             users=users,
             user_indptr=attribution_kernels.transpose(indptr, users, packing.num_users, items),
@@ -180,11 +177,6 @@ def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.ND
             num_first=int(np.searchsorted(open_items, packing.num_first)),
         )
     )
-
-
-def _reduce(problem: _Problem, prices: Any, reduced: Any, over: Ranges) -> None:
-    num_first, first_profit, _, profit, _ = problem.classes
-    over(len(reduced), kernels.reduced_profits, *problem.rows, num_first, first_profit, profit, prices, reduced)
 
 
 def _unsigned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -202,9 +194,9 @@ def _dual_bound(problem: _Problem, prices: Any, over: Ranges) -> float:
     highest = np.float32(max(packing.first_profit, packing.profit))
     item_sums = np.empty(-(-packing.num_items // kernels.ROWS_PER_SUM))
     user_sums = np.empty(-(-packing.num_users // kernels.ROWS_PER_SUM))
-    over(len(item_sums), kernels.item_bounds, *problem.rows, *problem.classes, prices, item_sums)
+    over(len(item_sums), kernels.item_bounds, problem.items, prices, item_sums)
     over(len(user_sums), kernels.user_bounds, packing.capacity, prices, highest, user_sums)
-    return float(item_sums.sum()) / float(problem.scale) + float(user_sums.sum())
+    return float(item_sums.sum()) / float(problem.users.scale) + float(user_sums.sum())
 
 
 def _divided(num_pairs: int) -> Ranges:

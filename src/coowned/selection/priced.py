@@ -11,18 +11,19 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.selection import priced_kernels as kernels
 from coowned.selection.order import ordered_rows, part
-from coowned.selection.packing import FULL, Packing, Peeled, fill, pack, peel
+from coowned.selection.packing import Packing, Peeled, fill, pack, peel
+from coowned.selection.packing_kernels import FULL
 from coowned.selection.price_bound import price_bound
 from coowned.selection.price_search import Prices, find_prices
 from coowned.selection.selector import BoundedSelector, Progress, Selection
 
 _SWAPS = 12  # in one walk
-_MOST_ROUNDS = 400  # of walks from every user who has room at a price
-_PATIENCE = 20  # rounds that together must gain this part of what is not decided:
-_PROGRESS = 5e-5
-_MARGIN = 0.02  # reduced profits beyond it are taken at their word
-_MOST_FILLS = 8
-_PAIRS_OF_ALL_FILLS = 2_000_000  # a small core is filled more than once, with the order disturbed a little
+_MOST_ROUNDS = 400  # of walks from every user who has room although they have a price
+_PATIENCE = 20  # stop after this many rounds without progress
+_PROGRESS = 5e-5  # relative increase of the size that counts as progress
+_MARGIN = 0.02  # reduced profit beyond which an item is surely in or out, and price up to which room costs nothing
+_MOST_FILLS = 8  # times that a small core is filled, each time in a slightly different order
+_PAIRS_OF_ALL_FILLS = 2_000_000  # a core of this many pairs or more is filled once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,10 +185,7 @@ def _swap(
         if (enough is not None and size >= enough) or (deadline is not None and time.monotonic() > deadline):
             return
         progress(number / _MOST_ROUNDS, f"swapping, round {number + 1}")
-        size += kernels.swap_round(
-            core.indptr, core.users, core.user_indptr, core.items, core.num_first, core.first_limit, core.limit,
-            prices.reduced, prices.last, _MARGIN, _MARGIN, _SWAPS, states[number], room, copies,
-        )  # fmt: skip
+        size += kernels.swap_round(core, prices.reduced, prices.last, _MARGIN, _SWAPS, states[number], room, copies)
         sizes.append(size)
         if number >= _PATIENCE and size - sizes[-1 - _PATIENCE] < max(1, _PROGRESS * size):
             return

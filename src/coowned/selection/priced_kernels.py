@@ -1,10 +1,12 @@
-"""The compiled inner loops of `Priced`, nothing else.
+"""The compiled inner loops of `Priced`.
 
 Those of the linear program work on a range of rows and add up each row in its own order, so that the result does not
 depend on how the rows are divided among threads. No fastmath: sums must not be reordered. Arrays are float32 to halve
 what is moved through memory; what is proven is summed in whole numbers.
 Index arrays of the linear program come as unsigned views: a signed index costs a test for "from the end" every time.
 """
+
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -14,30 +16,52 @@ _njit = numba.njit(cache=True, nogil=True)
 _ONE, _TWO = np.uint64(1), np.uint64(2)
 ROWS_PER_SUM = 1 << 16  # rows added up into one partial sum, whatever the number of threads
 
+
+class Items(NamedTuple):
+    """The items of the linear program; copies are counted in parts of the largest limit."""
+
+    indptr: np.ndarray  # (num_items + 1,) uint64
+    users: np.ndarray  # (num_pairs,) unsigned
+    num_first: np.uint64  # items that are first copies
+    first_profit: np.float32
+    first_limit: np.float32
+    profit: np.float32  # of the other items
+    limit: np.float32
+    steps: np.ndarray  # (most users + 1,) float32 the step of an item by its number of users
+
+
+class Users(NamedTuple):
+    """The users of the linear program."""
+
+    indptr: np.ndarray  # (num_users + 1,) uint64
+    items: np.ndarray  # (num_pairs,) unsigned
+    capacity: np.ndarray  # (num_users,) int32
+    scale: np.float32  # a copy as a part of the largest limit
+    steps: np.ndarray  # (most items + 1,) float32 the step of a user by the number of items
+
+
 # ---- the linear program ----------------------------------------------------------------------------------------------
 
 
 @_njit
-def move_items(begin, end, indptr, users, num_first, first_profit, first_limit, profit, limit,
-               steps, weight, prices, anchor, values, reflected):  # fmt: skip
+def move_items(begin, end, items, weight, prices, anchor, values, reflected):
     """One step of the items: up by what they are worth above their users' prices, back into [0, limit].
 
-    steps[n]: the step of an item with n users. reflected: twice the point reached less the point left. values: the
-    mean of that and the anchor, by weight.
+    reflected: twice the point reached less the point left. values: the mean of that and the anchor, by weight.
     """
     nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
-    start = indptr[begin]
+    start = items.indptr[begin]
     for item in range(np.uint64(begin), np.uint64(end)):
-        stop = indptr[item + _ONE]
-        worth = first_profit if item < num_first else profit
-        most = first_limit if item < num_first else limit
+        stop = items.indptr[item + _ONE]
+        worth = items.first_profit if item < items.num_first else items.profit
+        most = items.first_limit if item < items.num_first else items.limit
         if stop - start == _TWO:  # most rows, and two reads at once are faster than a loop
-            worth -= prices[users[start]] + prices[users[start + _ONE]]
+            worth -= prices[items.users[start]] + prices[items.users[start + _ONE]]
         else:
             for p in range(start, stop):
-                worth -= prices[users[p]]
+                worth -= prices[items.users[p]]
         value = values[item]
-        reached = min(max(value + steps[stop - start] * worth, nothing), most)
+        reached = min(max(value + items.steps[stop - start] * worth, nothing), most)
         reflection = two * reached - value
         reflected[item] = reflection
         values[item] = weight * reflection + rest * anchor[item]
@@ -45,37 +69,36 @@ def move_items(begin, end, indptr, users, num_first, first_profit, first_limit, 
 
 
 @_njit
-def move_users(begin, end, user_indptr, items, capacity, scale,
-               steps, weight, reflected, anchor, prices, reached_prices):  # fmt: skip
-    """One step of the users: prices go up where more is asked of a user than the capacity, and never below 0."""
+def move_users(begin, end, users, weight, reflected, anchor, prices, reached_prices):
+    """One step of the users: prices go up where demand exceeds the capacity, and never below 0."""
     nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
-    start = user_indptr[begin]
+    start = users.indptr[begin]
     for u in range(np.uint64(begin), np.uint64(end)):
-        stop = user_indptr[u + _ONE]
-        asked = -scale * np.float32(capacity[u])
+        stop = users.indptr[u + _ONE]
+        excess = -users.scale * np.float32(users.capacity[u])
         for j in range(start, stop):
-            asked += reflected[items[j]]
+            excess += reflected[users.items[j]]
         price = prices[u]
-        reached = max(price + steps[stop - start] * asked, nothing)
+        reached = max(price + users.steps[stop - start] * excess, nothing)
         reached_prices[u] = reached
         prices[u] = weight * (two * reached - price) + rest * anchor[u]
         start = stop
 
 
 @_njit
-def item_bounds(begin, end, indptr, users, num_first, first_profit, first_limit, profit, limit, prices, sums):
+def item_bounds(begin, end, items, prices, sums):
     """sums[i]: what the items of the i-th block of rows add to the dual bound; begin and end count blocks."""
-    highest = max(first_profit, profit)
-    num_items = np.uint64(indptr.shape[0] - 1)
+    highest = max(items.first_profit, items.profit)
+    num_items = np.uint64(items.indptr.shape[0] - 1)
     for block in range(begin, end):
         total = 0.0
         last = min(np.uint64((block + 1) * ROWS_PER_SUM), num_items)
         for item in range(np.uint64(block * ROWS_PER_SUM), last):
-            worth = first_profit if item < num_first else profit
-            for p in range(indptr[item], indptr[item + _ONE]):
-                worth -= min(prices[users[p]], highest)
+            worth = items.first_profit if item < items.num_first else items.profit
+            for p in range(items.indptr[item], items.indptr[item + _ONE]):
+                worth -= min(prices[items.users[p]], highest)
             if worth > np.float32(0.0):
-                total += worth * (first_limit if item < num_first else limit)
+                total += worth * (items.first_limit if item < items.num_first else items.limit)
         sums[block] = total
 
 
@@ -90,12 +113,12 @@ def user_bounds(begin, end, capacity, prices, highest, sums):
 
 
 @_njit
-def reduced_profits(begin, end, indptr, users, num_first, first_profit, profit, prices, reduced):
+def reduced_profits(begin, end, items, prices, reduced):
     """reduced[item]: its profit less its users' prices."""
     for item in range(np.uint64(begin), np.uint64(end)):
-        worth = first_profit if item < num_first else profit
-        for p in range(indptr[item], indptr[item + _ONE]):
-            worth -= prices[users[p]]
+        worth = items.first_profit if item < items.num_first else items.profit
+        for p in range(items.indptr[item], items.indptr[item + _ONE]):
+            worth -= prices[items.users[p]]
         reduced[item] = worth
 
 
@@ -149,61 +172,70 @@ def _pick(state, count):
 
 
 @_njit
-def _add_at(u, indptr, users, user_indptr, items, num_first, first_limit, limit, room, copies):
+def _limit(packing, item):
+    return packing.first_limit if item < packing.num_first else packing.limit
+
+
+@_njit
+def _add_at(packing, u, room, copies):
     """Adds every copy of an item of u that fits; returns how many."""
     added = 0
-    for j in range(user_indptr[u], user_indptr[u + 1]):
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
         if room[u] == 0:
             break
-        item = items[j]
-        count = (first_limit if item < num_first else limit) - copies[item]
+        item = packing.items[j]
+        count = _limit(packing, item) - copies[item]
         if count <= 0:
             continue
-        for p in range(indptr[item], indptr[item + 1]):
-            count = min(count, room[users[p]])
+        for p in range(packing.indptr[item], packing.indptr[item + 1]):
+            count = min(count, room[packing.users[p]])
             if count == 0:
                 break
         if count > 0:
             copies[item] += count
             added += count
-            for p in range(indptr[item], indptr[item + 1]):
-                room[users[p]] -= count
+            for p in range(packing.indptr[item], packing.indptr[item + 1]):
+                room[packing.users[p]] -= count
     return added
 
 
 @_njit
-def swap_round(indptr, users, user_indptr, items, num_first, first_limit, limit,
-               reduced, prices, lowest_price, margin, steps, state, room, copies):  # fmt: skip
-    """One round of swaps from every user who has room although she has a price; returns copies gained.
+def _only_full_user(packing, item, room):
+    """The only user of an item who has no room; -1 where there is none or more than one."""
+    full = -1
+    for p in range(packing.indptr[item], packing.indptr[item + 1]):
+        if room[packing.users[p]] == 0:
+            if full >= 0:
+                return -1
+            full = packing.users[p]
+    return full
+
+
+@_njit
+def swap_round(packing, reduced, prices, margin, steps, state, room, copies):
+    """One round of swaps from every user who has room although their price is above `margin`; returns copies gained.
 
     A swap adds an item of a user with room, whose other users have room but one, and drops an item of that one: the
     size is the same, and the users of what was dropped have room. Where another item now fits it is added: one was
     dropped, two were added. Otherwise the walk goes on from one of those users, up to `steps` swaps. Items whose
-    reduced profit says that they are surely out (or in) are left so.
+    reduced profit is beyond the margin are surely out (or in) and are left so. `packing` is a `packing.Packing`.
     """
+    indptr, users, num_first = packing.indptr, packing.users, packing.num_first
     gained = 0
-    for start in range(user_indptr.shape[0] - 1):
-        if room[start] == 0 or prices[start] <= lowest_price:
+    for start in range(packing.user_indptr.shape[0] - 1):
+        if room[start] == 0 or prices[start] <= margin:
             continue
         u = start
         dropped = -1
         for _ in range(steps):
             choices = 0
             add, full = -1, -1
-            for j in range(user_indptr[u], user_indptr[u + 1]):
-                item = items[j]
-                most = first_limit if item < num_first else limit
-                if copies[item] >= most or item == dropped or reduced[item] < -margin:
+            for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+                item = packing.items[j]
+                if copies[item] >= _limit(packing, item) or item == dropped or reduced[item] < -margin:
                     continue
-                without_room = 0
-                other = -1
-                for p in range(indptr[item], indptr[item + 1]):
-                    if room[users[p]] == 0:
-                        without_room += 1
-                        other = users[p]
-                        if without_room > 1:
-                            break
-                if without_room == 1:
+                other = _only_full_user(packing, item, room)
+                if other >= 0:
                     choices += 1
                     state = _next(state)
                     if _pick(state, choices):
@@ -212,8 +244,8 @@ def swap_round(indptr, users, user_indptr, items, num_first, first_limit, limit,
                 break
             choices = 0
             drop = -1
-            for j in range(user_indptr[full], user_indptr[full + 1]):
-                item = items[j]
+            for j in range(packing.user_indptr[full], packing.user_indptr[full + 1]):
+                item = packing.items[j]
                 # A first copy is never given for a further one: it may be worth more.
                 if copies[item] == 0 or reduced[item] > margin or (item < num_first and add >= num_first):
                     continue
@@ -233,16 +265,14 @@ def swap_round(indptr, users, user_indptr, items, num_first, first_limit, limit,
             added = 0
             for p in range(indptr[drop], indptr[drop + 1]):
                 if room[users[p]] > 0:
-                    added += _add_at(
-                        users[p], indptr, users, user_indptr, items, num_first, first_limit, limit, room, copies
-                    )
+                    added += _add_at(packing, users[p], room, copies)
             gained += added
             if added:
                 break
             choices = 0
             u = -1
             for p in range(indptr[drop], indptr[drop + 1]):
-                if room[users[p]] > 0 and prices[users[p]] > lowest_price:
+                if room[users[p]] > 0 and prices[users[p]] > margin:
                     choices += 1
                     state = _next(state)
                     if _pick(state, choices):
