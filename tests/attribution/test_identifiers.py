@@ -118,7 +118,7 @@ def test_utf8_buffers_of_slices_and_numbers():
 def test_invalid_text_is_found():
     text = [b"fine"] * 100
     text[63] = b"\xff"
-    with pytest.raises(InputError, match="column 'x' is not UTF-8 at row 63; mend it"):
+    with pytest.raises(InputError, match="column 'x' is not UTF-8 at row 63; correct it"):
         check_valid(invalid_text(text), "column 'x'")
     with pytest.raises(InputError, match="at row 163"):
         check_valid(pa.chunked_array([pa.array(["a"] * 100), invalid_text(text)]), "column 'x'")

@@ -217,7 +217,9 @@ def test_text_that_is_not_utf8_is_replaced(tmp_path):
 
 
 def test_bad_queries(connection):
-    with pytest.raises(InputError, match=r"the query: the database refuses it \(no such table: nope\); mend the query"):
+    with pytest.raises(
+        InputError, match=r"the query: the database refuses it \(no such table: nope\); correct the query"
+    ):
         read(connection, "SELECT * FROM nope")
     with pytest.raises(InputError, match="the query gives no rows back; write a SELECT"):
         read(connection, "CREATE TABLE other (x)")

@@ -165,9 +165,9 @@ GOOD = parquet_bytes({"users": [["a"]] * 50, "text": ["some text"] * 50})
 
 BAD = [
     # name, content, arguments, place, what is wrong, remedy
-    ("x.parquet", GOOD[:-1], {}, f"{len(GOOD) - 1:,} bytes", "cannot be read", "write it anew"),
-    ("x.parquet", GOOD[: len(GOOD) // 2], {}, "bytes", "cannot be read", "write it anew"),
-    ("x.parquet", b"PAR1", {}, "4 bytes", "cannot be read", "write it anew"),
+    ("x.parquet", GOOD[:-1], {}, f"{len(GOOD) - 1:,} bytes", "cannot be read", "write it again"),
+    ("x.parquet", GOOD[: len(GOOD) // 2], {}, "bytes", "cannot be read", "write it again"),
+    ("x.parquet", b"PAR1", {}, "4 bytes", "cannot be read", "write it again"),
     ("x.parquet", b"hello, this is text", {}, "19 bytes", "cannot be read", "name its format"),
     ("x.parquet", b"", {}, "", "the file is empty", "give one with data"),
     ("x.parquet", parquet_bytes({"people": [["a"]]}), {}, "column 'users'", "there is no column", "name one of them"),
@@ -177,15 +177,13 @@ BAD = [
     ("x.parquet", parquet_bytes({"users": [["a"], None]}), {}, "row 1", "no list of users", "give an empty list"),
     ("x.parquet", parquet_bytes({"users": ["a", None]}), {}, "row 1", "no user", "fill it in"),
     ("x.parquet", parquet_bytes({"users": ["a"], "id": [0.5]}), {"example_id": "id"}, "column 'id'", "not double", "cast the column"),
-    ("x.parquet", parquet_bytes({"users": invalid_text([b"a", b"\xff"])}), {}, "row 1", "not UTF-8", "write the data anew"),
-    ("x.parquet", parquet_bytes({"users": ["a", "b"], "text": invalid_text([b"a", b"\xff"])}), {}, "row 1", "'text' is not UTF-8", "mend it"),
+    ("x.parquet", parquet_bytes({"users": invalid_text([b"a", b"\xff"])}), {}, "row 1", "not UTF-8", "write the data again"),
     ("x.csv", b"", {}, "", "the file is empty", "give one with data"),
     ("x.csv", b"\n\n", {}, "byte 0", "no header line", "give one with data"),
     ("x.csv", b"people,text\na,b\n", {}, "column 'users'", "there is no column", "name one of them"),
     ("x.csv", b"users,text\na,1\nb\nc,2\n", {}, "row 1", "1 cells where the header has 2", "quote cells"),
     ("x.csv", b"users,text\na,1\nb,2,3\n", {}, "row 1", "3 cells where the header has 2", "quote cells"),
-    ("x.csv", b"users,text\na,1\nb,\xff\n", {}, "row 1", "not UTF-8 in column 1", "save the file as UTF-8"),
-    ("x.csv", b"users,text\na,1\n\xff,1\n", {}, "row 1", "not UTF-8 in column 0", "save the file as UTF-8"),
+    ("x.csv", b"users,text\na,1\n\xff,1\n", {}, "row 1", "column 'users' is not UTF-8", "correct it"),
     ("x.csv", b"users,t\xffxt\na,1\n", {}, "byte 1", "not UTF-8", "save the file as UTF-8"),
     ("x.csv", b"users,text\na,1\n,2\n", {}, "row 1", "a blank user", "name the user"),
     ("x.jsonl", b"", {}, "", "the file is empty", "give one with data"),
@@ -193,12 +191,10 @@ BAD = [
     ("x.jsonl", b'{"users": ["a"]}\n["b"]\n', {}, "line 2", "a list where an object was expected", "one object a line"),
     ("x.jsonl", b'{"users": ["a"]}\nnull\n{"users"\n', {}, "line 2", "null where an object", "one object a line"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": 3}\n', {}, "line 2", "'users' is a number there and a list before", "one type"),
-    ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["b"], "id": "x"}\n', {}, "line 2", "'id' is text there", "one type"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": null}\n', {}, "row 1", "no list of users", "give an empty list"),
     ("x.jsonl", b'{"users": ["a"]}\n{"x": 1}\n', {}, "row 1", "no list of users", "give an empty list"),
     ("x.jsonl", b'{"users": ["a", null]}\n', {}, "row 0", "a null user", "name the user"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\xff"]}\n', {}, "row 1", "not UTF-8", "mend it"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\\ud800"]}\n', {}, "line 2", "half a surrogate", "save the file as UTF-8"),
+    ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\xff"]}\n', {}, "row 1", "not UTF-8", "correct it"),
     ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "there twice", "one whole object a line"),
     ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["a"]}\n', {"example_id": "id"}, "row 1", "no value", "give every row one"),
 ]  # fmt: skip
@@ -232,8 +228,36 @@ def test_the_line_is_found_beyond_the_first_block(put, monkeypatch):
         read_jsonl(put("a.jsonl", good * 500 + '{"users": [}\n' + good * 10))
     with pytest.raises(InputError, match=r"a.csv, row 500: 1 cells"):
         read_csv(put("a.csv", "users,text\n" + "a,some words\n" * 500 + "b\n" + "a,x\n" * 10))
-    with pytest.raises(InputError, match=r"a.csv, row 500: not UTF-8 in column 1"):
-        read_csv(put("a.csv", b"users,text\n" + b"a,some words\n" * 500 + b"b,\xff\n"))
+
+
+CONTENT = [  # a file with one strange cell, and what becomes of the column
+    ("x.parquet", parquet_bytes({"users": ["a", "b"], "x": invalid_text([b"1", b"\xff"])}), ["1", "\ufffd"]),
+    ("x.csv", b"users,x\na,1\nb,\xff\n", ["1", "\ufffd"]),
+    ("x.csv", b"users,x\na,1\nb,one\n", ["1", "one"]),
+    ("x.jsonl", b'{"users": ["a"], "x": 1}\n{"users": ["b"], "x": "one"}\n', ["1", "one"]),
+    ("x.jsonl", b'{"users": ["a"], "x": [1, 2]}\n{"users": ["b"], "x": [1]}\n', [[1, 2], [1]]),
+    ("x.jsonl", b'{"users": ["a"], "x": [1, 2]}\n{"users": ["b"], "x": [1, "z"]}\n', [["1", "2"], ["1", "z"]]),
+    ("x.jsonl", b'{"users": ["a"], "x": [1, 2]}\n{"users": ["b"], "x": 7}\n', ["[1, 2]", "7"]),
+    ("x.jsonl", b'{"users": ["a"], "x": {"y": 1}}\n{"users": ["b"], "x": {"y": "z"}}\n', ['{"y": 1}', '{"y": "z"}']),
+    ("x.jsonl", b'{"users": ["a"], "x": "1"}\n{"users": ["b"], "x": "\\ud800"}\n', ["1", "?"]),
+    ("x.jsonl", b'{"users": ["a"], "x": "1"}\n{"users": ["b"], "x": "\xff"}\n', ["1", "\ufffd"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "values"), CONTENT)
+def test_no_content_stops_a_run(put, name, content, values):
+    """Only the columns of ids and users can refuse a file: what others hold must not tell by an error."""
+    file = put(name, content)
+    examples = READERS[file.suffix[1:]](file)
+    assert examples.payload["x"].to_pylist() == values
+    assert users_of(examples) == [{"a"}, {"b"}]
+
+
+@pytest.mark.parametrize("users", ['["b"], "x": {}', '[7], "x": 1.5', '["b", "c"]'])
+def test_strange_content_leaves_users_as_they_are(put, users):
+    lines = ['{"users": ["a"], "x": 1}', f'{{"users": {users}}}', '{"users": ["a"], "x": "text"}']
+    text = "\n".join(lines)
+    assert users_of(read_jsonl(put("x.jsonl", text)))[::2] == [{"a"}, {"a"}]
 
 
 LINES = "".join(

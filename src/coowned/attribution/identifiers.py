@@ -145,7 +145,7 @@ def check_valid(
         except pa.ArrowInvalid as error:
             what = "is not UTF-8" if "UTF8" in str(error) else f"is not valid Arrow data ({one_line(error)})"
             row = before + _first_invalid(chunk)
-            raise InputError(f"{name} {what} at {row_name(row)}; mend it, or write the data anew") from None
+            raise InputError(f"{name} {what} at {row_name(row)}; correct it, or write the data again") from None
         before += len(chunk)
 
 
@@ -204,7 +204,9 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
     try:
         return pa.array(text, pa.large_string())
     except UnicodeEncodeError as error:
-        raise InputError(f"{name} holds text that is not Unicode ({error.object!r}: {error.reason}); mend it") from None
+        raise InputError(
+            f"{name} holds text that is not Unicode ({error.object!r}: {error.reason}); correct it"
+        ) from None
 
 
 def _one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:

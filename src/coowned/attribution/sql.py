@@ -1,8 +1,6 @@
 """Tables in databases: the rows of a query, over any DB-API or ADBC connection."""
 
 import contextlib
-import datetime
-import decimal
 import os
 import re
 import sqlite3
@@ -15,9 +13,16 @@ from typing import Any
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.identifiers import Location, check_valid, one_line
+from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import DataOptions
-from coowned.attribution.tables import attribute_table, table_options, to_arrow_table
+from coowned.attribution.tables import (
+    attribute_table,
+    table_options,
+    to_arrow_table,
+    valid_table,
+    values_to_arrow,
+    values_to_text,
+)
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.progress import Progress
@@ -25,12 +30,6 @@ from coowned.progress import Progress
 _FIRST_ROWS = 1 << 10  # rows of the first chunk
 _MOST_ROWS = 1 << 16  # rows of any chunk
 _CHUNK_BYTES = 16 << 20  # of a chunk as Arrow; as Python objects it is a few times that
-# Values of other types (a UUID, an address, ...) are read as text.
-_ARROW = {
-    bool: None, int: pa.int64(), float: pa.float64(), decimal.Decimal: None, str: pa.large_string(),
-    bytes: pa.large_binary(), datetime.datetime: None, datetime.date: None, datetime.time: None, list: None,
-    tuple: None,
-}  # fmt: skip
 
 
 def read_sql(
@@ -117,7 +116,7 @@ def read_query(
     for number, name in enumerate(table.column_names):
         if table.column_names.index(name) != number:
             raise InputError(f"{where}two columns are named {name!r}; rename one in the query with AS")
-        check_valid(table.column(number), f"{where}column {name!r}")
+    table = valid_table(table, options, where)
     return attribute_table(table, options, where, user_keys=user_keys, aliases=aliases)
 
 
@@ -171,7 +170,7 @@ def _table_of(query: str, connection: Any, parameters: Any, where: Location, pro
             if isinstance(rows[0], Mapping):
                 raise InputError(f"{where}the connection gives rows as mappings; let it give plain tuples")
             for chunks, values in zip(columns, zip(*rows, strict=True), strict=True):
-                chunks.append(_to_arrow(values))
+                chunks.append(values_to_arrow(values))
             done += len(rows)
             # The next chunk has room for a few wide rows or for many narrow ones.
             num_bytes = max(1, sum(chunks[-1].nbytes for chunks in columns))
@@ -179,26 +178,6 @@ def _table_of(query: str, connection: Any, parameters: Any, where: Location, pro
             if progress is not None:
                 progress(0.0, f"reading rows: {done:,}")
     return pa.table([_joined(chunks) for chunks in columns], names=names)
-
-
-def _to_arrow(values: Sequence[Any]) -> pa.Array:
-    """One chunk of a column; values without a common type become text."""
-    types = set(map(type, values)) - {type(None)}
-    if types & {memoryview, bytearray}:
-        values = [bytes(value) if isinstance(value, (memoryview, bytearray)) else value for value in values]
-        types = types - {memoryview, bytearray} | {bytes}
-    if types == {int, float}:
-        types = {float}
-    if len(types) <= 1 and types <= _ARROW.keys():
-        with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
-            array = pa.array(values, _ARROW[types.pop()] if types else None)
-            return array if isinstance(array, pa.Array) else array.combine_chunks()
-    return _to_text(values)
-
-
-def _to_text(values: Sequence[Any]) -> pa.Array:
-    text = (None if value is None else str(value).encode("utf-8", "replace").decode() for value in values)
-    return pa.array(text, pa.large_string())
 
 
 def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
@@ -209,7 +188,7 @@ def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
         kind = pa.unify_schemas(schemas, promote_options="permissive")[0].type
         return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
     except pa.ArrowException:  # whole numbers that no float holds, times with and without a zone, ...
-        return pa.chunked_array([_to_text(chunk.to_pylist()) for chunk in chunks], pa.large_string())
+        return pa.chunked_array([values_to_text(chunk.to_pylist()) for chunk in chunks], pa.large_string())
 
 
 @contextlib.contextmanager
@@ -228,6 +207,6 @@ def _named_errors(connection: Any, where: Location) -> Iterator[None]:
         undecodable = re.search(r"Could not decode to UTF-8 column '(.*?)' with text", message)
         if undecodable:
             raise InputError(
-                f"{where}column {undecodable[1]!r} holds text that is not UTF-8; CAST it to BLOB, or mend it"
+                f"{where}column {undecodable[1]!r} holds text that is not UTF-8; CAST it to BLOB, or correct it"
             ) from None
-        raise InputError(f"{where}the database refuses it ({message.rstrip('.')}); mend the query") from error
+        raise InputError(f"{where}the database refuses it ({message.rstrip('.')}); correct the query") from error

@@ -15,9 +15,9 @@ import pyarrow.json
 import pyarrow.parquet
 
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.identifiers import Location, check_valid, one_line
+from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import DataOptions
-from coowned.attribution.tables import attribute_table, table_options
+from coowned.attribution.tables import attribute_table, table_options, valid_table, values_to_arrow
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
@@ -84,29 +84,27 @@ def read_table(
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
     """Attributed examples from files of one kind: parquet, csv or jsonl."""
-    as_text = [*options.user_columns(), *([] if options.example_id is None else [options.example_id])]
-    readers = {
-        "parquet": _read_parquet_file,
-        "csv": lambda file: _read_csv_file(file, as_text),
-        "jsonl": _read_json_file,
-    }
-    table, where = _read_all(path, SUFFIXES[kind], readers[kind])
+    readers = {"parquet": _read_parquet_file, "csv": _read_csv_file, "jsonl": _read_json_file}
+    table, where = _read_all(path, SUFFIXES[kind], readers[kind], options)
     return attribute_table(table, options, where, user_keys=user_keys, aliases=aliases)
 
 
 def read_parquet_table(path: str | os.PathLike[str]) -> tuple[pa.Table, Location]:
     """A Parquet file, or a folder of them, as one table, and where its rows came from."""
-    return _read_all(path, SUFFIXES["parquet"], _read_parquet_file)
+    return _read_all(path, SUFFIXES["parquet"], _read_parquet_file, DataOptions())
 
 
 def _read_all(
-    path: str | os.PathLike[str], suffixes: tuple[str, ...], read: Callable[[Path], pa.Table]
+    path: str | os.PathLike[str],
+    suffixes: tuple[str, ...],
+    read: Callable[[Path, DataOptions], pa.Table],
+    options: DataOptions,
 ) -> tuple[pa.Table, Location]:
     files = files_of(path, suffixes)
     tables: list[pa.Table] = []
     for file in files:
         try:
-            table = read(file)
+            table = read(file, options)
             names = _names(table.schema)
         except UnicodeDecodeError as error:
             raise InputError(
@@ -115,16 +113,14 @@ def _read_all(
         except (OSError, pa.ArrowException) as error:
             raise InputError(
                 f"{file}: cannot be read ({one_line(error)}; the file has {file.stat().st_size:,} bytes); "
-                "write it anew, or name its format"
+                "write it again, or name its format"
             ) from error
         if tables and names != tables[0].column_names:
             raise InputError(
                 f"{file}: its columns are {names}, those of {files[0]} are {tables[0].column_names}; "
                 "give the files of one folder the same columns"
             )
-        for number, name in enumerate(names):
-            check_valid(table.column(number), f"{file}: column {name!r}")
-        tables.append(table)
+        tables.append(valid_table(table, options, f"{file}: "))
     location = Location(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
     if len(tables) == 1:
         return tables[0], location
@@ -164,15 +160,15 @@ def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Pa
     return files
 
 
-def _read_parquet_file(file: Path) -> pa.Table:
+def _read_parquet_file(file: Path, _: DataOptions) -> pa.Table:
     # Without reading ahead the peak is the table and the pages at hand.
     with pyarrow.parquet.ParquetFile(file, memory_map=True, pre_buffer=False) as parquet:
         return parquet.read(use_threads=True)
 
 
-def _read_csv_file(file: Path, as_text: Sequence[str]) -> pa.Table:
+def _read_csv_file(file: Path, options: DataOptions) -> pa.Table:
     """Types come from the first block; where a later one does not fit, all is read again with that column as text."""
-    types: dict[str, pa.DataType] = {name: pa.large_string() for name in as_text}
+    types = {name: pa.large_string() for name in (*options.user_columns(), options.example_id) if isinstance(name, str)}
     block_bytes = _BLOCK_BYTES
     while True:
         try:
@@ -196,7 +192,7 @@ class _WrongColumnType(Exception):
 
 def _read_csv_once(file: Path, types: dict[str, pa.DataType], block_bytes: int) -> pa.Table:
     convert = pyarrow.csv.ConvertOptions(
-        column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=True
+        column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=False
     )
     read = pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False)
     parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
@@ -204,9 +200,6 @@ def _read_csv_once(file: Path, types: dict[str, pa.DataType], block_bytes: int) 
     try:
         with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
             schema = reader.schema
-            for field in schema:
-                if pa.types.is_binary(field.type):  # text that is not UTF-8: as text, the reader says in which row
-                    raise _WrongColumnType(field.name)
             batches.extend(reader)
     except pa.ArrowInvalid as error:
         column = _column_of_conversion_error(str(error), schema)
@@ -218,7 +211,7 @@ def _read_csv_once(file: Path, types: dict[str, pa.DataType], block_bytes: int) 
 
 def _column_of_conversion_error(message: str, schema: pa.Schema | None) -> str | None:
     found = re.search(r"In CSV column #(\d+):", message)
-    if schema is None or found is None or "invalid UTF8" in message:
+    if schema is None or found is None:
         return None
     number = int(found[1])
     return schema.field(number).name if number < len(schema) else None
@@ -230,26 +223,22 @@ def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
     row = re.search(r"Row #(\d+):", message)
     place = f"{file}, row {int(row[1]) - 2}" if row and int(row[1]) > 1 else str(file)
     width = re.search(r"Expected (\d+) columns, got (\d+)", message)
-    column = re.search(r"In CSV column #(\d+):", message)
     if width:
         return InputError(
             f"{place}: {width[2]} cells where the header has {width[1]}; quote cells that hold the delimiter or a quote"
         )
-    if "invalid UTF8" in message:
-        where = f" in column {int(column[1])} (counted from 0)" if column else ""
-        return InputError(f"{place}: not UTF-8{where}; save the file as UTF-8")
     if "Empty CSV" in message:
         return InputError(f"{place}: the file has no header line, at byte 0; give one with data")
-    return InputError(f"{place}: {message.split(' conversion error')[0]}; mend the file or name its format")
+    return InputError(f"{place}: {message.split(' conversion error')[0]}; correct the file or name its format")
 
 
 def _larger_block(file: Path, block_bytes: int, why: str) -> int:
     if block_bytes >= min(file.stat().st_size, _LARGEST_BLOCK):
-        raise InputError(f"{file}: a row has more than {block_bytes:,} bytes; {why}: mend it")
+        raise InputError(f"{file}: a row has more than {block_bytes:,} bytes; {why}: correct it")
     return block_bytes * 8
 
 
-def _read_json_file(file: Path) -> pa.Table:
+def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
     schema = _peek_schema(file)
     block_bytes = _BLOCK_BYTES
     while True:
@@ -261,7 +250,7 @@ def _read_json_file(file: Path) -> pa.Table:
             )
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if "straddl" not in str(error):
-                raise _json_error(file, error) from error
+                return _read_json_values(file, options)
             block_bytes = _larger_block(file, block_bytes, "is it one object a line?")
 
 
@@ -287,28 +276,35 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
-def _json_error(file: Path, error: pa.ArrowException) -> InputError:
-    """Finds the line in plain Python: the reader counts rows from the start of a block."""
-    kinds: dict[str, str] = {}
+def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
+    """What Arrow's reader refuses, read line by line: a field of several types becomes text, a bad line is an error."""
+    columns: dict[str, list[Any]] = {}
+    numbers: list[int] = []  # the line of each row
     for number, line in _lines(file):
-        place = f"{file}, line {number}"
+        where = f"{file}, line {number}"
         try:
             fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_unrepeated)
-            if not isinstance(fields, dict):
-                return InputError(f"{place}: {_kind(fields)} where an object was expected; write one object a line")
-            json.dumps(fields, ensure_ascii=False).encode()
-        except UnicodeDecodeError as problem:
-            return InputError(f"{place}: not UTF-8 at byte {problem.start} of the line; save the file as UTF-8")
-        except UnicodeEncodeError:
-            return InputError(f"{place}: half a surrogate pair in a text; save the file as UTF-8")
-        except (ValueError, RecursionError) as problem:
-            return InputError(f"{place}: not JSON ({one_line(problem)}); write one whole object a line")
-        for path, value in _leaves("", fields):
-            kind = _kind(value)
-            if kinds.setdefault(path, kind) != kind:
-                return InputError(f"{place}: {path[1:]!r} is {kind} there and {kinds[path]} before; give it one type")
-    message = one_line(error).split(" in row ")[0]
-    return InputError(f"{file}: {message}; give every field one type and write one object a line")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: not UTF-8 at byte {error.start} of the line; save the file as UTF-8") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not JSON ({one_line(error)}); write one whole object a line") from None
+        if not isinstance(fields, dict):
+            raise InputError(f"{where}: {_kind(fields)} where an object was expected; write one object a line")
+        for name in fields.keys() - columns.keys():
+            columns[name] = [None] * len(numbers)
+        for name, values in columns.items():
+            values.append(fields.get(name))
+        numbers.append(number)
+    for name in (*options.user_columns(), options.example_id):
+        given = [(row, _kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
+        other = next((row for row, kind in given if (kind == "a list") != (given[0][1] == "a list")), None)
+        if other is not None:
+            raise InputError(
+                f"{file}, line {numbers[other]}: {name!r} is {_kind(columns[name or ''][other])} there and "
+                f"{given[0][1]} before; give it one type"
+            )
+    names = [name.encode("utf-8", "replace").decode() for name in columns]
+    return pa.table([values_to_arrow(values) for values in columns.values()], names=names)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -316,17 +312,6 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("a field is there twice in one object")
     return fields
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value inside a JSON value that is not null, with the path of its column."""
-    if value is None:
-        return
-    yield path, value
-    for name, part in value.items() if isinstance(value, dict) else ():
-        yield from _leaves(f"{path}.{name}", part)
-    for part in value if isinstance(value, list) else ():
-        yield from _leaves(f"{path}[]", part)
 
 
 def _kind(value: Any) -> str:

@@ -1,6 +1,10 @@
 """Tables in memory: pandas, polars, Arrow, Hugging Face datasets, anything with the Arrow C interface."""
 
+import contextlib
+import datetime
+import decimal
 import difflib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +22,12 @@ from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
-_ROWS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 20  # rows whose names are cut and joined at a time
+# Values of other types (a UUID, an address, ...) become text.
+_ARROW_TYPES = {
+    bool: None, int: pa.int64(), float: pa.float64(), decimal.Decimal: None, str: pa.large_string(), dict: None,
+    bytes: pa.large_binary(), datetime.datetime: None, datetime.date: None, datetime.time: None,
+}  # fmt: skip
 
 
 def from_table(
@@ -58,11 +67,9 @@ def from_table(
       >>> examples.user_keys.to_pylist()
       ['ann', 'bob', 'carol']
     """
-    arrow = to_arrow_table(table)
     where = Location(place)
-    for number, name in enumerate(arrow.column_names):
-        check_valid(arrow.column(number), f"{where}column {name!r}")
     options = table_options(users, user, example_id, separator)
+    arrow = valid_table(to_arrow_table(table), options, where)
     return attribute_table(arrow, options, where, user_keys=user_keys, aliases=aliases)
 
 
@@ -137,6 +144,71 @@ def to_arrow_table(table: Any) -> pa.Table:
         f"{type(table).__name__} is not a table; give a pandas, polars or Arrow table, a Hugging Face dataset, "
         "or anything with __arrow_c_stream__"
     )
+
+
+def valid_table(table: pa.Table, options: DataOptions, where: Location | str) -> pa.Table:
+    """The same table with text that is UTF-8 throughout.
+
+    In the columns of ids and users anything else is refused; in all others it is replaced, so that nobody's content can
+    stop a run.
+    """
+    metadata = {*options.user_columns(), options.example_id}
+    for number in range(table.num_columns):
+        name, column = table.field(number).name, table.column(number)
+        if is_text(column.type) and name not in metadata and not _is_valid(column):
+            table = table.set_column(number, name, _repaired(column))
+        else:
+            check_valid(column, f"{where}column {name!r}")
+    return table
+
+
+def _is_valid(column: pa.ChunkedArray) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _repaired(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A text column with replacement characters for what is not UTF-8."""
+    chunks = [chunk.cast(pa.large_string(), safe=False).view(pa.large_binary()) for chunk in column.chunks]
+    text = [[None if raw is None else raw.decode("utf-8", "replace") for raw in chunk.to_pylist()] for chunk in chunks]
+    return pa.chunked_array(text, pa.large_string())
+
+
+def values_to_arrow(values: Sequence[Any]) -> pa.Array:
+    """Python values as one Arrow array; values without a common type become text, so that no value is refused.
+
+    >>> values_to_arrow([1, None, 2.5]).to_pylist(), values_to_arrow([1, "a", {"b": 2}]).to_pylist()
+    ([1.0, None, 2.5], ['1', 'a', '{"b": 2}'])
+    """
+    types = set(map(type, values)) - {type(None)}
+    if types & {memoryview, bytearray}:
+        values = [bytes(value) if isinstance(value, (memoryview, bytearray)) else value for value in values]
+        types = types - {memoryview, bytearray} | {bytes}
+    if types and types <= {list, tuple}:
+        lengths = [0 if value is None else len(value) for value in values]
+        entries = values_to_arrow([entry for value in values if value is not None for entry in value])
+        missing = pa.array([value is None for value in values])
+        return pa.LargeListArray.from_arrays(pa.array(_ends(np.array(lengths))), entries, mask=missing)
+    if types == {int, float}:
+        types = {float}
+    if len(types) <= 1 and types <= _ARROW_TYPES.keys():
+        with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+            array = pa.array(values, _ARROW_TYPES[types.pop()] if types else None)
+            return array if isinstance(array, pa.Array) else array.combine_chunks()
+    return values_to_text(values)
+
+
+def values_to_text(values: Sequence[Any]) -> pa.Array:
+    """Python values as text: lists and objects as JSON, null as null."""
+    return pa.array([None if value is None else _text_of(value) for value in values], pa.large_string())
+
+
+def _text_of(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else str(value)
+    return text.encode("utf-8", "replace").decode()
 
 
 def _column(table: pa.Table, name: str, where: Location) -> pa.ChunkedArray:

@@ -266,7 +266,7 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
 
 
 def _not_utf8(name: str) -> str:
-    return f"column {name!r} is not UTF-8; mend it, or write the data anew"
+    return f"column {name!r} is not UTF-8; correct it, or write the data again"
 
 
 def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":

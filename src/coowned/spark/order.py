@@ -42,7 +42,7 @@ def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, chec
 
     Rank r of a list visited in runs of c is in run r div c; runs of equal number go few-user first. Ranks come from a
     distributed sort: a row's place in its sorted part, and the sizes of the parts before it. The sorted table is a
-    checkpoint, so that a part computed anew later cannot shift them.
+    checkpoint, so that a part computed again later cannot shift them.
     """
     from pyspark.sql import functions as F
 

@@ -100,7 +100,7 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
 
 
 @contextlib.contextmanager
-def spark_errors(place: str, *, unreadable: str = "Spark cannot read it; write it anew") -> Iterator[None]:
+def spark_errors(place: str, *, unreadable: str = "Spark cannot read it; write it again") -> Iterator[None]:
     """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError.
 
     What Spark says of a row is never shown: it quotes cells, and cells are somebody's data.

@@ -239,7 +239,7 @@ def _schema(spark: "SparkSession", address: str, name: str, kind: str) -> pa.Sch
     except UnicodeError as error:
         raise InputError(f"{name}: the name of a column is not UTF-8; save the file as UTF-8") from error
     except (OSError, pa.ArrowException, csv.Error) as error:
-        raise InputError(f"{name}: cannot be read ({one_line(error)}); write it anew, or name its format") from error
+        raise InputError(f"{name}: cannot be read ({one_line(error)}); write it again, or name its format") from error
 
 
 def _open(spark: "SparkSession", name: str) -> io.BufferedReader:

@@ -1,6 +1,6 @@
 """Random numbers for made-up worlds: compiled, counter-based, and the same bits on every platform.
 
-The i-th draw of a stream is `mix(key + i * GAMMA)` (SplitMix64), so that a draw is a pure function of its place.
+The i-th draw of a stream is `mix(key + i * GAMMA)` (SplitMix64), so that a draw is a pure function of its index.
 Logarithm, exponential and power are built from IEEE additions, multiplications and divisions alone: the C libraries
 of two platforms may differ in the last bit of `pow`, and one such bit can turn one coin and with it all later ones.
 Not for noise or coins that a privacy claim rests on: those come from the mechanism.
@@ -13,6 +13,9 @@ import math
 import numba
 import numpy as np
 
+_njit = numba.njit(cache=True, nogil=True, error_model="numpy")
+_inlined = numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 MIX_FIRST = np.uint64(0xBF58476D1CE4E5B9)
 MIX_SECOND = np.uint64(0x94D049BB133111EB)
@@ -24,7 +27,7 @@ LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # th
 INVERSE_LN2 = 1.44269504088896338700
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@_inlined
 def mix(state):
     """SplitMix64's output function: a bijection of 64 bits in which every bit of the input reaches every bit."""
     state = (state ^ (state >> S30)) * MIX_FIRST
@@ -52,20 +55,20 @@ def python_mix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@_inlined
 def unit(bits):
     """A number in [0, 1) from the upper 53 bits."""
     return np.float64(bits >> S11) * 1.1102230246251565e-16  # 2^-53
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@_inlined
 def below(bits, count):
     """A whole number in [0, count) for count < 2^32; each is met with probability 1/count to within 2^-64."""
     size = np.uint64(count)
     return np.int64(((bits >> S32) * size + (((bits & LOW_32) * size) >> S32)) >> S32)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@_njit
 def log(x):
     """Natural logarithm of a normal positive number, to a few units in the last place."""
     bits = np.float64(x).view(np.uint64)
@@ -82,7 +85,7 @@ def log(x):
     return exponent * LN2_HIGH + (exponent * LN2_LOW + 2.0 * s * series)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@_njit
 def exp(x):
     """e^x to a few units in the last place; 0 below -700, infinite above 709."""
     if x < -700.0:
@@ -97,7 +100,7 @@ def exp(x):
     return series * np.uint64(np.uint64(np.int64(k) + 1023) << S52).view(np.float64)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@_njit
 def power(base, exponent):
     """base^exponent for base >= 1, relative error about 1e-16 times the logarithm of the result."""
     return exp(exponent * log(base))
@@ -123,7 +126,7 @@ def poisson_cumulative(mean: float) -> np.ndarray:
     return np.array(cumulative) / total  # (largest count + 1,) float64
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@_njit
 def sort_small(values, size):
     """Sorts values[:size] in place; insertion, since an example has few users; numpy's sort past 64."""
     if size > 64:
@@ -138,16 +141,16 @@ def sort_small(values, size):
         values[j] = value
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def draw_at(key, places):
-    """(n,) uint64: the draws of a stream at these places, whatever was asked before."""
-    drawn = np.empty(places.size, dtype=np.uint64)
-    for i in range(places.size):
-        drawn[i] = mix(key + np.uint64(places[i] + 1) * GAMMA)
+@_njit
+def draw_at(key, indices):
+    """(n,) uint64: the draws of a stream at these indices."""
+    drawn = np.empty(indices.size, dtype=np.uint64)
+    for i in range(indices.size):
+        drawn[i] = mix(key + np.uint64(indices[i] + 1) * GAMMA)
     return drawn
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@_njit
 def fill_gaussian_rows(key, rows, scale, out):
     """Writes row rows[i] of an endless matrix of independent N(0, scale²) numbers to out[i]; out (n, columns) float32.
 
@@ -164,7 +167,7 @@ def fill_gaussian_rows(key, rows, scale, out):
             left[half - 1] = gaussian_pair(mix(base + np.uint64(half) * GAMMA), scale)[0]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+@_inlined
 def gaussian_pair(bits, scale):
     """Two independent N(0, scale²) numbers, float32, from 64 random bits; no more than 6.7 scales from 0."""
     # radius sqrt(-2 ln u): u = m·2^e with m in [sqrt(1/2), sqrt 2), ln m = 2 artanh((m - 1)/(m + 1))
@@ -175,24 +178,20 @@ def gaussian_pair(bits, scale):
     s = (m - np.float32(1.0)) / (m + np.float32(1.0))
     z = s * s
     p = np.float32(1 / 9)
-    p = p * z + np.float32(1 / 7)
-    p = p * z + np.float32(1 / 5)
-    p = p * z + np.float32(1 / 3)
-    p = p * z + np.float32(1.0)
+    for coefficient in (np.float32(1 / 7), np.float32(1 / 5), np.float32(1 / 3), np.float32(1.0)):
+        p = p * z + coefficient
     logarithm = np.float32(e) * np.float32(0.6931471805599453) + np.float32(2.0) * s * p
     radius = np.float32(math.sqrt(max(np.float32(-2.0) * logarithm, np.float32(0.0)))) * scale
     # direction: an angle in [0, pi/4) from 29 bits, then three bits for its eight mirror images
     angle = np.float32(np.int32((bits & LOW_32) >> np.uint64(3))) * np.float32(0.7853981633974483 * 2.0**-29)
     q = angle * angle
     sine = np.float32(-1 / 5040)
-    sine = np.float32(1 / 120) + q * sine
-    sine = np.float32(-1 / 6) + q * sine
-    sine = angle * (np.float32(1.0) + q * sine)
+    for coefficient in (np.float32(1 / 120), np.float32(-1 / 6), np.float32(1.0)):
+        sine = coefficient + q * sine
+    sine *= angle
     cosine = np.float32(1 / 40320)
-    cosine = np.float32(-1 / 720) + q * cosine
-    cosine = np.float32(1 / 24) + q * cosine
-    cosine = np.float32(-1 / 2) + q * cosine
-    cosine = np.float32(1.0) + q * cosine
+    for coefficient in (np.float32(-1 / 720), np.float32(1 / 24), np.float32(-1 / 2), np.float32(1.0)):
+        cosine = coefficient + q * cosine
     swapped = (bits & np.uint64(1)) != np.uint64(0)
     first = sine if swapped else cosine
     second = cosine if swapped else sine

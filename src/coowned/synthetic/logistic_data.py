@@ -206,11 +206,9 @@ class LogisticWorld:
 
     def _vector(self, tag: int) -> np.ndarray:
         d = self.data.num_features
-        vector = np.empty((1, d), dtype=np.float32)
-        fill_gaussian_rows(
-            stream_key(self.seed, tag), np.zeros(1, dtype=np.int64), np.float32(1.0 / np.sqrt(d)), vector
-        )
-        vector = vector[0].astype(np.float64)
+        rows = np.empty((1, d), dtype=np.float32)
+        fill_gaussian_rows(stream_key(self.seed, tag), np.zeros(1, np.int64), np.float32(1.0 / np.sqrt(d)), rows)
+        vector = rows[0].astype(np.float64)
         vector.flags.writeable = False
         return vector
 
@@ -253,7 +251,7 @@ def fill_probabilities(features, users_per_example, base_vector, bias_vector, sl
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def flip_coins(key, rows, probabilities):
-    """(n,) int8: one coin an example, at its own place in the stream."""
+    """(n,) int8: one coin an example, at its own index in the stream."""
     labels = np.empty(rows.size, dtype=np.int8)
     for i in range(rows.size):
         labels[i] = unit(mix(key + np.uint64(rows[i] + 1) * GAMMA)) < probabilities[i]

@@ -1,6 +1,7 @@
 """The skewed graph: users who are on many examples already are more likely to be on the next one."""
 
 import dataclasses
+import math
 
 import numba
 import numpy as np
@@ -14,6 +15,7 @@ from coowned.synthetic.regular_graph import count_users, validate_sizes
 STREAM_TAG = 2  # tells the random stream of this world from those of the others
 COIN_THRESHOLD = 0.25  # users likelier than this have a coin each; must be below 1/2 for the bound in `sample_skewed`
 NUM_CLASSES = 32  # class c holds the users with 2^c <= 1 + examples < 2^(c + 1)
+INVERSE_FACTORIALS = tuple(1.0 / math.factorial(n) for n in range(14, 0, -1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,14 +87,14 @@ def sample_skewed(num_examples, num_users, mean_users_per_example, skew, key, co
     indptr = np.zeros(num_examples + 1, dtype=np.int64)
     expected = num_examples * mean_users_per_example
     users = np.empty(min(int(expected + 8.0 * np.sqrt(expected)), num_examples * num_users), dtype=np.int32)
-    # (user, her examples so far), in line by class: line[start[c]:start[c + 1]] is class c, in no particular order.
-    # One array for both, since a look at a far place is what costs the time.
+    # (user, their examples so far), in line by class: line[start[c]:start[c + 1]] is class c, in no particular order.
+    # One array for both, since a cache miss is what costs the time.
     line = np.zeros((num_users, 2), dtype=np.int32)
     line[:, 0] = np.arange(num_users)
     start = np.full(NUM_CLASSES + 1, num_users, dtype=np.int64)
     start[0] = 0
     num_used = 1 if num_users else 0  # classes that have ever had a user
-    drawn = np.empty(num_users, dtype=np.int64)  # drawn[:count] are the places in line of the users of the example
+    drawn = np.empty(num_users, dtype=np.int64)  # drawn[:count] are the positions in line of the users of the example
     weights = weights_up_to(1, skew)  # weights[n] = (1 + n)^skew, as far as needed
     total, lost = float(num_users), 0.0  # compensated sum of everyone's weight
     size = 0
@@ -106,10 +108,10 @@ def sample_skewed(num_examples, num_users, mean_users_per_example, skew, key, co
                 continue
             q = scale * weights[(2 << c) - 2]  # nobody in the class is likelier
             if q > coin_threshold:
-                for place in range(start[c], start[c + 1]):
+                for slot in range(start[c], start[c + 1]):
                     state += GAMMA
-                    if unit(mix(state)) < scale * weights[line[place, 1]]:  # what is above 1 always comes up
-                        drawn[count] = place
+                    if unit(mix(state)) < scale * weights[line[slot, 1]]:  # what is above 1 always comes up
+                        drawn[count] = slot
                         count += 1
                 continue
             rate = q * (1.0 + q)
@@ -122,10 +124,10 @@ def sample_skewed(num_examples, num_users, mean_users_per_example, skew, key, co
                 member = min(np.int64(ahead / rate), members - 1)
                 if member != previous:
                     previous = member
-                    place = start[c] + member
+                    slot = start[c] + member
                     state += GAMMA
-                    if unit(mix(state)) * hit_probability(rate) < scale * weights[line[place, 1]]:
-                        drawn[count] = place
+                    if unit(mix(state)) * hit_probability(rate) < scale * weights[line[slot, 1]]:
+                        drawn[count] = slot
                         count += 1
                 state += GAMMA
                 ahead += -log(1.0 - unit(mix(state)))
@@ -135,20 +137,20 @@ def sample_skewed(num_examples, num_users, mean_users_per_example, skew, key, co
             wider[:size] = users[:size]
             users = wider
         for at in range(count - 1, -1, -1):  # from the back: a move up then never displaces who is still to come
-            place = drawn[at]
-            user, grown = line[place, 0], line[place, 1] + 1  # grown: her examples, this one included
+            slot = drawn[at]
+            user, grown = line[slot, 0], line[slot, 1] + 1  # grown: their examples, this one included
             users[size + at] = user
-            line[place, 1] = grown
+            line[slot, 1] = grown
             gain = weights[grown] - weights[grown - 1]
             summed = total + gain
             lost += (total - summed) + gain if total >= gain else (gain - summed) + total
             total = summed
-            if (grown + 1) & grown == 0:  # 1 + examples is a power of two: she moves up, across the end of class c
+            if (grown + 1) & grown == 0:  # 1 + examples is a power of two: they move up, across the end of class c
                 c = 0
                 while (grown + 1) >> (c + 1) > 1:
                     c += 1
                 end = start[c + 1] - 1
-                line[place, 0], line[place, 1] = line[end, 0], line[end, 1]
+                line[slot, 0], line[slot, 1] = line[end, 0], line[end, 1]
                 line[end, 0], line[end, 1] = user, grown
                 start[c + 1] = end
                 if c + 2 > num_used:
@@ -172,18 +174,7 @@ def weights_up_to(num_classes, skew):
 @numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def hit_probability(rate):
     """1 - exp(-rate) for rate in [0, 3/4], without cancellation: the alternating series to its 14th term."""
-    series = 1.0 / 87178291200.0
-    series = 1.0 / 6227020800.0 - rate * series
-    series = 1.0 / 479001600.0 - rate * series
-    series = 1.0 / 39916800.0 - rate * series
-    series = 1.0 / 3628800.0 - rate * series
-    series = 1.0 / 362880.0 - rate * series
-    series = 1.0 / 40320.0 - rate * series
-    series = 1.0 / 5040.0 - rate * series
-    series = 1.0 / 720.0 - rate * series
-    series = 1.0 / 120.0 - rate * series
-    series = 1.0 / 24.0 - rate * series
-    series = 1.0 / 6.0 - rate * series
-    series = 1.0 / 2.0 - rate * series
-    series = 1.0 - rate * series
+    series = INVERSE_FACTORIALS[0]
+    for coefficient in INVERSE_FACTORIALS[1:]:
+        series = coefficient - rate * series
     return rate * series

@@ -7,14 +7,13 @@ import email.policy
 import os
 from collections.abc import Sequence
 from email.generator import BytesGenerator
-from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.files import write_file
+from coowned.files import whole_files
 from coowned.synthetic.kernels import GAMMA, python_mix, stream_key
 
 STREAM_TAG = 8  # tells the random stream of this world from those of the others
@@ -88,23 +87,16 @@ def five_emails() -> pa.Table:
         ("e4", "Carol", ["Bob"], "Thursday is fine with me, and we can come to your place if walking is hard."),
         ("e5", "David", ["Carol"], "Carol, do you still have the ladder I lent you in spring?"),
     )
-    return pa.table(
-        {
-            "example_id": [example_id for example_id, _, _, _ in rows],
-            "sender": [sender for _, sender, _, _ in rows],
-            "recipients": [recipients for _, _, recipients, _ in rows],
-            "users": [[sender, *recipients] for _, sender, recipients, _ in rows],
-            "text": [text for _, _, _, text in rows],
-        }
-    )
+    names = ("example_id", "sender", "recipients", "users", "text")
+    return pa.Table.from_pylist([dict(zip(names, (*row[:3], [row[1], *row[2]], row[3]), strict=True)) for row in rows])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmailWorld:
     """People of very different activity who write, reply and copy each other in, on work and on private matters.
 
-    One person has a secret that others mention in e-mails to her or him: protection of what a person *sent* alone
-    would not cover it.
+    One person has a secret that others mention in e-mails to them: protecting only what a person *sent* would not
+    cover it.
 
     Guarantees:
       - The secret is in exactly `num_secret_emails` texts; all were received by that person, none sent.
@@ -203,7 +195,7 @@ class EmailWorld:
         sender = draws.choice([*parent["to"], *parent["cc"]])
         cc = [person for person in parent["users"] if person not in (sender, parent["sender"])]
         outsiders = [person for person in people if person not in parent["users"]]
-        if outsiders and draws.unit() < 0.2:  # someone new reads words of people who did not write to her
+        if outsiders and draws.unit() < 0.2:  # someone new reads words of people who did not write to them
             cc.append(draws.choice(outsiders))
         quote = parent["text"].split("\n\n")[-2]  # its own sentences, not its greeting or what it quotes
         body = _sentences(draws, WORK if parent["label"] else PRIVATE)
@@ -242,6 +234,7 @@ def write_mbox(table: pa.Table, path: str | os.PathLike[str]) -> None:
     "From " are escaped. The file appears whole or not at all, and the same table gives the same bytes.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "mail.mbox"
     ...     write_mbox(EmailWorld(num_people=3, num_emails=10).generate(seed=0), path)
@@ -252,17 +245,11 @@ def write_mbox(table: pa.Table, path: str | os.PathLike[str]) -> None:
     if missing:
         raise InputError(f"the table has no column {missing[0]!r}; pass the table that EmailWorld.generate gave")
     policy = email.policy.default.clone(linesep="\n", max_line_length=78)
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {str(target.parent)!r} to write {target.name!r} to; make it first")
-
-    def write(file: BinaryIO) -> None:
+    with whole_files(path) as (temporary,), temporary.open("wb") as file:
         for row in table.to_pylist():
             file.write(f"From {row['sender']} {row['date'].ctime()}\n".encode())
             BytesGenerator(file, mangle_from_=True, policy=policy).flatten(_as_message(row))
             file.write(b"\n")
-
-    write_file(target, write)
 
 
 def _as_message(row: dict) -> email.message.EmailMessage:
