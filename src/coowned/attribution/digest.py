@@ -17,16 +17,15 @@ its digests, and sums, unlike SHA-256 itself, let someone free to choose million
 sums (the generalized birthday problem). The digests bind files to each other.
 """
 
-import concurrent.futures
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable
 
 import numpy as np
 
 from coowned.attribution import digest_kernels as kernels
 from coowned.attribution.digest_kernels import Texts
+from coowned.threads import over_ranges
 
 VERSION = 2  # 1 hashed every pair in a row of its own
 _ROWS_PER_TASK = 1 << 16
@@ -79,10 +78,5 @@ def _prefix(word: str) -> np.ndarray:
 
 
 def _sum_in_parallel(hash_range: Callable[[int, int], np.ndarray], count: int) -> RowSums:
-    # The kernels release the interpreter lock, so plain threads use every core.
-    total = np.zeros(4, dtype=np.uint64)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        begins = range(0, count, _ROWS_PER_TASK)
-        for lanes in pool.map(lambda begin: hash_range(begin, min(begin + _ROWS_PER_TASK, count)), begins):
-            total += lanes
-    return RowSums(count, tuple(int(lane) for lane in total))
+    lanes = over_ranges(hash_range, count, parts=-(-count // _ROWS_PER_TASK) or 1)  # of (4,) uint64
+    return RowSums(count, tuple(np.stack(lanes).sum(axis=0, dtype=np.uint64).tolist()))

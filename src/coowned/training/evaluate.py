@@ -137,9 +137,9 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     >>> [round(end, 3) for end in wilson_interval(8, 10)]
     [0.49, 0.943]
     """
+    from scipy.stats import binomtest
+
     if not 0 <= successes <= trials or trials == 0:
         raise InputError(f"there must be 0 to {trials} successes in at least one trial, not {successes}")
-    share, z2 = successes / trials, _Z * _Z
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = _Z / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    interval = binomtest(successes, trials).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
