@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.training.run_folders import reseal
+from tests.training.run_folders import reseal, write_run
 
-from coowned import AttributionGraph, InputError, plan
+from coowned import AttributionGraph, Greedy, InputError, PoissonSampling, certify, guarantee, plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.retraining import MeasuredLeak
@@ -160,6 +160,13 @@ def test_release_has_no_graph_statistics(audited: Path):
         assert secret not in without_names(asked)
 
 
+def test_no_tile_is_alone(runs, tmp_path: Path):
+    for name in ("scheduled", "none"):
+        for release in (False, True):
+            text = read(write_report(runs[name], tmp_path / "page.html", release=release))
+            assert text.count('<div class="tile">') in ((0,) if release and name == "none" else (3, 4))
+
+
 def test_audit_stands_beside_the_claim(audited: Path):
     found = specs(read(write_report(audited)))
     made = Run.open(audited).guarantee
@@ -294,3 +301,26 @@ def test_plan_page(tmp_path: Path):
         if one.noise_multiplier is not None:
             assert f">{rounded_down(one.noise_multiplier)}<" in text
             assert f">{rounded_up(one.other_epsilon)}<" in text
+
+
+@pytest.mark.parametrize("copies", [10, 100])
+def test_a_curve_that_cannot_be_certified_is_not_fatal(tmp_path: Path, copies: int):
+    """At epsilon 64 delta is all but 1 at small epsilons under replace."""
+    graph = AttributionGraph.from_users_per_example([[i % 100] for i in range(100 * copies)])
+    certificate = certify(graph, Greedy(contribution_bound=copies).select(graph))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=128, iterations=100)
+    claim = guarantee(certificate, mechanism, epsilon=64.0, delta=1e-6, adjacency="zero-out")
+    text = read(write_report(write_run(tmp_path, claim), tmp_path / "page.html"))
+    assert {"delta-curve", "membership"} <= set(check_figures(text))
+    assert all(0 < row["delta"] < 1 for row in rows_of(specs(text)["delta-curve"]))
+
+
+@pytest.mark.parametrize("change", [("label", "folder"), ("papers.parquet", "mail.parquet")])
+def test_runs_of_different_tasks_are_not_compared(copy, runs, tmp_path: Path, change: tuple[str, str]):
+    other = copy("none")
+    config = other / "config.toml"
+    text = config.read_text(encoding="utf-8")
+    assert f'"{change[0]}"' in text
+    config.write_text(text.replace(f'"{change[0]}"', f'"{change[1]}"'), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"none: another task than .*scheduled \(.*{change[1]}"):
+        write_report(runs["scheduled"], tmp_path / "page.html", also=[reseal(other)])

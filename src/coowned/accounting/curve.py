@@ -10,6 +10,7 @@ from coowned import validate
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta, gaussian_mu, gaussian_true_positive_rate
 from coowned.accounting.numerical import Composition
 from coowned.accounting.terms import check_terms
+from coowned.errors import UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
 
 _GRID_POINTS = 160
@@ -37,6 +38,7 @@ def epsilon_curve(
     """delta at each of `epsilons`: upper bounds, largest over directions and groups, (len(epsilons),).
 
     Guarantees:
+      - Where no delta can be certified it is 1, which always holds.   (test_uncertifiable_points_are_one)
       - Agrees with `epsilon`: delta at its answer is at most the delta asked for, up to the grid's
         0.1%.   (test_curve_agrees_with_epsilon)
 
@@ -58,7 +60,7 @@ def epsilon_curve(
         if mu is not None:
             found = [math.exp(gaussian_log_delta(mu, value)) for value in points]
         else:
-            found = [answer.delta for answer in composition.deltas(points)]
+            found = _certified_deltas(composition, points)
         deltas = np.maximum(deltas, found)
     return deltas
 
@@ -123,6 +125,13 @@ def true_positive_rate_bound(
     by_rate = factor * false_positive_rate + deltas
     by_miss = 1 - (1 - deltas - false_positive_rate) / factor
     return float(min(1.0, by_rate.min(), by_miss.min()))
+
+
+def _certified_deltas(composition: Composition, points: list[float]) -> list[float]:
+    try:
+        return [answer.delta for answer in composition.deltas(points)]
+    except UncertifiableError:
+        return [1.0] if len(points) == 1 else [_certified_deltas(composition, [point])[0] for point in points]
 
 
 def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> list[Composition]:

@@ -1,11 +1,13 @@
 """Figures of the graph: how many users have which level of protection, what was kept, what other choices would cost."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
 from coowned.accounting.planning import Choice, Plan, signal_to_noise
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
+from coowned.errors import UncertifiableError
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, counted, percent, shown
 from coowned.report.selected_graph import SelectedGraph
@@ -53,9 +55,11 @@ def level_rows(run: Run) -> list[Row]:
     certificate = run.certificate
     epsilons: dict[int, float] = {}
     if run.claims:
-        for row in run.claim.by_copies().iter_rows(named=True):
-            if row["epsilon"] is not None:
-                epsilons[row["copies"]] = max(row["epsilon"], epsilons.get(row["copies"], 0.0))
+        epsilons[run.claim.contribution_bound] = run.claim.epsilon
+        with contextlib.suppress(UncertifiableError):  # then only the claim itself is shown
+            for row in run.claim.by_copies().iter_rows(named=True):
+                if row["epsilon"] is not None:
+                    epsilons[row["copies"]] = max(row["epsilon"], epsilons.get(row["copies"], 0.0))
     rows = []
     for copies, users in enumerate(certificate.copies_per_user):
         epsilon = rounded_up(epsilons[copies]) if copies in epsilons else None

@@ -12,6 +12,7 @@ from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import COLOURS, TITLES, bob_rows
+from coowned.errors import UncertifiableError
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
 from coowned.training.run import Run
@@ -50,7 +51,7 @@ def delta_curve(run: Run) -> Figure:
                 "delta_text": f"{float(rounded_up(delta)):.3e}",
             }
             for epsilon, delta in zip(epsilons, deltas.tolist(), strict=True)
-            if delta >= _SMALLEST_DELTA
+            if _SMALLEST_DELTA <= delta < 1  # 1 says nothing, or could not be certified
         ]
     columns: Columns = (("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most"))
     return Figure(
@@ -79,12 +80,15 @@ def delta_curve(run: Run) -> Figure:
 
 def true_positives(run: Run, false_positive_rate: float) -> float:
     """The largest share of members that any membership test can find at this rate of false accusations."""
-    return calculators.true_positive_rate_bound(
-        run.claim.mechanism,
-        noise_multiplier=run.claim.noise_multiplier,
-        adjacency=run.claim.adjacency,
-        false_positive_rate=false_positive_rate,
-    )
+    try:
+        return calculators.true_positive_rate_bound(
+            run.claim.mechanism,
+            noise_multiplier=run.claim.noise_multiplier,
+            adjacency=run.claim.adjacency,
+            false_positive_rate=false_positive_rate,
+        )
+    except UncertifiableError:  # no bound but the one that always holds
+        return 1.0
 
 
 def membership(run: Run) -> Figure:

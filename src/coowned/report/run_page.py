@@ -7,12 +7,13 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import TITLES
-from coowned.errors import CoownedError
+from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, percent_up, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
@@ -88,7 +89,11 @@ def gather(
 
     Guarantees:
       - With release, metrics and evaluations are not even opened.   (test_release_opens_no_private_file)
+      - Runs on other data, or that predict something else, are refused.
+        (test_runs_of_different_tasks_are_not_compared)
     """
+    for other in also:
+        _check_same_task(run, other)
     claim = run.claim if run.claims else None
     figures = [run_figures.bob(one) for one in measured]
     if with_graph and run.certificate.copies_per_user:
@@ -110,7 +115,7 @@ def gather(
         sentences=statement.sentences if statement else (run.statement,),
         not_promised=statement.not_promised if statement else (),
         found_at_most=percent_up(run_figures.true_positives(run, 0.01)) if claim else "",
-        tiles=tuple(tile for tile in _tiles(run) if with_graph or tile.mark is not Mark.GRAPH),
+        tiles=_tiles(run, with_graph=with_graph),
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
         cost_left_out=cost_left_out,
@@ -127,6 +132,28 @@ def gather(
             ]
         ),
     )
+
+
+def _check_same_task(run: Run, other: Run) -> None:
+    tasks = [_task(one) for one in (run, other)]
+    for name, value in tasks[0].items():
+        if tasks[1][name] != value:
+            raise InputError(
+                f"{other.path}: another task than {run.path} ({name}: {tasks[1][name]!r}, not {value!r}); accuracies "
+                "of different tasks cannot be compared"
+            )
+
+
+def _task(run: Run) -> dict[str, Any]:
+    """What a run learns from and predicts, whatever the model."""
+    config = tomllib.loads(run.config_text)
+    data, model = config.get("data", {}), config.get("model", {})
+    return {
+        "[data] path": Path(str(data.get("path"))).name,
+        "[data] query": data.get("query"),
+        "[data] splits": data.get("splits"),
+        "[model] label": model.get("label", model.get("kind")),
+    }
 
 
 def _add_graph_figures(run: Run, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
@@ -203,19 +230,28 @@ def releasable_config(text: str) -> str:
     return "\n".join(lines)
 
 
-def _tiles(run: Run) -> list[Tile]:
+def _tiles(run: Run, *, with_graph: bool) -> tuple[Tile, ...]:
+    """Three or four counts under the claim; none where there is nothing to show."""
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
+    graph = (
+        ("people in the data", shown(certificate.num_users)),
+        ("of them in the training set", percent(left, certificate.num_users)),
+        ("people taken out of protection", shown(certificate.num_unprotected_users)),
+    )
+    covered = []
     if run.claims:
-        last = Tile(name="noise multiplier", value=rounded_down(run.claim.noise_multiplier), mark=Mark.COVERED)
-    else:
-        last = Tile(name="copies in the training set", value=shown(certificate.size), mark=Mark.GRAPH)
-    return [
-        Tile(name="people in the data", value=shown(certificate.num_users), mark=Mark.GRAPH),
-        Tile(name="of them in the training set", value=percent(left, certificate.num_users), mark=Mark.GRAPH),
-        Tile(name="people taken out of protection", value=shown(certificate.num_unprotected_users), mark=Mark.GRAPH),
-        last,
-    ]
+        covered = [
+            ("noise multiplier", rounded_down(run.claim.noise_multiplier)),
+            ("copies of one person, at most", shown(run.claim.contribution_bound)),
+            ("training steps", shown(run.mechanism.iterations)),
+        ]
+    elif with_graph:
+        graph = (*graph, ("copies in the training set", shown(certificate.size)))
+    marked = [(Mark.COVERED, fact) for fact in covered]
+    if with_graph:
+        marked = [*((Mark.GRAPH, fact) for fact in graph), *marked[:1]]
+    return tuple(Tile(name=name, value=value, mark=mark) for mark, (name, value) in marked)
 
 
 def _adjacencies(claim: PrivacyGuarantee) -> tuple[TableRow, ...]:
