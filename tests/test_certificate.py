@@ -19,6 +19,7 @@ from coowned import (
     Selection,
     UncertifiableError,
     certify,
+    codec,
 )
 from coowned import certificate as module
 
@@ -190,7 +191,7 @@ def test_tampering_is_refused(graph):
             missing = json.dumps({key: value for key, value in stored.items() if key != name})
             with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
                 ContributionCertificate.from_json(missing)
-        with pytest.raises(CertificateMismatchError, match="missing or unknown entries"):
+        with pytest.raises(InputError, match="has no key 'extra'"):
             ContributionCertificate.from_json(json.dumps({**stored, "extra": 1}))
         with pytest.raises(InputError, match="not JSON"):
             ContributionCertificate.from_json(text[:-5])
@@ -200,7 +201,7 @@ def resealed(certificate, **changes):
     """A certificate that somebody changed and gave a fresh checksum."""
     stored = json.loads(certificate.to_json())
     fields = {name: value for name, value in stored.items() if name not in ("format", "checksum")} | changes
-    return json.dumps({"format": stored["format"], **fields, "checksum": module._checksum(fields)})
+    return json.dumps({"format": stored["format"], **fields, "checksum": codec.checksum(fields)})
 
 
 COUNTED = [
@@ -232,7 +233,7 @@ def test_a_fresh_checksum_does_not_help(graph, name):
 )  # fmt: skip
 def test_wrong_types_are_refused(graph, name, value):
     made = certify(graph, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
-    with pytest.raises(CertificateMismatchError, match=f"says {name} = .*; certify the selection again"):
+    with pytest.raises(InputError, match=rf"certificate: {name}\S* must be .*; certify the selection again"):
         ContributionCertificate.from_json(resealed(made, **{name: value}))
 
 

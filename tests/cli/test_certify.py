@@ -110,10 +110,13 @@ def test_other_data_fail(data, capsys):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda folder: (folder / "S.certificate.json").unlink(), "no certificate can be read there"),
-        (lambda folder: (folder / "S.certificate.json").write_text("{"), "the certificate is not JSON"),
-        (lambda folder: (folder / "S.certificate.json").write_bytes(b"\xff"), "not a certificate"),
-        (lambda folder: (folder / "S.certificate.json").write_text("{}"), "a certificate of the format"),
+        (lambda folder: (folder / "S.certificate.json").unlink(), "cannot read the certificate"),
+        (lambda folder: (folder / "S.certificate.json").write_text("{"), "S.certificate.json: is not JSON"),
+        (lambda folder: (folder / "S.certificate.json").write_bytes(b"\xff"), "S.certificate.json: is not UTF-8"),
+        (
+            lambda folder: (folder / "S.certificate.json").write_text("{}"),
+            "expected the format 'coowned-certificate-2'",
+        ),
         (lambda folder: (folder / "S.parquet").unlink(), "no such file or folder"),
         (lambda folder: (folder / "S.parquet").write_bytes(b"PAR1"), "cannot be read"),
         (lambda folder: (folder / "S.parquet").write_bytes(b""), "the file is empty"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.certificates import certificate_beside, certificate_in, read_certificate
+from coowned.cli.certificates import certificate_beside, read_certificate
 from coowned.cli.data_options import reads_data
 from coowned.cli.engines import Engine, Master, check_engine
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
@@ -81,6 +81,7 @@ def _here(
 def _on_spark(
     source: "DataSource", selection: str, certificate: str, master: str | None
 ) -> "tuple[ContributionCertificate, ContributionCertificate]":
+    from coowned.certificate import ContributionCertificate
     from coowned.spark.certificate import certify
     from coowned.spark.selection_files import read_certificate as read_text
     from coowned.spark.selection_files import read_selection
@@ -92,7 +93,7 @@ def _on_spark(
     check_machine()
     with session(master) as spark, spark_errors(str(source.path)), show.progress("recounting") as progress:
         if claim is None:
-            claim = certificate_in(read_text(spark, certificate), certificate)
+            claim = ContributionCertificate.from_json(read_text(spark, certificate), name=certificate)
         chosen = read_selection(spark, selection)
         progress(0.1, "reading")
         graph = attribute_source(spark, source)
