@@ -148,11 +148,13 @@ def _trained(place: Path, text: str, folder: Path) -> dict:
 
 def _untrained(place: Path) -> dict:
     config = TrainConfig.from_toml(fine_tuning({"epsilon": 8, "repetition": 0}), folder=place)
-    task = make_task(config, config.source().read())
-    parts = split_examples(task.graph, config.splits)
+    examples = config.source().read()
+    parts = split_examples(examples.graph, config.splits)
+    task = make_task(config, examples.payload.schema)
+    content = task.load(examples, parts)
     losses = {}
     for name in ("test", "validation"):
-        found = evaluate(task.model, task.initial or {}, task.data.subset(parts[name]), split=name)
+        found = evaluate(content.model, task.initial or {}, content.parts[name], split=name)
         losses[name] = found.row(0, named=True)
     return {
         "test_loss": round(losses["test"]["loss"], 4),

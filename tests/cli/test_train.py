@@ -90,12 +90,13 @@ def test_the_whole_road(folder: Path, capsys):
 def test_each_split_is_evaluated_on_its_own_examples(folder: Path):
     assert go(folder) == 0
     config = TrainConfig.read(folder / "run.toml")
-    task = make_task(config, config.source().read())
-    parameters = task.model.from_arrays(load_file(folder / "RUN" / "model.safetensors"))
+    examples = config.source().read()
+    content = make_task(config, examples.payload.schema).load(examples, split_examples(examples.graph, config.splits))
+    parameters = content.model.from_arrays(load_file(folder / "RUN" / "model.safetensors"))
     found = {name: pl.read_parquet(folder / "RUN" / f"{name}.parquet") for name in ("validation", "test")}
-    for name, rows in split_examples(task.graph, config.splits).items():
+    for name, data in content.parts.items():
         if name != "train":
-            expected = evaluate(task.model, parameters, task.data.subset(rows), split=name)
+            expected = evaluate(content.model, parameters, data, split=name)
             assert_frame_equal(found[name], expected)
     assert found["validation"]["loss"][0] != found["test"]["loss"][0]
 
@@ -405,7 +406,7 @@ def test_example_is_a_configuration(capsys):
     [
         ("batch_size = 32", "batch_sise = 32", "did you mean 'batch_size'"),
         ('features = "features"', 'features = "feature"', "no column 'feature'"),
-        ('label = "label"', 'label = "example_id"', "must hold 0 and 1"),
+        ('label = "label"', 'label = "users"', "must hold numbers"),
         ('users = "users"', 'users = "people"', "people"),
         ("batch_size = 32", "batch_size = 100000", "at most the size of S"),
         ("papers.parquet", "none.parquet", "none.parquet"),

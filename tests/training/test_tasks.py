@@ -4,6 +4,7 @@ import json
 import shutil
 import stat
 
+import numpy as np
 import polars as pl
 import pytest
 from experiments.private_abstracts import configuration, made_up_corpus
@@ -16,6 +17,7 @@ from coowned.training import run as run_module
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
+from coowned.training.splits import split_examples
 from coowned.training.tasks import make_task, refuse_private_checkpoint
 
 ARCHITECTURE = {
@@ -60,7 +62,7 @@ def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_pa
     trained = run(config, text, tmp_path / "private")
     assert trained.plan.guarantee is not None
     assert trained.plan.guarantee.epsilon <= 8
-    start = make_task(config, config.source().read()).initial
+    start = make_task(config, config.source().read().payload.schema).initial
     assert start is not None
     for name, array in trained.parameters.items():
         assert array.shape == start[name].shape
@@ -76,7 +78,7 @@ def test_checkpoint_of_private_data_is_refused(corpus, tmp_path):
         refuse_private_checkpoint(without_privacy)
     config, _ = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{without_privacy}"')
     with pytest.raises(InputError, match="not declared public"):
-        make_task(config, config.source().read())
+        make_task(config, config.source().read().payload.schema)
     (without_privacy / "guarantee.json").write_text('{"format": "coowned-guarantee-1"}', encoding="utf-8")
     with pytest.raises(InputError, match="composed"):
         refuse_private_checkpoint(without_privacy)
@@ -99,9 +101,9 @@ def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatc
     for later in ("epsilon = 8\ndelta = 1e-5", "public = true"):  # else a public run would wash the claim off
         config, _ = config_of(corpus, privacy=later, model=f'checkpoint = "{copy}"')
         with pytest.raises(InputError, match=match):
-            make_task(config, config.source().read())
+            make_task(config, config.source().read().payload.schema)
     config, _ = config_of(corpus, model=f'checkpoint = "{copy}"')  # a run that claims nothing may start anywhere
-    assert make_task(config, config.source().read()).initial
+    assert make_task(config, config.source().read().payload.schema).initial
     (copy / "guarantee.json").write_text('{"format": "coowned-no-guarantee-1", "public": true}', encoding="utf-8")
     with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
         refuse_private_checkpoint(copy)
@@ -131,12 +133,17 @@ def test_private_log(corpus, tmp_path):
     kept = pl.when(pl.col("index") >= 3).then(long)
     texts.with_columns(text=kept).drop("index").write_parquet(tmp_path / "texts.parquet")
     place = tmp_path / "run"
-    run(*config_of(tmp_path, privacy="public = true", clip_norm=None), place)
+    config, text = config_of(tmp_path, privacy="public = true", clip_norm=None)
+    trained = run(config, text, place)
     file = place / "private-log.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     stored = json.loads(file.read_text(encoding="utf-8"))
     assert stored["covered_by_guarantee"] is False
-    assert (stored["truncated_texts"], stored["empty_texts"]) == (17, 3)
+    splits = split_examples(config.source().read().graph, config.splits)
+    unread = splits["train"][trained.plan.selected.copies == 0]
+    rows = np.setdiff1d(np.arange(len(texts)), unread)
+    assert (stored["truncated_texts"], stored["empty_texts"]) == (np.sum((rows >= 3) & (rows < 20)), np.sum(rows < 3))
+    assert stored["empty_texts"] > 0
     assert "private-log.json" not in export_model(place, tmp_path / "exported")
     for release in (True, False):
         page = write_report(place, tmp_path / "page.html", release=release)
@@ -154,7 +161,9 @@ def test_cased_vocabulary(corpus, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*special, "cat", "Cat"]) + "\n", encoding="utf-8")
     for lowercase, first in ((True, 5), (False, 6)):
         config, _ = config_of(tmp_path, model=f'vocabulary = "vocab.txt"\nlowercase = {str(lowercase).lower()}')
-        table = make_task(config, config.source().read()).data
+        examples = config.source().read()
+        rows = {"train": np.arange(examples.graph.num_examples)}
+        table = make_task(config, examples.payload.schema).load(examples, rows).parts["train"]
         assert table.texts.ids[:4].tolist() == [2, first, 5, 3]  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -179,7 +188,7 @@ def test_contradictions(corpus, model, match):
 def test_too_long_for_the_model(corpus):
     config, _ = config_of(corpus, sequence_length=17)
     with pytest.raises(ConfigError, match="16 positions"):
-        make_task(config, config.source().read())
+        make_task(config, config.source().read().payload.schema)
 
 
 def test_vocabulary_larger_than_the_model(corpus, tmp_path):
@@ -187,13 +196,11 @@ def test_vocabulary_larger_than_the_model(corpus, tmp_path):
     small.write_text(json.dumps(ARCHITECTURE | {"vocab_size": 10}), encoding="utf-8")
     config, _ = config_of(corpus, model=f'vocabulary = "vocab.txt"\narchitecture = "{small}"')
     with pytest.raises(ConfigError, match="room for 10"):
-        make_task(config, config.source().read())
+        make_task(config, config.source().read().payload.schema)
 
 
 def test_interrupted_text_run_is_taken_up(corpus, tmp_path):
     """Masks, coins and noise follow from the key: the run that stopped ends in the bits of the one that did not."""
-    import numpy as np
-
     config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")
     seeded = text + "[run]\nseed = 7\ncheckpoint_every = 2\n"
     config = TrainConfig.from_toml(seeded, folder=corpus)

@@ -51,8 +51,9 @@ def audit_configured_run(
     made = read_claim(Path(path))
     _refuse_another(Path(path), config)
     announce("reading")
-    task = make_task(config, config.source().read())
-    data = task.data.subset(split_examples(task.graph, config.splits)["train"])
+    examples = config.source().read()
+    task = make_task(config, examples.payload.schema)
+    own = task.load(examples, {"train": split_examples(examples.graph, config.splits)["train"]})
     run_key, coins = (
         (RunKey.from_operating_system(), RunKey.from_operating_system())
         if seed is None
@@ -62,10 +63,10 @@ def audit_configured_run(
     assert clip_norm is not None  # a run with a guarantee has one
     announce("training with canaries")
     per_user = made.certificate.contribution_bound
-    model, content = _canaries(task.model, canaries, per_user, clip_norm)
+    model, content = _canaries(own.model, canaries, per_user, clip_norm)
     found = audit_with_canaries(
         model,
-        data,
+        own.parts["train"],
         lambda graph: make_plan(config, graph, run_key),
         content,
         per_user=per_user,

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from coowned.training.tasks import make_task
 if TYPE_CHECKING:
     import polars as pl
 
-PRIVATE_LOG = "Not covered by the guarantee: counts of what all examples, of every split, hold. Never for a release."
+PRIVATE_LOG = "Not covered by the guarantee: counts of what selected and held-out examples hold. Never for a release."
 
 
 def run_configuration(
@@ -50,6 +50,7 @@ def run_configuration(
 
     Guarantees:
       - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
+      - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
       - A run that is interrupted and taken up is the run that was not.   (test_interrupted_and_taken_up)
       - One that ended before its record was written leaves nothing, and begins anew with a new key.
         (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
@@ -64,32 +65,34 @@ def run_configuration(
     _check_devices(config.run.devices)
     run_key = folder.run_key(config.run.seed)
     announce("reading")
-    task = make_task(config, config.source().read())
-    parts = {name: task.data.subset(rows) for name, rows in split_examples(task.graph, config.splits).items()}
-    data = parts["train"]
-    if folder.is_begun:
+    examples = config.source().read()
+    task = make_task(config, examples.payload.schema)
+    splits = split_examples(examples.graph, config.splits)
+    graph = examples.graph.subgraph(splits["train"])
+    resumed = folder.is_begun
+    if resumed:
         announce("recounting the selection")
-        plan = _stored_plan(config, folder, data.graph, run_key)
+        plan = _stored_plan(config, folder, graph, run_key)
     else:
         announce("selecting")
-        plan = make_plan(config, data.graph, run_key)
-        _prepare_files(plan, folder, data.graph, text)
-        if task.private_log:
-            content = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **task.private_log}
-            folder.prepare("private-log.json", (json.dumps(content, indent=2) + "\n").encode())
+        plan = make_plan(config, graph, run_key)
+    announce("reading content")
+    content = task.load(examples, splits, plan.selected.copies)
+    if not resumed:
+        _prepare_files(plan, folder, graph, text, content.private_log)
 
     def at_end(trained: TrainedModel) -> None:
         for name in ("validation", "test"):
-            found = evaluation.evaluate(task.model, trained.parameters, parts[name], split=name)
+            found = evaluation.evaluate(content.model, trained.parameters, content.parts[name], split=name)
             folder.write(f"{name}.parquet", _parquet(found))
-        for name, content in task.files.items():
-            folder.write(name, content, mode=0o644)
+        for name, file in task.files.items():
+            folder.write(name, file, mode=0o644)
 
     announce(f"training: {claim(plan)}")
     return train(
         plan,
-        task.model,
-        data,
+        content.model,
+        content.parts["train"],
         folder=folder,
         initial=task.initial,
         configuration_digest=config.digest,
@@ -181,7 +184,9 @@ def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mec
     )
 
 
-def _prepare_files(plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str) -> None:
+def _prepare_files(
+    plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str, private_log: Mapping[str, int]
+) -> None:
     with tempfile.TemporaryDirectory() as room:
         file = Path(room) / "S.parquet"
         write_selection(file, graph, plan.selected)
@@ -190,6 +195,8 @@ def _prepare_files(plan: TrainingPlan, folder: RunFolder, graph: AttributionGrap
     folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
     claim = guarantee_text(plan.guarantee, plan.mechanism, public=plan.public)
     folder.prepare("guarantee.json", claim.encode(), mode=0o644)
+    log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
+    folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())
 
 
 def _stored_plan(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:

@@ -84,7 +84,7 @@ class FeatureTable:
       graph: whose examples these are.
       features: (n, num_features) float32.
       labels: (n,) float32, 0 or 1.
-      rows: (graph.num_examples,) the row of each example; None where example i is row i.
+      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
 
     Example:
       >>> from coowned import from_table
@@ -120,39 +120,36 @@ class FeatureTable:
     def from_examples(
         cls, examples: AttributedExamples, *, features: str | Sequence[str], label: str
     ) -> "FeatureTable":
-        """From columns of the payload: one list column, or several columns of numbers; and a label of 0 or 1."""
-        names = [features] if isinstance(features, str) else list(features)
-        for name in [*names, label]:
-            if name not in examples.payload.column_names:
-                known = ", ".join(examples.payload.column_names)
-                raise InputError(f"the data have no column {name!r}; they have {known}")
-        if not names:
-            raise InputError("features must name one list column or one or more columns of numbers")
-        if not examples.graph.num_examples:
-            raise InputError("the data have no rows, so that there is nothing to learn; name data that have some")
+        """From columns of the payload: one list column, or several columns of numbers; and a label of 0 or 1.
+
+        Guarantees:
+          - Only the schema can refuse: a label that is not 0 or 1, or a list of another length than most, makes its
+            own row unusable and changes no other.   (test_only_the_schema_refuses)
+        """
+        names = check_columns(examples.payload.schema, features=features, label=label)
         columns = [examples.payload.column(name) for name in names]
-        if len(columns) == 1 and _is_list(columns[0].type):
-            matrix = _list_column(columns[0], names[0])
+        if _is_list(columns[0].type):
+            matrix = _list_column(columns[0])
         else:
-            matrix = np.stack([_numbers(column, name) for column, name in zip(columns, names, strict=True)], axis=1)
-        labels = _numbers(examples.payload.column(label), label)
-        wrong = np.flatnonzero(np.isfinite(labels) & (labels != 0) & (labels != 1))
-        if len(wrong):
-            raise InputError(
-                f"column {label!r} must hold 0 and 1 (or false and true), but row {wrong[0]} has {labels[wrong[0]]:g}"
-            )
-        if not _any_finite(matrix, labels):
-            listed = ", ".join(repr(name) for name in [*names, label])
-            raise InputError(
-                f"columns {listed}: every example has a value that is missing or not finite, so that there is nothing "
-                "to learn; name columns that hold numbers"
-            )
+            matrix = np.stack([_numbers(column) for column in columns], axis=1)
+        labels = _numbers(examples.payload.column(label))
+        labels[(labels != 0) & (labels != 1)] = np.nan
         return cls(graph=examples.graph, features=matrix, labels=labels)
 
     def subset(self, examples: npt.NDArray[np.int64]) -> "FeatureTable":
         """These examples alone, with their subgraph; nothing is copied but the row numbers."""
         rows = np.asarray(examples, np.int64) if self.rows is None else self.rows[examples]
         return dataclasses.replace(self, graph=self.graph.subgraph(examples), rows=rows)
+
+    @property
+    def num_unusable(self) -> int:
+        """Rows with a value that is missing or not finite, or a label that is not 0 or 1: for a private log alone."""
+        unusable = 0
+        for begin in range(0, len(self.labels), 4096):
+            piece = slice(begin, begin + 4096)
+            finite = np.isfinite(self.labels[piece]) & np.isfinite(self.features[piece]).all(axis=1)
+            unusable += int(np.count_nonzero(~finite))
+        return unusable
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
@@ -161,7 +158,7 @@ class FeatureTable:
         return dict(_FLOATS)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = examples if self.rows is None else self.rows[examples]
+        rows = _rows_of(self, examples)
         _gather(self.features, rows, self.labels[:, None], rows, out)
 
     @property
@@ -264,8 +261,7 @@ class WithNorms:
             self.data.fill(examples, out, draw)
             squared_norms(out["features"], np.arange(examples.size), out["squared_norms"])
         else:
-            rows = examples if self.data.rows is None else self.data.rows[examples]
-            _gather(stored[0], rows, self.sides, examples, out)
+            _gather(stored[0], _rows_of(self.data, examples), self.sides, examples, out)
 
 
 def with_norms(data: TrainingData) -> TrainingData:
@@ -276,7 +272,7 @@ def with_norms(data: TrainingData) -> TrainingData:
     if stored is None:
         return WithNorms(data=data, sides=None)
     features, labels = stored
-    rows = np.arange(data.graph.num_examples) if data.rows is None else data.rows
+    rows = np.arange(data.graph.num_examples) if data.rows is None else np.maximum(data.rows, 0)
     norms = np.empty(rows.size, np.float32)
 
     def piece(begin: int, end: int) -> None:
@@ -300,7 +296,16 @@ def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsIn
     stored = _stored(data)
     if stored is None or not rows_are_contiguous(stored[0]):
         return None
-    return RowsInPlace(stored[0], examples if data.rows is None else data.rows[examples])
+    return RowsInPlace(stored[0], examples if data.rows is None else np.maximum(data.rows[examples], 0))  # in padding
+
+
+def _rows_of(data: "FeatureTable | WorldData", examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if data.rows is None:
+        return examples
+    rows = data.rows[examples]
+    if rows.min(initial=0) < 0:
+        raise InputError("content was asked for of an example that was not selected, and so was not read")
+    return rows
 
 
 def _stored(data: FeatureTable | WorldData) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
@@ -368,55 +373,58 @@ def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:
 
 
 def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
-    if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < 0 or rows.max() >= available)):
-        raise InputError(f"rows must be whole numbers in [0, {available}): the row of each example")
-    if len(np.unique(rows)) != len(rows):
+    """Refuses rows that do not exist or repeat; -1 is an example whose content was not read."""
+    if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < -1 or rows.max() >= available)):
+        raise InputError(f"rows must be whole numbers in [-1, {available}): the row of each example, or -1 for none")
+    read = rows[rows >= 0]
+    if len(np.unique(read)) != len(read):
         raise InputError("rows must not repeat: one content in two examples is in twice as many copies as were counted")
+
+
+def check_columns(schema: pa.Schema, *, features: str | Sequence[str], label: str) -> list[str]:
+    """The names of the feature columns; refuses, with InputError, columns that are missing or of another type."""
+    names = [features] if isinstance(features, str) else list(features)
+    if not names:
+        raise InputError("features must name one list column or one or more columns of numbers")
+    for name in [*names, label]:
+        if name not in schema.names:
+            raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        if _is_list(kind) and names == [name]:
+            kind = kind.value_type
+        if not (_is_number(kind) or pa.types.is_boolean(kind)):
+            raise InputError(
+                f"column {name!r} must hold numbers, not {kind}; name one list column or columns of numbers"
+            )
+    return names
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _numbers(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
     """(rows,) float32, rounded; null becomes nan."""
-    kind = column.type
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
-    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        raise InputError(f"column {name!r} must hold numbers, not {kind}; name one list column or columns of numbers")
     numbers = column.cast(pa.float64(), safe=False)  # a safe cast refuses whole numbers that must be rounded
     with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
-        return np.asarray(numbers.fill_null(float("nan"))).astype(np.float32)
+        return np.array(numbers.fill_null(float("nan")), np.float64).astype(np.float32)
 
 
-def _any_finite(features: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> bool:
-    """Whether some row is finite in all; looked for in pieces, since the first one mostly has it."""
-    pieces = (slice(begin, begin + 1024) for begin in range(0, len(labels), 1024))
-    return any(bool((np.isfinite(labels[p]) & np.isfinite(features[p]).all(axis=1)).any()) for p in pieces)
-
-
-def _list_column(column: pa.ChunkedArray, name: str) -> npt.NDArray[np.float32]:
-    """(rows, num_features) float32; a null list is a row of nan."""
+def _list_column(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
+    """(rows, num_features) float32; a list that is null, or of another length than most, is a row of nan."""
     lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
-    width = int(lengths.max(initial=0))
-    if width < 1:
-        raise InputError(f"column {name!r} holds no numbers; every row needs a list of them")
-    wrong = np.flatnonzero((lengths != width) & (lengths != -1))
-    if len(wrong):
-        raise InputError(
-            f"column {name!r} has {lengths[wrong[0]]} numbers in row {wrong[0]} and {width} in others; "
-            "lists must be equally long"
-        )
+    width = max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
     matrix = np.full((len(column), width), np.nan, np.float32)
-    at = 0
+    begin = 0
     for chunk in column.chunks:  # one at a time: lists beyond 2^31 numbers do not fit in one
-        there = np.asarray(chunk.is_valid())
-        values = pc.list_flatten(chunk)
-        flat = _numbers(pa.chunked_array([values]), name).reshape(-1, width)
-        if there.all():
-            matrix[at : at + len(chunk)] = flat
-        else:
-            matrix[at : at + len(chunk)][there] = flat
-        at += len(chunk)
+        whole = lengths[begin : begin + len(chunk)] == width
+        values = pc.list_flatten(chunk if whole.all() else chunk.filter(pa.array(whole)))
+        matrix[begin : begin + len(chunk)][whole] = _numbers(pa.chunked_array([values])).reshape(-1, width)
+        begin += len(chunk)
     return matrix

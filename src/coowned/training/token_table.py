@@ -44,7 +44,7 @@ class TokenTable:
     Attributes:
       graph: whose examples these are.
       texts: tokens of every row.
-      rows: (graph.num_examples,) the row of each example; None where example i is row i.
+      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
 
     Example:
       >>> from coowned import from_table
@@ -77,20 +77,13 @@ class TokenTable:
         lowercase: bool = True,
     ) -> "TokenTable":
         """From a text column of the payload, or several that are read one after another, a new line between them."""
-        names = [text] if isinstance(text, str) else list(text)
-        if not names:
-            raise InputError("text must name one or more columns of text")
+        names = check_text_columns(examples.payload.schema, text)
         columns = [_text_column(examples.payload, name) for name in names]
         joined = columns[0]
         if len(columns) > 1:
             between = pa.scalar("\n", pa.large_string())
             joined = pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
         texts = tokenize(joined, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
-        if len(texts) and not len(texts.ids):
-            raise InputError(
-                f"column {', '.join(repr(name) for name in names)}: every text is empty, so that there is nothing to "
-                "learn; name a column that holds text"
-            )
         return cls(graph=examples.graph, texts=texts)
 
     def subset(self, examples: npt.NDArray[np.int64]) -> "TokenTable":
@@ -118,7 +111,9 @@ class TokenTable:
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self.texts)):
-            raise InputError(f"examples must be in [0, {self.graph.num_examples})")
+            raise InputError(
+                f"examples must be in [0, {self.graph.num_examples}), and their content must have been read"
+            )
         for name, shape in self.shapes().items():  # compiled code looks at no bounds
             if len(out[name]) < len(rows) or out[name].shape[1:] != shape:
                 raise InputError(f"out[{name!r}] must be of shape ({len(rows)} or more, *{shape})")
@@ -150,12 +145,24 @@ class TokenTable:
         return hashed.hexdigest()
 
 
+def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str]:
+    """The names of the text columns; refuses, with InputError, columns that are missing or of another type."""
+    names = [text] if isinstance(text, str) else list(text)
+    if not names:
+        raise InputError("text must name one or more columns of text")
+    for name in names:
+        if name not in schema.names:
+            raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not is_text(kind) and not pa.types.is_null(kind):
+            raise InputError(f"column {name!r} must hold text, not {kind}; name a column of text")
+    return names
+
+
 def _text_column(payload: pa.Table, name: str) -> pa.ChunkedArray:
-    if name not in payload.column_names:
-        raise InputError(f"the data have no column {name!r}; they have {', '.join(payload.column_names)}")
     column = payload.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if not is_text(column.type) and not pa.types.is_null(column.type):
-        raise InputError(f"column {name!r} must hold text, not {column.type}; name a column of text")
     return column.cast(pa.large_string())
