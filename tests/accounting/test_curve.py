@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import binom, norm
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling
-from coowned.accounting.calculators import epsilon
+from coowned.accounting.calculators import calibrate, epsilon
 from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_rate_bound
-from coowned.accounting.gaussian import gaussian_log_delta
-from coowned.errors import InputError
+from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
+from coowned.errors import InputError, UncertifiableError
 
 SAMPLED = PoissonSampling(contribution_bound=2, sampling_probability=0.05, iterations=100)
 SCHEDULED = MinSeparation(contribution_bound=4, min_separation=8, num_bands=8, iterations=100)
@@ -105,9 +105,24 @@ def test_rates_outside_are_refused():
         true_positive_rate_bound(SAMPLED, noise_multiplier=1.0, adjacency="zero-out", false_positive_rate=1.5)
 
 
-def test_uncertifiable_points_are_one():
-    """At small epsilons delta is all but 1 under replace, and rounding alone took 73% of it."""
-    mechanism = PoissonSampling(contribution_bound=10, sampling_probability=0.128, iterations=100)
-    deltas = epsilon_curve(mechanism, noise_multiplier=1.948, adjacency="replace", epsilons=[0.0, 60.0, 128.0])
+@pytest.mark.parametrize(("copies", "probability"), [(10, 0.128), (100, 0.0128)])
+def test_curve_where_delta_is_all_but_one(copies, probability):
+    m = PoissonSampling(contribution_bound=copies, sampling_probability=probability, iterations=100)
+    noise = calibrate(m, epsilon=64.0, delta=1e-6, adjacency="zero-out")
+    claim = {"noise_multiplier": noise, "adjacency": "replace"}
+    deltas = epsilon_curve(m, epsilons=[0.0, 1.0, 20.0, 64.0, 130.0], **claim)
+    assert (np.diff(deltas) <= 0).all()
     assert deltas[0] == 1.0
-    assert 1.0 > deltas[1] > deltas[2] > 0.0
+    assert deltas[-1] < 1e-6
+    assert true_positive_rate_bound(m, false_positive_rate=0.01, **claim) <= 1.0
+    assert gaussian_dp(m, **claim).mu == math.inf
+    with pytest.raises(UncertifiableError, match="protects nobody"):
+        gaussian_epsilon(math.inf, 1e-6)
+
+
+def test_uncertified_points_take_their_neighbours():
+    m = PoissonSampling(contribution_bound=1, sampling_probability=1e-9, iterations=10**6)
+    curve = {"noise_multiplier": 0.5, "adjacency": "zero-out"}
+    deltas = epsilon_curve(m, epsilons=[50.0, 0.0, 5.0, 1.0], **curve)
+    assert deltas[1] > deltas[3] == deltas[2] > deltas[0] > 0  # 5 cannot be certified: 1 can
+    assert epsilon_curve(m, epsilons=[5.0], **curve).tolist() == [1.0]

@@ -338,3 +338,15 @@ def test_random_mechanisms_are_consistent(copies, log_probability, log_noise, lo
     assert OneStep(copies, probability, noise, adjacency).delta(answer.epsilon, "upper") <= delta * (1 + 1e-9) + 1e-16
     assert answer.error_share <= 0.01
     assert answer.looseness <= 0.001 * max(answer.epsilon, 0.01)
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+@pytest.mark.parametrize(
+    ("copies", "probability", "iterations", "noise", "delta"),
+    [(1, 1e-14, 100, 1.0, 1e-15), (1, 1e-15, 100, 1.0, 1e-15), (2, 8.8e-12, 536, 453.0, 1.4e-15)],
+)
+def test_hardly_ever_drawn(copies, probability, iterations, noise, delta, adjacency):
+    """The law without the rare draw is a single atom, which no tilt moves."""
+    steps = Steps(copies=copies, probability=probability, noise_multiplier=noise, repetitions=iterations)
+    found = Composition([steps], adjacency).epsilon(delta).epsilon
+    assert 0 <= found < 1e-6

@@ -10,7 +10,6 @@ from coowned import validate
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta, gaussian_mu, gaussian_true_positive_rate
 from coowned.accounting.numerical import Composition
 from coowned.accounting.terms import check_terms
-from coowned.errors import UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
 
 _GRID_POINTS = 160
@@ -21,7 +20,7 @@ class GaussianDp:
     """A Gaussian mechanism that is no more private than the one asked about.
 
     Attributes:
-      mu: its mean in units of its noise.
+      mu: its mean in units of its noise; infinite where delta at small epsilons cannot be told from 1.
       exact: the mechanism IS this Gaussian. Otherwise mu is an upper bound for epsilons up to `largest_epsilon` only
         (subsampled mechanisms have tails no smaller Gaussian covers) and must be called an estimate.
       largest_epsilon: where the comparison ends; infinite if exact.
@@ -38,9 +37,10 @@ def epsilon_curve(
     """delta at each of `epsilons`: upper bounds, largest over directions and groups, (len(epsilons),).
 
     Guarantees:
-      - Where no delta can be certified it is 1, which always holds.   (test_uncertifiable_points_are_one)
       - Agrees with `epsilon`: delta at its answer is at most the delta asked for, up to the grid's
         0.1%.   (test_curve_agrees_with_epsilon)
+      - Where no delta can be certified, what is proven for a smaller epsilon stands, or 1, which always holds.
+        (test_uncertified_points_take_their_neighbours, test_curve_where_delta_is_all_but_one)
 
     Values below exp(-500) are not followed further down.
 
@@ -60,8 +60,12 @@ def epsilon_curve(
         if mu is not None:
             found = [math.exp(gaussian_log_delta(mu, value)) for value in points]
         else:
-            found = _certified_deltas(composition, points)
+            answers = composition.deltas(points, refuse=False)
+            found = [answer.delta if answer.is_precise else 1.0 for answer in answers]
         deltas = np.maximum(deltas, found)
+    # delta never rises with epsilon: what is proven for a smaller one holds for the next.
+    order = np.argsort(points, kind="stable")
+    deltas[order] = np.minimum.accumulate(deltas[order])
     return deltas
 
 
@@ -70,8 +74,9 @@ def gaussian_dp(
 ) -> GaussianDp:
     """mu of Gaussian DP: exact without coins, elsewhere the smallest mu whose curve lies above this mechanism's.
 
-    "Above" holds at every epsilon from 0 to the one at `smallest_delta`, not just on the grid: the Gaussian at each
-    grid point is compared with this mechanism at the point before it.   (test_gaussian_dp_curve_lies_above)
+    "Above" holds at every epsilon from 0 to the one at `smallest_delta`, not just on the grid: the
+    Gaussian at each grid point is compared with this mechanism at the point before it.
+    (test_gaussian_dp_curve_lies_above)
 
     Example:
       >>> from coowned import MinSeparation
@@ -86,14 +91,14 @@ def gaussian_dp(
     if mu is not None:
         return GaussianDp(mu=mu, exact=True, largest_epsilon=math.inf)
     points, deltas = _sampled_curve(mechanism, noise_multiplier, adjacency, smallest_delta)
+    if deltas.max() >= 1:
+        return GaussianDp(mu=math.inf, exact=False, largest_epsilon=float(points[-1]))
     needed = [
         gaussian_mu(later, delta) * (1 + 1e-9)
-        for later, delta in zip(points[1:], deltas[:-1], strict=True)
-        if 0 < delta < 1
+        for later, delta in zip(points[1:].tolist(), deltas[:-1].tolist(), strict=True)
+        if delta > 0
     ]
-    if any(delta >= 1 for delta in deltas):
-        return GaussianDp(mu=math.inf, exact=False, largest_epsilon=points[-1])
-    return GaussianDp(mu=max(needed), exact=False, largest_epsilon=points[-1])
+    return GaussianDp(mu=max(needed), exact=False, largest_epsilon=float(points[-1]))
 
 
 def true_positive_rate_bound(
@@ -125,13 +130,6 @@ def true_positive_rate_bound(
     by_rate = factor * false_positive_rate + deltas
     by_miss = 1 - (1 - deltas - false_positive_rate) / factor
     return float(min(1.0, by_rate.min(), by_miss.min()))
-
-
-def _certified_deltas(composition: Composition, points: list[float]) -> list[float]:
-    try:
-        return [answer.delta for answer in composition.deltas(points)]
-    except UncertifiableError:
-        return [1.0] if len(points) == 1 else [_certified_deltas(composition, [point])[0] for point in points]
 
 
 def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> list[Composition]:

@@ -52,7 +52,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if gaussian_log_delta(mu, 0.0) <= log_delta:
         return 0.0
     high = max(mu * mu, 1e-3)
-    while gaussian_log_delta(mu, high) > log_delta:
+    while high <= _LARGEST_EPSILON and gaussian_log_delta(mu, high) > log_delta:
         high *= 2
     if high > _LARGEST_EPSILON:
         raise UncertifiableError(

@@ -56,6 +56,11 @@ class Answer:
     error_share: float = 0.0
     looseness: float = 0.0
 
+    @property
+    def is_precise(self) -> bool:
+        """Whether numerical errors are small enough for the answer to be shown; it is an upper bound in any case."""
+        return self.error_share <= ALLOWED_ERROR_SHARE and math.isfinite(self.epsilon)
+
 
 class Composition:
     """Independent steps of possibly different kinds under one adjacency.
@@ -224,8 +229,13 @@ class Composition:
         """The smallest delta proven for epsilon, over all directions."""
         return self.deltas([epsilon], looseness=looseness)[0]
 
-    def deltas(self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS) -> list[Answer]:
-        """The smallest delta proven for each epsilon; neighbours share a transform where that is accurate enough."""
+    def deltas(
+        self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True
+    ) -> list[Answer]:
+        """The smallest delta proven for each epsilon; neighbours share a transform where that is accurate enough.
+
+        With `refuse=False` an answer too imprecise to be shown comes back with its `error_share`.
+        """
         best: dict[float, Answer] = {}
         for direction in self.directions:
             shared: tuple[float, float, _Tail] | None = None  # epsilon and looseness the transform was made for, and it
@@ -238,7 +248,7 @@ class Composition:
                     answer = _answer_at(shared[2], epsilon, shared[1])
                 if epsilon not in best or answer.delta > best[epsilon].delta:
                     best[epsilon] = answer
-        return [_checked(best[epsilon]) for epsilon in epsilons]
+        return [_checked(best[epsilon]) if refuse else best[epsilon] for epsilon in epsilons]
 
     def _tail_for(self, direction: str, epsilon: float, looseness: float) -> tuple[float, float, _Tail]:
         log_delta = -50.0
@@ -368,18 +378,22 @@ def _found(tail: TiltedTail | PartedTail, epsilon: float, log_delta: float, loos
 
 def _answer_at(tail: _Tail, epsilon: float, looseness: float) -> Answer:
     bound = tail.at(epsilon)
+    error_share = bound.error_share if bound.log_delta > _SMALLEST_LOG_DELTA else 0.0  # nothing to be precise about
+    if bound.log_delta > 0:  # no delta is above 1: errors count only as far as they keep it from there
+        without_errors = math.exp(min(bound.log_delta, 600.0)) * max(0.0, 1 - bound.error_share)
+        error_share = min(error_share, max(0.0, 1 - without_errors))
     return Answer(
         epsilon=epsilon,
         delta=math.exp(min(bound.log_delta, 0.0)),
         spacing=tail.spacing,
         transform_size=tail.size,
-        error_share=bound.error_share if bound.log_delta > _SMALLEST_LOG_DELTA else 0.0,  # nothing to be precise about
+        error_share=error_share,
         looseness=looseness,
     )
 
 
 def _checked(answer: Answer) -> Answer:
-    if not answer.error_share <= ALLOWED_ERROR_SHARE or not math.isfinite(answer.epsilon):
+    if not answer.is_precise:
         raise UncertifiableError(
             f"numerical errors take {answer.error_share:.1%} of delta = {answer.delta:.3g}, more than the 1% allowed;"
             " use a larger delta, fewer iterations or a larger noise multiplier"

@@ -126,10 +126,11 @@ class ComposedLoss:
         return self._guess(lambda tilt: epsilon - self.cumulants(tilt)[1])[0]
 
     def _guess(self, falling: Callable[[float], float]) -> tuple[float, float]:
-        if falling(0.0) <= 0:
+        widest = max(float(loss[-1] - loss[0]) for loss in self._losses)
+        if widest == 0 or falling(0.0) <= 0:  # a law of one atom cannot be moved
             return 0.0, self.cumulants(0.0)[1]
         low, high = 0.0, 1.0
-        limit = 1e6 / max(float(loss[-1] - loss[0]) for loss in self._losses)
+        limit = 1e6 / widest
         while falling(high) > 0 and high < limit:
             low, high = high, 4 * high
         tilt = high if high >= limit else find_root(falling, low, high, absolute=1e-9, relative=1e-9)
