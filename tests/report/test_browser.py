@@ -40,7 +40,7 @@ def pages(runs, tmp_path_factory) -> dict[str, Path]:
         "seeded": write_report(runs["seeded"], folder / "seeded.html"),
         "none": write_report(runs["none"], folder / "none.html"),
         "release": write_report(runs["simulated"], folder / "release.html", release=True),
-        "plan": write_plan(plan(graph, contribution_bounds=(1, 3), **target), folder / "plan.html", **target),
+        "plan": write_plan(plan(graph, contribution_bounds=(1, 3), **target), folder / "plan.html"),
     }
 
 

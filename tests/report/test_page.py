@@ -290,7 +290,7 @@ def test_plan_page(tmp_path: Path):
     graph = AttributionGraph.from_users_per_example([[i % 40, (i * 3) % 37] for i in range(300)])
     target = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 10, "iterations": 20, "adjacency": "zero-out"}
     made = plan(graph, contribution_bounds=(1, 3, 200), selectors=("greedy", "priced"), mechanism="poisson", **target)
-    text = read(write_plan(made, tmp_path / "plan.html", **target))
+    text = read(write_plan(made, tmp_path / "plan.html"))
     assert set(check_figures(text)) == {"trade-off-size", "trade-off-noise", "trade-off-bias"}
     rows = rows_of(specs(text)["trade-off-size"])
     assert [(row["selector"], row["size"]) for row in rows] == [(one.selector, one.size) for one in made.choices]

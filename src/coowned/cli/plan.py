@@ -60,13 +60,14 @@ def run(
     refuse_to_overwrite(files_of(source), [output, html])
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
-    target = {
-        "epsilon": epsilon, "delta": delta, "adjacency": adjacency, "batch_size": batch_size, "iterations": iterations,
-    }  # fmt: skip
     with show.progress("planning") as progress:
         found = plan(
             graph,
-            **target,
+            epsilon=epsilon,
+            delta=delta,
+            adjacency=adjacency,
+            batch_size=batch_size,
+            iterations=iterations,
             contribution_bounds=bounds,
             selectors=words,
             mechanism=mechanism,
@@ -79,7 +80,7 @@ def run(
     if html is not None:
         from coowned.report.page import write_plan
 
-        write_plan(found, html, **target)
+        write_plan(found, html)
     if json:
         show.as_json(found.to_rows())
         return

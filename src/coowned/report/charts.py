@@ -50,7 +50,6 @@ def bars(
     import altair as alt
 
     offset = alt.Undefined if series is None else alt.XOffset(f"{series}:N", sort=list(colours))
-    colour = alt.value(next(iter(colours.values()))) if series is None else _colours(series, colours)
     scale = alt.Scale(paddingInner=0.45) if series is None else alt.Undefined
     chart = (
         alt.Chart(_data(rows))
@@ -59,7 +58,7 @@ def bars(
             x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis(), scale=scale),
             xOffset=offset,
             y=alt.Y(f"{y}:Q", title=title_y, axis=alt.Axis(format="%", tickCount=5)),
-            color=colour,
+            color=_colours(series, colours),
             tooltip=_tooltip(columns),
         )
     )
@@ -108,42 +107,26 @@ def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, fo
     return _finish(alt.layer(lines, ring, points))
 
 
-def curve(
-    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, title_y: str, colour: str,
-    format_y: str = NUMBER, zero: bool = False,
-) -> Row:  # fmt: skip
-    """A line with a point for each row."""
-    import altair as alt
-
-    base = alt.Chart(_data(rows)).encode(
-        x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format=NUMBER, grid=False, tickCount=6)),
-        y=alt.Y(f"{y}:Q", title=title_y, scale=alt.Scale(zero=zero), axis=alt.Axis(format=format_y, tickCount=5)),
-    )
-    line = base.mark_line(strokeWidth=2, color=colour)
-    points = base.mark_point(size=24, filled=True, color=colour, opacity=1).encode(tooltip=_tooltip(columns))
-    return _finish(alt.layer(line, points.properties(name="rows")))
-
-
 def curves(
-    rows: Sequence[Row], columns: Columns, *, x: str, y: str, series: str, colours: dict[str, str], title_x: str,
-    title_y: str, log_x: bool = False, log_y: bool = False, format_x: str = NUMBER, format_y: str = NUMBER,
-    ticks_x: Sequence[float] | None = None, ring: tuple[float, float] | None = None,
+    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, title_y: str, colours: dict[str, str],
+    series: str | None = None, log_x: bool = False, log_y: bool = False, zero: bool = False, format_x: str = NUMBER,
+    format_y: str = NUMBER, ticks_x: Sequence[float] | None = None, ring: tuple[float, float] | None = None,
 ) -> Row:  # fmt: skip
-    """Several lines, distinguished by colour and dashes, with a point for each row and a ring at one position."""
+    """Lines with a point for each row: one, or one per series in colours and dashes; a ring at one position."""
     import altair as alt
 
     ticks: dict[str, Any] = {"values": list(ticks_x)} if ticks_x else {"tickCount": 6}
-    dashes = alt.Scale(domain=list(colours), range=[[1, 0], [6, 4], [2, 3]][: len(colours)])
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(grid=False, format=format_x, **ticks)),
-        y=alt.Y(f"{y}:Q", title=title_y, scale=_scale(log_y), axis=alt.Axis(format=format_y, tickCount=5)),
+        y=alt.Y(f"{y}:Q", title=title_y, scale=_scale(log_y, zero), axis=alt.Axis(format=format_y, tickCount=5)),
         color=_colours(series, colours),
-        strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes),
     )
-    points = base.mark_point(size=26, filled=True, opacity=1).encode(
-        tooltip=_tooltip(columns), strokeDash=alt.Undefined
-    )
-    layers = [base.mark_line(strokeWidth=2), points.properties(name="rows")]
+    lines = base.mark_line(strokeWidth=2)
+    if series is not None:
+        dashes = alt.Scale(domain=list(colours), range=[[1, 0], [6, 4], [2, 3]][: len(colours)])
+        lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes))
+    points = base.mark_point(size=26, filled=True, opacity=1).encode(tooltip=_tooltip(columns))
+    layers = [lines, points.properties(name="rows")]
     if ring is not None:
         mark = alt.Chart(_data([{x: ring[0], y: ring[1]}])).mark_point(size=300, strokeWidth=2.5, color=_INK)
         layers.insert(0, mark.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q")))
@@ -216,9 +199,11 @@ def _tooltip(columns: Columns) -> list[Any]:
     return [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
 
 
-def _colours(series: str, colours: dict[str, str]) -> Any:
+def _colours(series: str | None, colours: dict[str, str]) -> Any:
     import altair as alt
 
+    if series is None:
+        return alt.value(next(iter(colours.values())))
     names = list(colours)
     two = sum(max(map(len, names[column::2]), default=0) for column in (0, 1)) <= _LEGEND_WIDTH
     return alt.Color(
@@ -237,10 +222,10 @@ def _flat_axis() -> Any:
     return alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=8, grid=False)
 
 
-def _scale(log: bool) -> Any:
+def _scale(log: bool, zero: bool = False) -> Any:
     import altair as alt
 
-    return alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=False)
+    return alt.Scale(type="log", nice=False) if log else alt.Scale(zero=zero, nice=zero)
 
 
 def _finish(chart: Any, *, height: int = _HEIGHT) -> Row:

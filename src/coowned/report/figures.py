@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Row = dict[str, Any]
@@ -50,6 +50,17 @@ class Figure:
     rows: list[Row]
     reading: str
     chart: dict[str, Any]
+
+    @classmethod
+    def drawn(
+        cls, chart: Callable[..., dict[str, Any]], *, name: str, title: str, mark: Mark, columns: Columns,
+        rows: list[Row], reading: str, **options: Any,
+    ) -> "Figure":  # fmt: skip
+        """A figure with a chart of its rows; `chart` is a function of `charts`, `options` are its own."""
+        return cls(
+            name=name, title=title, mark=mark, columns=columns, rows=rows, reading=reading,
+            chart=chart(rows, columns, **options),
+        )  # fmt: skip
 
 
 def charts_json(figures: Iterable[Figure]) -> str:

@@ -31,22 +31,19 @@ def levels(run: Run) -> Figure:
     else:
         title = f"How many copies people are in: no guarantee ({run.reason})"
         reading = f"There is no guarantee ({run.reason}), so no level has an epsilon."
-    return Figure(
+    return Figure.drawn(
+        charts.bars,
         name="levels",
         title=title,
         mark=Mark.GRAPH,
         columns=columns,
         rows=rows,
         reading=reading,
-        chart=charts.bars(
-            rows,
-            columns,
-            x="label",
-            y="share",
-            title_x="copies a person is in" + (" (and their epsilon)" if run.claims else ""),
-            title_y="share of people",
-            colours={"": charts.colour_of(run.selector)},
-        ),
+        x="label",
+        y="share",
+        title_x="copies a person is in" + (" (and their epsilon)" if run.claims else ""),
+        title_y="share of people",
+        colours={"": charts.colour_of(run.selector)},
     )
 
 
@@ -111,24 +108,20 @@ def _histograms(run: Run, classes: Sequence[tuple[int, int, int]], *, what: str,
         for begin, *counts in classes
         for series, count, total in zip((_BEFORE, _AFTER), counts, totals, strict=True)
     ]
-    columns: Columns = (("class", what), ("series", "of"), ("count_text", "number"), ("share_text", "share"))
-    return Figure(
+    return Figure.drawn(
+        charts.bars,
         name=what.replace(" ", "-"),
         title=f"{what.capitalize()}, before and after selection",
         mark=Mark.GRAPH,
-        columns=columns,
+        columns=(("class", what), ("series", "of"), ("count_text", "number"), ("share_text", "share")),
         rows=rows,
         reading=reading,
-        chart=charts.bars(
-            rows,
-            columns,
-            x="class",
-            y="share",
-            series="series",
-            colours={_BEFORE: charts.NEUTRAL, _AFTER: charts.colour_of(run.selector)},
-            title_x=what,
-            title_y=of,
-        ),
+        x="class",
+        y="share",
+        series="series",
+        colours={_BEFORE: charts.NEUTRAL, _AFTER: charts.colour_of(run.selector)},
+        title_x=what,
+        title_y=of,
     )
 
 
@@ -139,22 +132,21 @@ def size_against_bound(run: Run, upper_bound: tuple[int, str]) -> Figure:
         {"what": f"by {run.selector}", "copies": size, "text": shown(size), "share": percent(size, bound)},
         {"what": "proven maximum", "copies": bound, "text": shown(bound), "share": "100%"},
     ]
-    columns: Columns = (("what", "selected"), ("text", "copies"), ("share", "share of the proven bound"))
-    return Figure(
+    return Figure.drawn(
+        charts.horizontal_bars,
         name="size",
         title="Copies selected, against the proven bound",
         mark=Mark.GRAPH,
-        columns=columns,
+        columns=(("what", "selected"), ("text", "copies"), ("share", "share of the proven bound")),
         rows=rows,
         reading=f"{percent(size, bound)} of the most that any selection under this bound could have; the bound was "
         f"proven by {prover} in exact arithmetic.",
-        chart=charts.horizontal_bars(
-            rows,
-            columns,
-            x="copies",
-            y="what",
-            title_x="copies",
-            colours=(charts.colour_of(run.selector), charts.NEUTRAL),
+        x="copies",
+        y="what",
+        title_x="copies",
+        colours=(
+            charts.colour_of(run.selector),
+            charts.NEUTRAL,
         ),
     )
 
@@ -245,14 +237,17 @@ def trade_off(
         drawn = [row for row in shown_rows if row[key] is not None]
         if drawn:
             figures.append(
-                Figure(
+                Figure.drawn(
+                    charts.trade_off,
                     name=f"trade-off-{name}",
                     title=title,
                     mark=Mark.GRAPH,
                     columns=columns,
                     rows=drawn,
                     reading=f"{reading} The ring marks {chosen}.",
-                    chart=charts.trade_off(drawn, columns, y=key, title_y=title_y, format_y=format_y),
+                    y=key,
+                    title_y=title_y,
+                    format_y=format_y,
                 )
             )
     return figures

@@ -14,7 +14,6 @@ import jinja2
 from coowned import __version__
 from coowned.accounting.planning import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.bob import Measured
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -70,39 +69,28 @@ def write_report(
     return path
 
 
-def write_plan(
-    plan: Plan,
-    output: str | os.PathLike[str],
-    *,
-    epsilon: float,
-    delta: float,
-    adjacency: str,
-    batch_size: int,
-    iterations: int,
-) -> Path:
+def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
     """Writes the page of a plan: the same charts of the trade-off, with the best choice marked.
 
     Guarantees:
       - It holds statistics of the graph alone, with a mark for every choice of the plan.   (test_plan_page)
     """
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
-    mean = plan.choices[0].population_mean_users_per_example if plan.choices else 0.0
-    figures = graph_figures.trade_off(rows, chosen="the best predicted signal-to-noise", mean_users=mean)
+    target = plan.choices[0]
+    figures = graph_figures.trade_off(
+        rows, chosen="the best predicted signal-to-noise", mean_users=target.population_mean_users_per_example
+    )
     cells = ("selector", "contribution_bound", "size_text", "distinct_text", "mean_text", "multiplier_text",
              "noise_text", "signal_text", "other_text")  # fmt: skip
     text = _render(
         "plan",
         figures,
         [Mark.GRAPH],
-        footer="",
-        target={"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "batch_size": batch_size,
-                "iterations": iterations},
-        unit=UNIT,
-        other_adjacency=OTHER_ADJACENCY[adjacency],
+        target=target,
         rows=[[*(shown(row[key]) for key in cells), "best" if row["chosen"] else row["note"]] for row in rows],
         best=next((row for row in rows if row["chosen"]), None),
         advice=[*plan.notes(), *plan.advice],
-    )  # fmt: skip
+    )
     _write(Path(output), text, mode=0o644)
     return Path(output)
 

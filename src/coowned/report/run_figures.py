@@ -53,27 +53,26 @@ def delta_curve(run: Run) -> Figure:
             for epsilon, delta in zip(epsilons, deltas.tolist(), strict=True)
             if _SMALLEST_DELTA <= delta < 1  # 1 says nothing, or could not be certified
         ]
-    columns: Columns = (("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most"))
-    return Figure(
+    return Figure.drawn(
+        charts.curves,
         name="delta-curve",
         title="The whole promise: delta at every epsilon",
         mark=Mark.COVERED,
-        columns=columns,
+        columns=(("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most")),
         rows=rows,
         reading=f"One run satisfies all of these pairs at once; the ring marks the one that is claimed: "
         f"{run.headline}. Every value is an upper bound.",
-        chart=charts.curves(
-            rows,
-            columns,
-            x="epsilon",
-            y="delta",
-            series="series",
-            colours=dict(zip(names, (charts.colour_of(run.selector), charts.NEUTRAL), strict=True)),
-            title_x="epsilon",
-            title_y="delta",
-            format_y=".0e",
-            log_y=True,
-            ring=(claim.epsilon, claim.delta),
+        x="epsilon",
+        y="delta",
+        series="series",
+        colours=dict(zip(names, (charts.colour_of(run.selector), charts.NEUTRAL), strict=True)),
+        title_x="epsilon",
+        title_y="delta",
+        format_y=".0e",
+        log_y=True,
+        ring=(
+            claim.epsilon,
+            claim.delta,
         ),
     )
 
@@ -106,29 +105,25 @@ def membership(run: Run) -> Figure:
                     "found_text": percent_up(found),
                 }
             )
-    columns: Columns = (("series", "who"), ("rate_text", "wrongly accused"), ("found_text", "rightly found"))
-    return Figure(
+    return Figure.drawn(
+        charts.curves,
         name="membership",
         title="What a membership attack could find",
         mark=Mark.COVERED,
-        columns=columns,
+        columns=(("series", "who"), ("rate_text", "wrongly accused"), ("found_text", "rightly found")),
         rows=rows,
         reading="An attacker decides from the model whether a person's texts were used. However they do it, at the "
         f"rate of false accusations on the horizontal axis they find at most this share ({run.claim.terms()}).",
-        chart=charts.curves(
-            rows,
-            columns,
-            x="rate",
-            y="found",
-            series="series",
-            colours={"any attack, at most": charts.colour_of(run.selector), "guessing": charts.NEUTRAL},
-            title_x="wrongly accused (false-positive rate)",
-            title_y="rightly found (true-positive rate)",
-            log_x=True,
-            format_x="~%",
-            format_y="%",
-            ticks_x=_FALSE_POSITIVE_RATES,
-        ),
+        x="rate",
+        y="found",
+        series="series",
+        colours={"any attack, at most": charts.colour_of(run.selector), "guessing": charts.NEUTRAL},
+        title_x="wrongly accused (false-positive rate)",
+        title_y="rightly found (true-positive rate)",
+        log_x=True,
+        format_x="~%",
+        format_y="%",
+        ticks_x=_FALSE_POSITIVE_RATES,
     )
 
 
@@ -155,24 +150,21 @@ def training_curves(run: Run, metrics: pl.DataFrame) -> list[Figure]:
             continue
         columns: Columns = (("step_text", "step"), ("text", title_y))
         figures.append(
-            Figure(
+            Figure.drawn(
+                charts.curves,
                 name=f"training-{key.replace('_', '-')}",
                 title=titled(run, title),
                 mark=Mark.PRIVATE,
                 columns=columns,
                 rows=rows,
                 reading=reading if every == 1 else f"{reading} One stored step in {every} is shown.",
-                chart=charts.curve(
-                    rows,
-                    columns,
-                    x="step",
-                    y="value",
-                    title_x="step",
-                    title_y=title_y,
-                    zero=key != "loss",
-                    colour=charts.colour_of(run.selector),
-                    format_y=format_y,
-                ),
+                x="step",
+                y="value",
+                title_x="step",
+                title_y=title_y,
+                zero=key != "loss",
+                colours={"": charts.colour_of(run.selector)},
+                format_y=format_y,
             )
         )
     return figures
@@ -196,27 +188,23 @@ def utility_by_users(run: Run, splits: dict[str, pl.DataFrame]) -> Figure | None
     order = {name: number for number, name in enumerate(["all", *map(str, range(1000))])}
     rows.sort(key=lambda row: order.get(row["users"], len(order)))
     colours = {"validation": charts.NEUTRAL, "test": charts.colour_of(run.selector)}
-    columns: Columns = (("users", "users per example"), ("split", "split"), *_ACCURACY)
-    return Figure(
+    return Figure.drawn(
+        charts.intervals,
         name="utility-by-users",
         title=titled(run, "Accuracy by users per example"),
         mark=Mark.PRIVATE,
-        columns=columns,
+        columns=(("users", "users per example"), ("split", "split"), *_ACCURACY),
         rows=rows,
         reading="On examples that were kept out of training, with 95% intervals. Selection under a bound prefers "
         "examples that few people share, so the model may serve the others less well.",
-        chart=charts.intervals(
-            rows,
-            columns,
-            x="users",
-            y="accuracy",
-            low="low",
-            high="high",
-            series="split",
-            colours={name: colours.get(name, charts.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
-            title_x="users per example",
-            title_y="accuracy",
-        ),
+        x="users",
+        y="accuracy",
+        low="low",
+        high="high",
+        series="split",
+        colours={name: colours.get(name, charts.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
+        title_x="users per example",
+        title_y="accuracy",
     )
 
 
@@ -250,29 +238,25 @@ def utility_by_epsilon(run: Run, also: Sequence[Run]) -> Figure | None:
         )
     if len(rows) < 2:
         return None
-    columns: Columns = (("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_ACCURACY)
-    return Figure(
+    return Figure.drawn(
+        charts.intervals,
         name="utility-by-epsilon",
         title="Accuracy against epsilon, over several runs",
         mark=Mark.PRIVATE,
-        columns=columns,
+        columns=(("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_ACCURACY),
         rows=rows,
         reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. Each run alone "
         "has the promise shown; all of them together, on the same people, have a weaker one "
         "(compose them before publishing more than one model).",
-        chart=charts.intervals(
-            rows,
-            columns,
-            x="epsilon",
-            y="accuracy",
-            low="low",
-            high="high",
-            series="selector",
-            colours={name: charts.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
-            title_x="epsilon",
-            title_y="test accuracy",
-            beside="run",
-        ),
+        x="epsilon",
+        y="accuracy",
+        low="low",
+        high="high",
+        series="selector",
+        colours={name: charts.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
+        title_x="epsilon",
+        title_y="test accuracy",
+        beside="run",
     )
 
 
@@ -293,28 +277,27 @@ def audit(run: Run, found: dict[str, Any], *, canaries: bool) -> Figure | None:
         {"what": "measured: at least", "epsilon": float(measured), "text": shown(float(measured))},
         {"what": "proven: at most", "epsilon": proven, "text": rounded_up(proven)},
     ]
-    columns: Columns = (("what", "which"), ("text", "epsilon"))
     how = (
         "One training with made-up people among the real ones; the auditor guesses who was in."
         if canaries
         else "Many runs of the mechanism with keys and users of the audit’s own, the worst that the claim allows."
     )
     verdict = str(found.get("verdict", "")).strip()
-    return Figure(
+    return Figure.drawn(
+        charts.horizontal_bars,
         name="audit-canaries" if canaries else "audit",
         title="Measured leak beside the claim: " + ("canaries" if canaries else "mechanism"),
         mark=Mark.PRIVATE if canaries else Mark.COVERED,
-        columns=columns,
+        columns=(("what", "which"), ("text", "epsilon")),
         rows=rows,
         reading=f"{how} A measured value above the proven one would show a fault; one below proves nothing by itself. "
         f"{verdict} Claimed: {run.headline}.".replace("  ", " "),
-        chart=charts.horizontal_bars(
-            rows,
-            columns,
-            x="epsilon",
-            y="what",
-            title_x="epsilon",
-            colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
+        x="epsilon",
+        y="what",
+        title_x="epsilon",
+        colours=(
+            charts.NEUTRAL,
+            charts.colour_of(run.selector),
         ),
     )
 
@@ -322,24 +305,20 @@ def audit(run: Run, found: dict[str, Any], *, canaries: bool) -> Figure | None:
 def bob(measured: Measured) -> Figure:
     """The Bob test under one attribution: every trained model is one mark and one row."""
     rows = bob_rows([measured])
-    columns: Columns = (("models", "models"), ("answer", "answer"))
     verdict = "the claim is not refuted" if measured.claim_holds else "the claim is not true for Bob"
-    return Figure(
+    return Figure.drawn(
+        charts.ticks,
         name=f"bob-{measured.attribution}",
         title=f"E-mails {TITLES[measured.attribution]}: {verdict}",
         mark=Mark.PRIVATE,
-        columns=columns,
+        columns=(("models", "models"), ("answer", "answer")),
         rows=rows,
         reading=f"Each mark is one trained model. Claimed: epsilon {bob_claim(measured)}; measured with Bob as the "
         f"unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
-        chart=charts.ticks(
-            rows,
-            columns,
-            x="answer",
-            y="models",
-            title_x="how much the model takes the sentence with the secret for work (log-odds)",
-            colours=COLOURS,
-        ),
+        x="answer",
+        y="models",
+        title_x="how much the model takes the sentence with the secret for work (log-odds)",
+        colours=COLOURS,
     )
 
 

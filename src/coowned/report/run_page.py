@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
 from coowned.accounting.statement import rounded_down, rounded_up
@@ -29,8 +29,7 @@ _WORLDS = {"zero-out": "all their texts are blank", "replace": "all their texts 
 TableRow = tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """One count under the claim."""
 
     name: str
@@ -234,24 +233,18 @@ def _tiles(run: Run, *, with_graph: bool) -> tuple[Tile, ...]:
     """Three or four counts under the claim; none where there is nothing to show."""
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
-    graph = (
-        ("people in the data", shown(certificate.num_users)),
-        ("of them in the training set", percent(left, certificate.num_users)),
-        ("people taken out of protection", shown(certificate.num_unprotected_users)),
+    people = (
+        Tile("people in the data", shown(certificate.num_users), Mark.GRAPH),
+        Tile("of them in the training set", percent(left, certificate.num_users), Mark.GRAPH),
+        Tile("people taken out of protection", shown(certificate.num_unprotected_users), Mark.GRAPH),
     )
-    covered = []
-    if run.claims:
-        covered = [
-            ("noise multiplier", rounded_down(run.claim.noise_multiplier)),
-            ("copies of one person, at most", shown(run.claim.contribution_bound)),
-            ("training steps", shown(run.mechanism.iterations)),
-        ]
-    elif with_graph:
-        graph = (*graph, ("copies in the training set", shown(certificate.size)))
-    marked = [(Mark.COVERED, fact) for fact in covered]
+    if not run.claims:
+        return (*people, Tile("copies in the training set", shown(certificate.size), Mark.GRAPH)) if with_graph else ()
+    noise = Tile("noise multiplier", rounded_down(run.claim.noise_multiplier), Mark.COVERED)
     if with_graph:
-        marked = [*((Mark.GRAPH, fact) for fact in graph), *marked[:1]]
-    return tuple(Tile(name=name, value=value, mark=mark) for mark, (name, value) in marked)
+        return (*people, noise)
+    bound = Tile("copies of one person, at most", shown(run.claim.contribution_bound), Mark.COVERED)
+    return (noise, bound, Tile("training steps", shown(run.mechanism.iterations), Mark.COVERED))
 
 
 def _adjacencies(claim: PrivacyGuarantee) -> tuple[TableRow, ...]:
