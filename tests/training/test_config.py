@@ -40,7 +40,7 @@ def test_unknown_keys_name_the_nearest(old, new, nearest):
 
 
 def test_nothing_far_fetched_is_suggested():
-    with pytest.raises(ConfigError, match=r"no key 'contribution_bound' .*; it knows selector, seed"):
+    with pytest.raises(ConfigError, match=r"no key 'contribution_bound'; choose selector, seed"):
         TrainConfig.from_toml(changed('selector = "greedy"', 'selector = "greedy-min-separation"'))
 
 
@@ -82,9 +82,9 @@ def test_nothing_far_fetched_is_suggested():
         ("contribution_bound = 2", "", "contribution_bound"),
         ("learning_rate = 0.05", "learning_rate = -1", "learning_rate"),
         ("# seed = 0  ", "seed = -1  ", "seed"),
-        ('kind = "logistic-regression"', 'kind = ["a"]', r"\[model\] kind must be a text"),
-        ('selector = "greedy"', 'selector = ["greedy"]', r"\[selection\] selector must be a text"),
-        ('selector = "greedy"', "selector = {a = 1}", r"\[selection\] selector must be a text"),
+        ('kind = "logistic-regression"', 'kind = ["a"]', r"\[model\] kind must be 'bert"),
+        ('selector = "greedy"', 'selector = ["greedy"]', r"\[selection\] selector must be 'bias"),
+        ('selector = "greedy"', "selector = {a = 1}", r"\[selection\] selector must be 'bias"),
         (
             'selector = "greedy"',
             'selector = "priced"\nallow_duplicates = "yes"',
@@ -98,7 +98,7 @@ def test_nothing_far_fetched_is_suggested():
         ("# checkpoint_every = 100", "checkpoint_every = 0", "checkpoint_every"),
         ('path = "papers.parquet"', 'path = ""', "path is empty"),
         ('users = "users"', "users = []", "users must name one column or more"),
-        ('users = "users"', "users = [1]", "users must name one column or more"),
+        ('users = "users"', "users = [1]", r"users\[0\] must be a string"),
         ('features = "features"', "features = []", "features must name one column or more"),
         ("[data]", "data = 3\n[dada]", "no section|must be a section"),
         ("[data]", "[data", "not TOML"),

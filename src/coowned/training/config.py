@@ -2,29 +2,28 @@
 
 import contextlib
 import dataclasses
-import difflib
-import hashlib
-import json
 import math
 import os
 import tomllib
-import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from coowned import validate
+import msgspec
+
+from coowned import codec, validate
 from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.options import DataOptions
 from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
+from coowned.selection.registry import CLASSES, selector_class
 from coowned.training.optimizers import LEARNING_RATES, check_optimizer
 from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
 
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
+_REMEDY = "`coowned train --example` prints a configuration to start from"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,12 @@ class DataSection(DataOptions):
     """Where the data are, how to read them, and which shares of them train, validate and test."""
 
     path: str
-    splits: list | None = None
+    splits: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise InputError("path is empty; name a file or folder")
+        _check_names("users", self.users)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,11 +45,13 @@ class SelectionSection:
 
     selector: str
     seed: int
-    settings: dict
+    settings: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacySection:
+    """What is promised; `epsilon = "none"` and `public = true` promise nothing."""
+
     epsilon: float | str | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -57,9 +63,35 @@ class PrivacySection:
     def is_private(self) -> bool:
         return not self.public and self.epsilon != "none"
 
+    def __post_init__(self) -> None:
+        validate.one_of(ADJACENCIES, adjacency=self.adjacency)
+        if self.delta is not None:
+            validate.in_range(0, 1, open_low=True, open_high=True, delta=self.delta)
+        if not self.is_private:
+            for key in ("noise_multiplier", "simulated_batch_size"):
+                if getattr(self, key) is not None:
+                    raise InputError(f"{key} means nothing without a guarantee; leave it out")
+            if self.public and self.epsilon is not None:
+                raise InputError("public data have no epsilon; leave it out")
+            return
+        if isinstance(self.epsilon, str):
+            raise InputError(f'epsilon must be a number, or "none" for no guarantee, not {self.epsilon!r}')
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise InputError("needs exactly one of epsilon and noise_multiplier, or public = true")
+        if self.epsilon is not None:
+            validate.positive_number(epsilon=self.epsilon)
+        else:
+            validate.positive_number(noise_multiplier=self.noise_multiplier)
+        if self.delta is None:
+            raise InputError("needs delta: the probability that the promise may fail, far below 1 / users")
+        if self.simulated_batch_size is not None:
+            validate.positive(simulated_batch_size=self.simulated_batch_size)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismSection:
+    """How batches are drawn and noise is made."""
+
     kind: str
     batch_size: int
     iterations: int
@@ -67,14 +99,43 @@ class MechanismSection:
     num_bands: int | None = None
     min_separation: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.kind == "cyclic-dp-mf":
+            raise InputError(
+                "kind 'cyclic-dp-mf' needs a selection with groups, which no selector makes yet; train from Python "
+                "with Selection.from_copies(..., groups=...), or use 'dp-sgd' or 'dp-mf'"
+            )
+        validate.one_of(tuple(known.training_kind for known in MECHANISMS), kind=self.kind)
+        validate.positive(batch_size=self.batch_size)
+        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=self.iterations)
+        if self.clip_norm is not None:
+            validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
+        limit, limit_name = self.iterations, "iterations"
+        for key in ("min_separation", "num_bands"):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if key not in mechanism_class(self.kind).options:
+                raise InputError(f"{key} means nothing for {self.kind}; leave it out or use dp-mf")
+            validate.positive(**{key: value})
+            if value > limit:
+                raise InputError(f"{key} ({value}) must be at most {limit_name} ({limit})")
+            limit, limit_name = value, key
+
+
+ModelKind = Literal["logistic-regression", "bert-masked-lm"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogisticSection:
     """Columns of a logistic regression."""
 
-    kind: str = "logistic-regression"
-    features: str | list = "features"
+    kind: ModelKind = "logistic-regression"
+    features: str | list[str] = "features"
     label: str = "label"
+
+    def __post_init__(self) -> None:
+        _check_names("features", self.features)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,8 +152,8 @@ class BertSection:
       microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
     """
 
-    kind: str
-    text: str | list = "text"
+    kind: ModelKind = "bert-masked-lm"
+    text: str | list[str] = "text"
     vocabulary: str | None = None
     checkpoint: str | None = None
     architecture: str | None = None
@@ -100,38 +161,56 @@ class BertSection:
     sequence_length: int = 512
     microbatch: int | None = None
 
-
-MODELS = {"logistic-regression": LogisticSection, "bert-masked-lm": BertSection}
-ModelSection = LogisticSection | BertSection
+    def __post_init__(self) -> None:
+        validate.integer(at_least=3, sequence_length=self.sequence_length)
+        _check_names("text", self.text)
+        if self.microbatch is not None:
+            validate.positive(microbatch=self.microbatch)
+        if self.vocabulary is None and self.checkpoint is None:
+            raise InputError(
+                "needs vocabulary: a vocab.txt that was not made from the texts to be protected (BERT's own, say), or "
+                "a checkpoint that has one"
+            )
+        if self.architecture is not None and self.checkpoint is not None:
+            raise InputError("a checkpoint has an architecture of its own; leave one of the two out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerSection:
+    """Any optimizer of optax that needs only a learning rate."""
+
     learning_rate: float
     name: str = "adam"
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.name)
+        validate.in_range(*LEARNING_RATES, learning_rate=self.learning_rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSection:
+    """How the run is carried out; a seed makes it a test run."""
+
     seed: int | None = None
     checkpoint_every: int | None = None
     devices: int = 1
 
+    def __post_init__(self) -> None:
+        validate.positive(devices=self.devices)
+        if self.checkpoint_every is not None:
+            validate.positive(checkpoint_every=self.checkpoint_every)
+        if self.seed is not None:
+            validate.seed(self.seed)
 
-_SECTIONS = {
-    "data": DataSection,
-    "selection": SelectionSection,
-    "privacy": PrivacySection,
-    "mechanism": MechanismSection,
-    "model": MODELS,
-    "optimizer": OptimizerSection,
-    "run": RunSection,
-}
+
+_MODELS: dict[str, Any] = {"logistic-regression": LogisticSection, "bert-masked-lm": BertSection}
+_OF_ALL_SELECTORS = ("selector", "seed")
+_SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole configuration, checked.
+    """A whole configuration, checked as far as it can be without the data.
 
     Guarantees:
       - An unknown section or key is an error that names the nearest known one.   (test_unknown_keys_name_the_nearest)
@@ -148,7 +227,7 @@ class TrainConfig:
     selection: SelectionSection
     privacy: PrivacySection
     mechanism: MechanismSection
-    model: ModelSection
+    model: LogisticSection | BertSection
     optimizer: OptimizerSection
     run: RunSection
     folder: Path  # what relative paths are relative to
@@ -156,134 +235,32 @@ class TrainConfig:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
         """Reads a file; relative paths in it are relative to its folder."""
-        place = Path(path)
+        file = Path(path)
         try:
-            text = place.read_text(encoding="utf-8")
+            text = file.read_bytes()
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-            raise ConfigError(f"{place}: cannot be read ({error.strerror}); name a configuration file") from error
-        except UnicodeDecodeError:
-            raise ConfigError(f"{place}: not UTF-8 text; name a configuration file") from None
-        return cls.from_toml(text, folder=place.parent, name=str(place))
+            raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a configuration file") from error
+        return cls.from_toml(text, folder=file.parent, name=str(file))
 
     @classmethod
     def from_toml(
-        cls, text: str, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
+        cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
     ) -> "TrainConfig":
-        try:
-            stored = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(
-                f"{name}: not TOML ({error}); `coowned train --example` prints one to start from"
-            ) from None
-        for section, content in stored.items():
-            if section not in _SECTIONS:
-                raise ConfigError(f"{name}: there is no section [{section}]{_nearest(section, _SECTIONS)}")
-            if not isinstance(content, dict):
-                raise ConfigError(f"{name}: {section} must be a section [{section}] with keys, not one value")
-        sections = {
-            section: _read_section(section, kind, stored.get(section, {}), name) for section, kind in _SECTIONS.items()
-        }
-        config = cls(**sections, folder=Path(folder))
-        try:
-            config._check()
-        except InputError as error:
-            raise ConfigError(f"{name}: {error}") from None
-        return config
-
-    def _check(self) -> None:
-        """What can be seen without the data: reading and selecting may take long."""
-        if not self.data.path:
-            raise ConfigError("[data] path is empty; name a file or folder")
-        _check_names("data", "users", self.data.users)
-        with _in_section("privacy"):
-            self._check_privacy()
-        with _in_section("mechanism"):
-            self._check_mechanism()
-        if isinstance(self.model, BertSection):
-            with _in_section("model"):
-                self._check_bert(self.model)
-        else:
-            _check_names("model", "features", self.model.features)
-        with _in_section("optimizer"):
-            check_optimizer(self.optimizer.name)
-            validate.in_range(*LEARNING_RATES, learning_rate=self.optimizer.learning_rate)
-        with _in_section("run"):
-            validate.positive(devices=self.run.devices)
-            if self.run.checkpoint_every is not None:
-                validate.positive(checkpoint_every=self.run.checkpoint_every)
-            if self.run.seed is not None:
-                validate.seed(self.run.seed)
-
-    def _check_privacy(self) -> None:
-        privacy = self.privacy
-        validate.one_of(ADJACENCIES, adjacency=privacy.adjacency)
-        if privacy.delta is not None:
-            validate.in_range(0, 1, open_low=True, open_high=True, delta=privacy.delta)
-        if privacy.is_private:
-            if isinstance(privacy.epsilon, str):
-                raise ConfigError(
-                    f'[privacy] epsilon must be a number, or "none" for no guarantee, not {privacy.epsilon!r}'
-                )
-            if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
-                raise ConfigError("[privacy] needs exactly one of epsilon and noise_multiplier, or public = true")
-            if privacy.epsilon is not None:
-                validate.positive_number(epsilon=privacy.epsilon)
-            else:
-                validate.positive_number(noise_multiplier=privacy.noise_multiplier)
-            if privacy.delta is None:
-                raise ConfigError(
-                    "[privacy] needs delta: the probability that the promise may fail, far below 1 / users"
-                )
-            if privacy.simulated_batch_size is not None:
-                validate.positive(simulated_batch_size=privacy.simulated_batch_size)
-        else:
-            for key in ("noise_multiplier", "simulated_batch_size"):
-                if getattr(privacy, key) is not None:
-                    raise ConfigError(f"[privacy] {key} means nothing without a guarantee; leave it out")
-            if privacy.public and privacy.epsilon is not None:
-                raise ConfigError("[privacy] public data have no epsilon; leave it out")
-
-    def _check_mechanism(self) -> None:
-        mechanism = self.mechanism
-        if mechanism.kind == "cyclic-dp-mf":
-            raise ConfigError(
-                "[mechanism] kind 'cyclic-dp-mf' needs a selection with groups, which no selector makes yet; train "
-                "from Python with Selection.from_copies(..., groups=...), or use 'dp-sgd' or 'dp-mf'"
-            )
-        validate.one_of(tuple(known.training_kind for known in MECHANISMS), kind=mechanism.kind)
-        validate.positive(batch_size=mechanism.batch_size)
-        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=mechanism.iterations)
-        if mechanism.clip_norm is not None:
-            if self.privacy.is_private:
-                validate.in_range(*CLIP_NORMS, clip_norm=mechanism.clip_norm)
-            else:
-                validate.in_range(0, math.inf, open_low=True, clip_norm=mechanism.clip_norm)
-        elif self.privacy.is_private:
-            raise ConfigError("[mechanism] needs clip_norm: the longest gradient one copy may add")
-        for key in ("num_bands", "min_separation"):
-            if getattr(mechanism, key) is not None and key not in mechanism_class(mechanism.kind).options:
-                raise ConfigError(f"[mechanism] {key} means nothing for {mechanism.kind}; leave it out or use dp-mf")
-        most, what = mechanism.iterations, "iterations"
-        for key in ("min_separation", "num_bands"):
-            value = getattr(mechanism, key)
-            if value is not None:
-                validate.positive(**{key: value})
-                if value > most:
-                    raise ConfigError(f"[mechanism] {key} ({value}) must be at most {what} ({most})")
-                most, what = value, key
-
-    def _check_bert(self, model: BertSection) -> None:
-        validate.integer(at_least=3, sequence_length=model.sequence_length)
-        _check_names("model", "text", model.text)
-        if model.microbatch is not None:
-            validate.positive(microbatch=model.microbatch)
-        if model.vocabulary is None and model.checkpoint is None:
-            raise ConfigError(
-                "[model] needs vocabulary: a vocab.txt that was not made from the texts to be protected (BERT's own, "
-                "say), or a checkpoint that has one"
-            )
-        if model.architecture is not None and model.checkpoint is not None:
-            raise ConfigError("[model] a checkpoint has an architecture of its own; leave one of the two out")
+        """Reads the text of a configuration; `name` is what errors call it."""
+        given = _sections(text)
+        file: Any = codec.decode_toml(_file_type(given), text, name=name, error=ConfigError, remedy=_REMEDY)
+        sections: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
+        sections["selection"] = SelectionSection(
+            selector=file.selection.selector,
+            seed=file.selection.seed,
+            settings={key: getattr(file.selection, key) for key in given["selection"] if key not in _OF_ALL_SELECTORS},
+        )
+        if file.privacy.is_private:
+            try:
+                validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
+            except InputError as error:
+                raise ConfigError(f"{name}: [mechanism] {error}; it is the longest gradient one copy may add") from None
+        return cls(**sections, folder=Path(folder))
 
     @property
     def splits(self) -> list[float]:
@@ -310,93 +287,46 @@ class TrainConfig:
 
     @property
     def digest(self) -> str:
-        """Names the values; the place of the file does not matter, since the data have a digest of their own."""
-        values = {name: dataclasses.asdict(getattr(self, name)) for name in _SECTIONS}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        """Names the values; where the file is does not matter, since the data have a digest of their own."""
+        return codec.checksum({name: getattr(self, name) for name in _SECTIONS})
 
 
-def _read_section(section: str, kind: Any, given: dict[str, Any], name: str) -> Any:
-    if kind is SelectionSection:
-        return _read_selection(given, name)
-    if isinstance(kind, dict):  # the keys depend on the kind
-        word = _typed(section, "kind", given.get("kind", next(iter(kind))), str, name)
-        if word not in kind:
-            raise ConfigError(f"{name}: [{section}] kind must be one of {', '.join(kind)}, not {word!r}")
-        kind = kind[word]
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for key in given:
-        if key not in fields:
-            raise ConfigError(f"{name}: [{section}] has no key {key!r}{_nearest(key, fields)}")
-    for key, field in fields.items():
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if needed and key not in given:
-            raise ConfigError(f"{name}: [{section}] needs the key {key!r}; `coowned train --example` shows all")
-    return kind(**{key: _typed(section, key, value, fields[key].type, name) for key, value in given.items()})
+def _sections(text: str | bytes) -> dict[str, dict[str, Any]]:
+    """The sections as they stand, as far as they can be read: what the file is decoded as depends on two words."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        found = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+    return {name: value if isinstance(value := found.get(name), dict) else {} for name in ("selection", "model")}
 
 
-def _read_selection(given: dict[str, Any], name: str) -> SelectionSection:
-    """The keys beside selector and seed are the selector's own settings."""
-    from coowned.selection.registry import CLASSES, selector_class
-
-    word = _typed("selection", "selector", given.get("selector", "greedy"), str, name)
-    if word not in CLASSES:
-        raise ConfigError(f"{name}: there is no selector {word!r}{_nearest(word, CLASSES)}")
-    own = {field.name: field for field in dataclasses.fields(selector_class(word))}
-    # A schedule's shape is the mechanism's: it is said once, there.
-    known = ["selector", "seed", *(key for key in own if key not in ("batch_size", "iterations", "min_separation"))]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{name}: [selection] has no key {key!r} for the selector {word}{_nearest(key, known)}")
-    seed = _typed("selection", "seed", given.get("seed", 0), int, name)
-    settings = {
-        key: _typed("selection", key, value, own[key].type, name)
-        for key, value in given.items()
-        if key not in ("selector", "seed")
-    }
-    for key, field in own.items():
-        if key in known and field.default is dataclasses.MISSING and key not in settings:
-            raise ConfigError(f"{name}: [selection] needs the key {key!r} for the selector {word}")
-    return SelectionSection(selector=word, seed=seed, settings=settings)
+def _file_type(given: dict[str, dict[str, Any]]) -> type[Any]:
+    """The type of a file whose selector and kind of model are these."""
+    model = given["model"].get("kind")
+    kind = _MODELS.get(model, LogisticSection) if isinstance(model, str) else LogisticSection
+    needed: list[Any] = [("data", DataSection), ("selection", _selection_type(given["selection"].get("selector")))]
+    needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
+    # A section without needed keys may be left out.
+    optional = ("run", RunSection, msgspec.field(default_factory=RunSection))
+    model_field = ("model", kind, msgspec.field(default_factory=kind)) if kind is LogisticSection else ("model", kind)
+    return msgspec.defstruct("Configuration", [*needed, model_field, optional], kw_only=True)
 
 
-def _typed(section: str, key: str, value: Any, kind: Any, name: str) -> Any:
-    kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
-    choices = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    choices = [typing.get_origin(choice) or choice for choice in choices]
-    if float in choices and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ConfigError(f"{name}: [{section}] {key} is a whole number that no number can hold") from None
-    if not any(type(value) is choice for choice in choices):
-        words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
-        wanted = " or ".join(words[choice] for choice in choices if choice in words)
-        raise ConfigError(f"{name}: [{section}] {key} must be {wanted}, not {value!r}")
-    return value
+def _selection_type(word: Any) -> type[Any]:
+    """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
+    words = Literal[tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
+    fields: list[Any] = [("selector", words, "greedy"), ("seed", int, 0)]
+    kind = selector_class(word if isinstance(word, str) and word in CLASSES else "greedy")
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name not in ("batch_size", "iterations", "min_separation"):
+            default = () if field.default is dataclasses.MISSING else (field.default,)
+            fields.append((field.name, hints[field.name], *default))
+    return msgspec.defstruct("Selection", fields, kw_only=True)
 
 
-@contextlib.contextmanager
-def _in_section(section: str) -> Iterator[None]:
-    """An error about a value names the section it stands in."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except InputError as error:
-        raise ConfigError(f"[{section}] {error}") from None
-
-
-def _check_names(section: str, key: str, names: str | list | None) -> None:
-    if names is None:
-        return
-    listed = [names] if isinstance(names, str) else names
-    if not listed or not all(isinstance(name, str) and name for name in listed):
-        raise ConfigError(f"[{section}] {key} must name one column or more, not {names!r}")
-
-
-def _nearest(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {near[0]!r}?" if near else f"; it knows {', '.join(known)}"
+def _check_names(key: str, names: str | list[str] | None) -> None:
+    if names is not None and not (names and all([names] if isinstance(names, str) else names)):
+        raise InputError(f"{key} must name one column or more, not {names!r}")
 
 
 def example() -> str:
