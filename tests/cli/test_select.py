@@ -71,12 +71,16 @@ def test_schedules(data, capsys):
     assert certificate.min_separation >= 2
 
 
-def test_an_earlier_result_is_replaced(data):
+def test_an_earlier_result_is_replaced_only_when_asked(data, capsys):
     assert select(data) == 0
     first = (data.parent / "S.parquet").read_bytes()
-    assert select(data, bound="1") == 0
+    assert select(data, bound="1") == 2
+    assert "S.parquet: exists already; choose another path, or give --overwrite" in capsys.readouterr().err
+    assert (data.parent / "S.parquet").read_bytes() == first
+    assert select(data, "--overwrite", bound="1") == 0
     assert (data.parent / "S.parquet").read_bytes() != first
     assert names(data.parent) == ["S.certificate.json", "S.parquet", "mail.csv"]
+
 
 
 def test_unprotected_users_are_told(data, capsys):
@@ -88,13 +92,13 @@ def test_unprotected_users_are_told(data, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--selector", "nope"], "there is no selector 'nope'; choose one of greedy, "),
-        (["--batch-size", "3"], "--batch-size means nothing to the selector greedy; leave it out"),
+        (["--selector", "nope"], "Unknown selector 'nope'; choose greedy, "),
+        (["--batch-size", "3"], "The selector greedy has no option --batch-size; leave it out"),
         (["--engine", "flink"], "--engine"),
         (["--ties", "coin"], "ties must be one of"),
         (["--seed", "-1"], "seed must be"),
         (["--unattributed", "maybe"], "unattributed must be one of"),
-        (["--selector", "greedy-min-separation"], "means nothing to the selector greedy-min-separation"),
+        (["--selector", "greedy-min-separation"], "The selector greedy-min-separation has no option"),
     ],
 )
 def test_bad_settings(data, capsys, more, message):
@@ -105,7 +109,7 @@ def test_bad_settings(data, capsys, more, message):
 
 def test_missing_settings(data, capsys):
     assert select(data, bound=None) == 2
-    assert capsys.readouterr().err == "coowned: the selector greedy needs --contribution-bound\n"
+    assert capsys.readouterr().err == "coowned: The selector greedy needs --contribution-bound\n"
     assert select(data, bound="0") == 2
     assert "contribution_bound must be a whole number of at least 1" in capsys.readouterr().err
 
@@ -142,14 +146,14 @@ def test_a_full_disk_writes_nothing(data, capsys, monkeypatch):
 def test_what_is_read_survives(data, capsys):
     before = data.read_bytes()
     assert select(data, output="mail.csv") == 2
-    assert "would overwrite what it is made from" in capsys.readouterr().err
+    assert "would overwrite its own input" in capsys.readouterr().err
     (data.parent / "folder").mkdir()
     (data.parent / "folder" / "a.csv").write_bytes(before)
     (data.parent / "thesis").mkdir()
     (data.parent / "thesis" / "chapter.tex").write_text("work")
     assert select(data.parent / "folder", output="folder/S.parquet") == 2
     assert "lies inside the data folder" in capsys.readouterr().err
-    assert select(data, output="thesis") == 2
+    assert select(data, "--overwrite", output="thesis") == 2
     assert "a folder that holds other things" in capsys.readouterr().err
     assert select(data, output="no/S.parquet") == 2
     assert "does not exist; make it first" in capsys.readouterr().err
@@ -174,5 +178,5 @@ def test_every_selector_can_be_named():
 
 @pytest.mark.parametrize("place", [".", "/"])
 def test_a_folder_is_not_a_selection(place):
-    with pytest.raises(InputError, match="name a file"):
+    with pytest.raises(InputError, match="give a file"):
         certificate_path_of(Path(place))

@@ -91,6 +91,7 @@ def test_addresses_go_to_spark(data, capsys):
     assert run(["select", str(data), *words, "-o", str(data.parent / "local.parquet")]) == 0
     target = f"file://{data.parent}/S.parquet"
     assert run(["select", f"file://{data}", *words, "--engine", "spark", "--master", "local[1]", "-o", target]) == 0
+    assert run(["select", f"file://{data}", *words, "--engine", "spark", "--master", "local[1]", "-o", target]) == 2
     assert f"wrote {target} and file://{data.parent}/S.certificate.json" in capsys.readouterr().out.replace("\n", "")
     folder = data.parent
     assert (folder / "S.certificate.json").read_text() == (folder / "local.certificate.json").read_text()
@@ -101,10 +102,10 @@ def test_addresses_go_to_spark(data, capsys):
     ("given", "output", "words", "message"),
     [
         ("hdfs://head/y.parquet", "S.parquet", [], "hdfs://head/y.parquet: the local engine knows this machine's"),
-        ("hdfs://head/y.parquet", "hdfs://head/y.parquet", ["--engine", "spark"], "would overwrite what it is made"),
+        ("hdfs://head/y.parquet", "hdfs://head/y.parquet", ["--engine", "spark"], "would overwrite its own input"),
         ("hdfs://head/y", "hdfs://head/y/S.parquet", ["--engine", "spark"], "lies inside the data folder"),
         ("hdfs://head/y", "S.parquet", ["--engine", "spark", "--example-id", "id"], "hdfs://head/y: cannot tell what"),
-        ("hdfs://head/y.csv", "hdfs://head/", ["--engine", "spark"], "not the address of a selection"),
+        ("hdfs://head/y.csv", "hdfs://head/", ["--engine", "spark"], "not the URL of a selection"),
     ],
 )
 def test_addresses_are_kept_as_they_are(tmp_path, monkeypatch, capsys, given, output, words, message):

@@ -1,4 +1,4 @@
-"""Whatever a verb reads must survive what it writes."""
+"""Whatever a verb reads must survive what it writes, and what is there is replaced only where that was asked for."""
 
 import os
 from collections.abc import Iterable
@@ -10,43 +10,55 @@ from coowned.errors import InputError
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
 
+PathOrURL = str | os.PathLike[str]
 
-def files_of(source: "DataSource") -> list[str | os.PathLike[str]]:
+
+def files_of(source: "DataSource") -> list[PathOrURL]:
     """What a verb with data options reads."""
     return [given for given in (source.path, source.aliases, source.unprotected) if given is not None]
 
 
-def refuse_to_overwrite(inputs: Iterable[str | os.PathLike[str]], outputs: Iterable[Path | None]) -> None:
+def refuse_to_overwrite(
+    inputs: Iterable[PathOrURL], outputs: Iterable[PathOrURL | None], *, replace: bool = True
+) -> None:
     """Refuses an output that is an input, lies in an input folder, or is another output; None writes nothing.
 
-    A file in a data folder would be taken for data at the next reading.
+    A file in a data folder would be taken for data at the next reading. Without `replace` an output that exists is
+    refused too; what exists at a URL of another file system is not looked at here.
     """
-    read = [_place(given) for given in inputs]
-    taken: set[Path] = set()
+    read = [_resolved(given) for given in inputs]
+    written: set[str] = set()
     for output in outputs:
         if output is None:
             continue
-        place = output.resolve()
-        if place in read:
-            raise InputError(f"{output}: would overwrite what it is made from; name another place")
-        if any(given.is_dir() and given in place.parents for given in read):
-            raise InputError(f"{output}: lies inside the data folder and would be read as data; name another place")
-        if place in taken:
-            raise InputError(f"{output}: two results cannot be in one file; name another place for one of them")
-        taken.add(place)
+        path = _resolved(output)
+        if path in read:
+            raise InputError(f"{output}: would overwrite its own input; choose another path")
+        if any(path.startswith(f"{given}/") and ("://" in given or Path(given).is_dir()) for given in read):
+            raise InputError(f"{output}: lies inside the data folder and would be read as data; choose another path")
+        if path in written:
+            raise InputError(f"{output}: two results cannot be in one file; choose another path for one of them")
+        if not replace and os.path.lexists(path):
+            raise_exists(output)
+        written.add(path)
+
+
+def raise_exists(output: PathOrURL) -> None:
+    raise InputError(f"{output}: exists already; choose another path, or give --overwrite to replace it")
 
 
 def refuse_to_replace(folders: Iterable[Path], output: Path | None, *, except_for: Iterable[str]) -> None:
     """Refuses an output that would replace a file inside one of the folders, other than one of these names in it."""
     if output is None:
         return
-    place = output.resolve()
+    path = output.resolve()
     for folder in folders:
         own = [folder.resolve() / name for name in except_for]
-        if folder.resolve() in place.parents and os.path.lexists(output) and place not in own:
-            raise InputError(f"{output}: would overwrite a file of the run; name another place")
+        if folder.resolve() in path.parents and os.path.lexists(output) and path not in own:
+            raise InputError(f"{output}: would overwrite a file of the run; choose another path")
 
 
-def _place(given: str | os.PathLike[str]) -> Path:
-    """The file behind a path or the address of a database."""
-    return Path(str(given).removeprefix("sqlite:///")).resolve()
+def _resolved(given: PathOrURL) -> str:
+    """One spelling of each path or URL, so that two can be compared; a SQLite URL is that of its file."""
+    path = str(given).removeprefix("sqlite:///").removeprefix("file://")
+    return path.rstrip("/") if "://" in path else str(Path(path).resolve())

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from coowned.cli import show
 from coowned.cli.certificates import certificate_beside, certificate_path_of
 from coowned.cli.data_options import reads_data
 from coowned.cli.engines import Engine, Master, check_engine
+from coowned.cli.overwriting import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 
@@ -28,8 +28,8 @@ _PANEL = "Selector"
 def run(
     source: "DataSource",
     output: Annotated[
-        str,  # not a Path: that would take a stroke out of hdfs://head/S.parquet
-        typer.Option("--output", "-o", metavar="S.parquet", help="Where S goes; its certificate goes beside it."),
+        str,  # not a Path, which would turn hdfs://head/S.parquet into hdfs:/head/S.parquet
+        typer.Option("--output", "-o", metavar="S.parquet", help="The file to write; the certificate goes beside it."),
     ],
     selector: Annotated[
         str,
@@ -78,6 +78,9 @@ def run(
     seed: Annotated[int, typer.Option(help="Public; the same seed gives the same S.")] = 0,
     engine: Engine = "local",
     master: Master = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace S and its certificate where they exist.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The certificate as JSON on stdout.")] = False,
 ) -> None:
     """Chooses S, in which no user is in more than K copies, and writes it with its certificate.
@@ -106,9 +109,9 @@ def run(
     chooser = make_selector(selector, {name: value for name, value in settings.items() if value is not None})
     check_engine(engine, master, str(source.path), output)
     certificate_path = certificate_beside(output)
-    _refuse_to_overwrite(source, (output, certificate_path))
+    refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
     if engine == "spark":
-        certificate = _run_on_spark(source, chooser, seed, master, output)
+        certificate = _run_on_spark(source, chooser, seed, master, output, overwrite)
     else:
         certificate = _run_here(source, chooser, seed, Path(output))
     if json:
@@ -151,7 +154,7 @@ def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path
 
 
 def _run_on_spark(
-    source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str
+    source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str, overwrite: bool
 ) -> "ContributionCertificate":
     from coowned.spark.selection import check_selector
     from coowned.spark.session import check_machine
@@ -161,9 +164,14 @@ def _run_on_spark(
     check_source(source)
     check_machine()
     if "://" in output:
-        from coowned.spark.selection_files import write_selection
+        from coowned.spark.selection_files import exists, write_selection
 
-        return _select_on_spark(source, chooser, seed, master, functools.partial(write_selection, path=output))
+        def check(spark: Any) -> None:
+            if not overwrite and exists(spark, output):
+                raise_exists(output)
+
+        write = functools.partial(write_selection, path=output)
+        return _select_on_spark(source, chooser, seed, master, write, check)
     with whole_files(output, certificate_beside(output)) as (selection_folder, certificate_file):
         from coowned.spark.selection_files import write_parts
 
@@ -174,7 +182,12 @@ def _run_on_spark(
 
 
 def _select_on_spark(
-    source: "DataSource", chooser: "Selector", seed: int, master: str | None, write: Callable[..., Any]
+    source: "DataSource",
+    chooser: "Selector",
+    seed: int,
+    master: str | None,
+    write: Callable[..., Any],
+    check: Callable[[Any], None] = lambda spark: None,
 ) -> "ContributionCertificate":
     from coowned.spark.certificate import certify
     from coowned.spark.selection import select
@@ -183,6 +196,7 @@ def _select_on_spark(
 
     title = f"selecting with {chooser.name}"
     with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
+        check(spark)
         graph = attribute_source(spark, source)
         selected = select(graph, chooser, seed=seed, progress=progress)
         certificate = certify(graph, selected, selector=chooser, seed=seed)
@@ -191,40 +205,20 @@ def _select_on_spark(
     return certificate
 
 
-def _refuse_to_overwrite(source: "DataSource", outputs: tuple[str, ...]) -> None:
-    """What is read must survive, and a data folder must not gain a file that the next reading takes for data."""
-    inputs = [_whole_path(given) for given in (source.path, source.aliases, source.unprotected) if given is not None]
-    for place in outputs:
-        target = _whole_path(place)
-        if target in inputs:
-            raise InputError(f"{place}: would overwrite what it is made from; name another place for S")
-        if ("://" in inputs[0] or Path(inputs[0]).is_dir()) and target.startswith(f"{inputs[0]}/"):
-            raise InputError(
-                f"{place}: lies inside the data folder and would be read as data; name another place for S"
-            )
-
-
-def _whole_path(given: str | os.PathLike[str]) -> str:
-    """One spelling of each place, so that two can be compared."""
-    place = str(given)
-    if place.startswith("file://"):
-        place = place.removeprefix("file://")
-    return place.rstrip("/") if "://" in place else str(Path(place).resolve())
-
-
 def make_selector(word: str, settings: dict[str, Any]) -> "Selector":
-    """The selector a word names, with these settings; what it does not have or still needs is an error."""
+    """The selector of this name with these settings; an unknown or missing setting is an error."""
+    from coowned.codec import nearest
     from coowned.selection.registry import CLASSES, selector_class
 
     if word not in CLASSES:
-        raise InputError(f"there is no selector {word!r}; choose one of {', '.join(CLASSES)}")
+        raise InputError(f"Unknown selector {word!r}{nearest(word, CLASSES)}")
     kind = selector_class(word)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in settings:
         if name not in fields:
-            raise InputError(f"--{name.replace('_', '-')} means nothing to the selector {word}; leave it out")
+            raise InputError(f"The selector {word} has no option --{name.replace('_', '-')}; leave it out")
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in settings:
-            raise InputError(f"the selector {word} needs --{name.replace('_', '-')}")
+            raise InputError(f"The selector {word} needs --{name.replace('_', '-')}")
     return kind(**settings)

@@ -91,6 +91,13 @@ def read_certificate(spark: "SparkSession", place: str) -> str:
             stream.close()
 
 
+def exists(spark: "SparkSession", url: str) -> bool:
+    """Whether there is a file or folder at a URL."""
+    with spark_errors(url):
+        system, path = hadoop_path(spark, url)
+        return bool(system.exists(path))
+
+
 def write_parts(selection: "DataFrame", certificate: ContributionCertificate, folder: Path) -> None:
     """Writes the parts to a folder of this machine, and looks whether they are there."""
     selection.write.parquet(folder.resolve().as_uri(), compression="zstd")
