@@ -82,7 +82,6 @@ def test_an_earlier_result_is_replaced_only_when_asked(data, capsys):
     assert names(data.parent) == ["S.certificate.json", "S.parquet", "mail.csv"]
 
 
-
 def test_unprotected_users_are_told(data, capsys):
     (data.parent / "bots.txt").write_text("u0\n")
     assert select(data, "--unprotected", str(data.parent / "bots.txt"), "--unattributed", "keep") == 0
