@@ -38,6 +38,8 @@ def test_rows_stay_together(rows):
     assert users_of(examples) == [set(row) for row in users]
     assert examples.graph.user_keys.to_pylist() == examples.user_keys.to_pylist()
     assert examples.graph.columns_read == ("id", "users")
+    if "a" not in examples.user_keys.to_pylist():
+        return
     left = examples.without_users(["a"])
     assert users_of(left) == [set(row) - {"a"} for row in users]
     assert left.payload is examples.payload
@@ -53,10 +55,13 @@ def test_ids_default_to_the_row():
 
 def test_without_users():
     examples = from_table(TABLE, example_id="id")
-    left = examples.without_users([" BOB ", "nobody", "also nobody", "bob"])
+    left = examples.without_users([" BOB ", "bob"])
     assert users_of(left) == [{"ann"}, set(), {"carol"}]
     assert left.graph.num_unprotected_users == 1
-    assert left.notes == {"unprotected_keys_not_in_the_data": 2}
+    with pytest.raises(InputError, match="2 unprotected keys are not in the data, the first is 'also nobody'; correct"):
+        examples.without_users([" BOB ", "nobody", "also nobody"])
+    with pytest.raises(InputError, match="1 unprotected key is not in the data"):
+        left.without_users(["bob"])
     assert left.graph.digest != examples.graph.digest
     twice = left.without_users(["carol"])
     assert twice.graph.num_unprotected_users == 2
@@ -65,6 +70,15 @@ def test_without_users():
     assert from_table({"users": [[7], [8]]}).without_users([7]).graph.num_unprotected_users == 1
     with pytest.raises(InputError, match="write \\[key\\]"):
         examples.without_users("bob")
+
+
+def test_doubtful_keys_are_counted():
+    users = [["nan", "None", "ann"], ["7", "7.0", "8.0"], ["NULL"], ["9.5", "9"]]
+    assert from_table({"users": users}).notes == {
+        "users_named_like_a_missing_value": 3,
+        "users_that_are_one_number_in_two_spellings": 1,
+    }
+    assert from_table({"users": [["ann"], ["7"]]}).notes == {}
 
 
 def test_take():

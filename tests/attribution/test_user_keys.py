@@ -101,6 +101,62 @@ def test_one_person(rules, one, other):
     assert keys[0] == keys[1] != ""
 
 
+INVISIBLE = [
+    "\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\ufeff", "\u00ad", "\u2060", "\u202c", "\ufe0f", "\u180e", "\x00",
+    "\x07", "\x1f", "\x7f", "\u0080", "\u2066", "\U000e0041",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", INVISIBLE, ids=lambda mark: f"U+{ord(mark):04X}")
+def test_invisible_characters_make_no_other_person(mark):
+    spellings = [f"{mark}bob@x.org", f"b{mark}ob@x.org", f"bob@x{mark}.org", f"bob@x.org{mark}", "bob@x.org"]
+    assert set(UserKeyRules().canonical(spellings)) == {"bob@x.org"}
+    examples = from_table({"users": [[spelling] for spelling in spellings]})
+    assert examples.graph.num_users == 1
+    assert examples.user_mapping.spellings_of("bob@x.org") == spellings
+    assert UserKeyRules.authors().canonical([f"Ann{mark} Lee"]).to_list() == ["ann lee"]
+
+
+SPELLINGS = [
+    "bob@x.org", "BOB@X.ORG", "mailto:bob@x.org", "MAILTO:Bob@x.org", "SMTP:bob@x.org", "smtp:bob@x.org", '"bob@x.org"', "'bob@x.org'",
+    "bob@x.org.", "bob@x.org;", "bob@x.org,", "<bob@x.org>", "Bob <bob@x.org>", "Bob (bob@x.org)", "Bob [bob@x.org]", "[bob@x.org]",
+    "(bob@x.org)", '"Bob" <bob@x.org> (home)', "bob@x.org (Bob)", '"Stone, Bob" <bob@x.org>', "Bob <mailto:bob@x.org>",
+    "mailto:bob@x.org?subject=hello", "bob @ x.org", "Bob bob@x.org", "bob@x.org\u200b;", " bob+news@x.org. ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", ["users", "from", "Recipients", "e-mail", "authors"])
+def test_one_address_in_the_ways_of_mail(column):
+    examples = from_table({column: SPELLINGS}, users=column)
+    assert examples.user_keys.to_pylist() == ["bob@x.org"]
+    assert examples.user_mapping.spellings_of("bob@x.org") == SPELLINGS
+
+
+def test_one_i():
+    for name in ("İBRAHIM", "ibrahim", "IBRAHIM", "ıbrahim", "i\u0307brahim"):
+        assert UserKeyRules().canonical([name, f"{name}@x.org"]).to_list() == ["ibrahim", "ibrahim@x.org"]
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "keys"),
+    [
+        ("to", {}, ["ann@x.org", "bob@x.org"]),
+        ("Cc Addresses", {}, ["ann@x.org", "bob@x.org"]),
+        ("senderEmail", {}, ["ann@x.org", "bob@x.org"]),
+        ("people", {"addresses": True}, ["ann@x.org", "bob@x.org"]),
+        ("people", {}, ["ann <ann@x.org>, bob@x.org"]),
+        ("to", {"addresses": False}, ["ann <ann@x.org>, bob@x.org"]),
+        ("to", {"user_keys": UserKeyRules.exact()}, ["Ann <ann@x.org>, bob@x.org"]),
+        ("topic", {}, ["ann <ann@x.org>, bob@x.org"]),
+    ],
+)
+def test_address_columns_may_name_several_people_in_a_cell(column, options, keys):
+    """By the column's name or the option, never by what the cells hold."""
+    examples = from_table({column: ["Ann <ann@x.org>, bob@x.org"]}, users=column, **options)
+    assert examples.user_keys.to_pylist() == keys
+    assert examples.user_mapping.users_of("Ann <ann@x.org>, bob@x.org") == keys
+
+
 @pytest.mark.parametrize(
     ("rules", "one", "other"),
     [

@@ -15,10 +15,13 @@ import pyarrow.compute
 from coowned.attribution import kernels
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
-from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping
+from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping, split_addresses
 from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+
+# Texts that other programs write for a value that is missing; nobody is left out for it.
+_MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na>"]
 
 
 class HasCopies(Protocol):
@@ -63,19 +66,29 @@ class AttributedExamples:
     def without_users(self, keys: Iterable[Any]) -> "AttributedExamples":
         """Takes people out of the attribution: they are no longer protected; their number travels on, never their keys.
 
-        Keys are read by the same rules as the data. A key that nobody in the data has is passed over and counted in
-        `notes`: leaving a person protected is the safe side. Choose the list without looking at content.
+        Keys are read by the same rules as the data. A key that nobody in the data has is an error: the list may be of
+        other data, or misspelled. Choose the list without looking at content.
         """
         if isinstance(keys, (str, bytes)):
             raise InputError("keys must be a list of user keys, not one string; write [key]")
         wanted = self.key_rules.canonical(pl.Series([str(key) for key in keys], dtype=pl.String)).unique()
-        gone = pl.Series(self.user_keys).is_in(wanted.implode()).to_numpy()
-        unknown = len(wanted) - int(gone.sum())
+        own = pl.Series(self.user_keys)
+        refuse_unknown_keys(wanted.filter(~wanted.is_in(own.implode())).to_list())
+        gone = own.is_in(wanted.implode()).to_numpy()
         return dataclasses.replace(
             self,
             graph=self.graph.without_users(np.flatnonzero(gone)),
             user_mapping=self.user_mapping.without(~gone),
-            notes={**self.notes, **({"unprotected_keys_not_in_the_data": unknown} if unknown else {})},
+        )
+
+
+def refuse_unknown_keys(unknown: Sequence[str]) -> None:
+    """Refuses a list of unprotected users with keys that the data do not have."""
+    if unknown:
+        count = "1 unprotected key is" if len(unknown) == 1 else f"{len(unknown):,} unprotected keys are"
+        raise InputError(
+            f"{count} not in the data, the first is {min(unknown)!r}; correct or remove them, and write users by their "
+            "keys after aliases (`coowned inspect --show-keys`)"
         )
 
 
@@ -201,6 +214,7 @@ def attribute(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     columns_read: Sequence[str] = (),
     notes: Mapping[str, int] | None = None,
+    addresses: bool = False,
     repeats: str = "repeated_rows",
     location: str | Location = "",
 ) -> AttributedExamples:
@@ -216,6 +230,7 @@ def attribute(
       aliases: what stands for whom, or the path of a CSV file that says it.
       columns_read: the names of what ids and users were made from.
       notes: counts that the reader reports.
+      addresses: read each spelling that has an @ as an address header, which may name several people.
       repeats: the name of the note that counts rows which repeat an id, if there are any; empty for no note.
       location: what to call the source in errors.
     """
@@ -228,23 +243,27 @@ def attribute(
         raise InputError(
             f"{where}{len(indptr) - 1} lists of users for {payload.num_rows} rows of payload; give one a row"
         )
-    keys = rules.canonical(pl.Series(spellings))
-    blank = (keys == "").to_numpy()
-    if blank.any():
-        row = int(np.searchsorted(indptr, first_true(blank[codes]), side="right")) - 1
+    names = pl.Series(spellings)
+    name_ends, names = split_addresses(names) if addresses else (np.arange(len(names) + 1), names)
+    keys = rules.canonical(names)
+    blank = np.flatnonzero((keys == "").to_numpy())
+    if len(blank):
+        spelling = int(np.searchsorted(name_ends, blank[0], side="right")) - 1
+        row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
         raise InputError(f"{where}a blank user in {column} at {where.row(row)}; name the user or leave the entry out")
-    spelling_indptr, spelling_users, key_array = _number_keys(keys, aliases, rules)
+    key_ends, key_users, key_array = _number_keys(keys, aliases, rules)
+    spelling_indptr, spelling_users = _expand(name_ends, np.arange(len(keys)), key_ends, key_users)
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
     name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
     ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
     if ids is not None and pa.types.is_large_string(ids.type) and (empty := np.asarray(pc.equal(ids, ""))).any():
         raise InputError(f"{name} is empty at {where.row(first_true(empty))}; give every row an id")
-    found = dict(notes or {})
+    found = {**(notes or {}), **_doubtful_keys(pl.Series(key_array))}
     if ids is not None and pl.Series(ids).n_unique() < len(ids):
         rows = len(ids)
         ids, indptr, codes, payload = _merge_copies(ids, indptr, codes, payload)
         found |= {repeats: rows - len(ids)} if repeats else {}
-    if len(spelling_users) == len(spellings):
+    if len(spelling_users) == len(spellings) == len(keys):
         labels = spelling_users[codes]
     else:
         indptr, labels = _expand(indptr, codes, spelling_indptr, spelling_users)
@@ -322,6 +341,15 @@ def _number_keys(
     counts = np.fromiter((len(entry) for entry in lists), dtype=np.int64, count=len(lists))
     flat = pa.array([user for entry in lists for user in entry], pa.large_string()).dictionary_encode()
     return np.concatenate([[0], np.cumsum(counts)]), np.asarray(flat.indices), flat.dictionary
+
+
+def _doubtful_keys(keys: pl.Series) -> dict[str, int]:
+    """Counts of keys that a person should look at: they may be no people, or one person twice."""
+    missing = int(keys.is_in(_MISSING).sum())
+    decimals = keys.filter(keys.str.contains(r"^\d+\.0+$"))
+    numbers = int(decimals.str.replace(r"\.0+$", "").is_in(keys.implode()).sum())
+    counts = {"users_named_like_a_missing_value": missing, "users_that_are_one_number_in_two_spellings": numbers}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _expand(

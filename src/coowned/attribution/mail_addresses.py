@@ -154,6 +154,8 @@ class _Reader:
             self.take_words(_QUOTED_LOCAL.sub(" ", text))
             if len(self.found) == before:
                 self.take_words(text.replace('"', " "))
+            if len(self.found) == before:  # "Bob (bob@x.org)"
+                self.take_words(" ".join(comments))
         if len(self.found) == before:
             self.take_unreadable(" ".join(angles).strip() or text, comments)
 
@@ -163,7 +165,9 @@ class _Reader:
                 self.take_address(word)
 
     def take_address(self, word: str) -> None:
-        address = word.strip("'").rstrip(".").removeprefix("mailto:")
+        address = word.strip("'").rstrip(".").removeprefix("mailto:").partition("?")[0]
+        if address.startswith("["):  # "Bob [bob@x.org]"
+            address = address.strip("[]")
         local, _, domain = address.rpartition("@")
         if not local or not domain or ("@" in local and not local.startswith('"')):
             self.unreadable += 1

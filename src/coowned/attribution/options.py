@@ -1,6 +1,7 @@
 """The options of a data source, declared once: readers, `[data]` in TOML and the command line are made from them."""
 
 import dataclasses
+import re
 import typing
 from typing import Annotated, NamedTuple
 
@@ -8,6 +9,12 @@ FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
 TABLES = ("parquet", "csv", "jsonl", "sql")
 MAIL_USERS = ("everyone", "sender", "recipients", "thread")
 SLACK_USERS = ("participants", "channel")
+_ADDRESS_WORDS = frozenset(
+    (
+        "from", "to", "cc", "bcc", "sender", "senders", "recipient", "recipients", "mail", "mails", "email", "emails",
+        "address", "addresses", "mailbox",
+    )
+)  # fmt: skip
 
 
 class Option(NamedTuple):
@@ -19,6 +26,7 @@ class Option(NamedTuple):
       metavar: what stands for its value in the help of the command line.
       choices: the values it can have, if they are few.
       is_path: it names a file.
+      is_flag: it is true or false.
     """
 
     help: str
@@ -26,6 +34,7 @@ class Option(NamedTuple):
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     is_path: bool = False
+    is_flag: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +77,14 @@ class DataOptions:
         ),
     ] = None
     separator: Annotated[str | None, Option("What stands between two users in one cell.", formats=TABLES)] = None
+    addresses: Annotated[
+        bool | None,
+        Option(
+            "The user columns hold mail addresses, perhaps several in a cell (default: by the columns' names).",
+            formats=TABLES,
+            is_flag=True,
+        ),
+    ] = None
     aliases: Annotated[
         str | None,
         Option(
@@ -94,6 +111,19 @@ class DataOptions:
             metavar="SELECT",
         ),
     ] = None
+
+    def hold_addresses(self) -> bool:
+        """Whether the user columns hold mail addresses: as said, or by their names; what they hold does not matter.
+
+        >>> DataOptions(users=["Sender Address", "cc"]).hold_addresses(), DataOptions(users="authors").hold_addresses()
+        (True, False)
+        """
+        if self.addresses is not None:
+            return self.addresses
+        words = [
+            re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()) for name in self.user_columns()
+        ]
+        return any(not _ADDRESS_WORDS.isdisjoint(found) for found in words)
 
     def user_columns(self) -> list[str]:
         """The columns that name users: "users" unless said otherwise."""

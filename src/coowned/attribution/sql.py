@@ -43,6 +43,7 @@ def read_sql(
     parameters: Sequence[Any] | dict[str, Any] = (),
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
+    addresses: bool | None = None,
     place: str = "the query",
     progress: Progress | None = None,
 ) -> AttributedExamples:
@@ -81,7 +82,7 @@ def read_sql(
       (['ann', 'bob', 'carol'], ['See you.'])
       >>> connection.close()
     """
-    options = table_options(users, user, example_id, separator)
+    options = table_options(users, user, example_id, separator, addresses)
     return read_query(
         query, connection, options, parameters=parameters, user_keys=user_keys, aliases=aliases, place=place,
         progress=progress,

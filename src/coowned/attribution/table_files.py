@@ -36,9 +36,10 @@ def read_parquet(
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
+    addresses: bool | None = None,
 ) -> AttributedExamples:
     """Attributed examples from a Parquet file or a folder of them; arguments as in `from_table`."""
-    options = table_options(users, user, example_id, separator)
+    options = table_options(users, user, example_id, separator, addresses)
     return read_table("parquet", path, options, user_keys=user_keys, aliases=aliases)
 
 
@@ -51,12 +52,13 @@ def read_csv(
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
+    addresses: bool | None = None,
 ) -> AttributedExamples:
     """Attributed examples from a CSV file with a header line, or a folder of them; arguments as in `from_table`.
 
     Ids and users are read as text: 007 stays 007, and 0704.0001 does not become a number.
     """
-    options = table_options(users, user, example_id, separator)
+    options = table_options(users, user, example_id, separator, addresses)
     return read_table("csv", path, options, user_keys=user_keys, aliases=aliases)
 
 
@@ -69,9 +71,10 @@ def read_jsonl(
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
+    addresses: bool | None = None,
 ) -> AttributedExamples:
     """Attributed examples from JSON lines, one object a line, or a folder of them; arguments as in `from_table`."""
-    options = table_options(users, user, example_id, separator)
+    options = table_options(users, user, example_id, separator, addresses)
     return read_table("jsonl", path, options, user_keys=user_keys, aliases=aliases)
 
 

@@ -39,6 +39,7 @@ def from_table(
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
+    addresses: bool | None = None,
     place: str = "",
 ) -> AttributedExamples:
     """Attributed examples from a table, one example a row, or one (example, user) pair a row with `user=`.
@@ -54,6 +55,8 @@ def from_table(
       separator: what stands between two users of one cell ("a@x; b@y").
       user_keys: the rules that make keys of spellings; `UserKeyRules()` by default, which merges on the safe side.
       aliases: who stands for whom, or the path of a CSV file `key,user`.
+      addresses: the user columns hold mail addresses, perhaps several in a cell; by default where a column's name says
+        so ("to", "sender", "email", ...).
       place: what to call the table in errors.
 
     Guarantees:
@@ -68,16 +71,21 @@ def from_table(
       ['ann', 'bob', 'carol']
     """
     where = Location(place)
-    options = table_options(users, user, example_id, separator)
+    options = table_options(users, user, example_id, separator, addresses)
     arrow = valid_table(to_arrow_table(table), options, where)
     return attribute_table(arrow, options, where, user_keys=user_keys, aliases=aliases)
 
 
 def table_options(
-    users: str | Sequence[str] | None, user: str | None, example_id: str | None, separator: str | None
+    users: str | Sequence[str] | None,
+    user: str | None,
+    example_id: str | None,
+    separator: str | None,
+    addresses: bool | None,
 ) -> DataOptions:
+    """The options of one table, as the arguments of `from_table` say them."""
     listed = users if users is None or isinstance(users, str) else list(users)
-    return DataOptions(users=listed, user=user, example_id=example_id, separator=separator)
+    return DataOptions(users=listed, user=user, example_id=example_id, separator=separator, addresses=addresses)
 
 
 def attribute_table(
@@ -112,6 +120,7 @@ def attribute_table(
         aliases=aliases,
         columns_read=[*([] if example_id is None else [example_id]), *columns],
         notes=notes,
+        addresses=options.hold_addresses() and (user_keys or UserKeyRules()).bracketed_addresses,
         repeats="" if pairs else "repeated_rows",
         location=where,
     )

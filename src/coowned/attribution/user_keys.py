@@ -9,19 +9,25 @@ import contextlib
 import csv
 import dataclasses
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from coowned.attribution.mail_addresses import parse_addresses
 from coowned.errors import InputError
 
-_ADDRESS = r"^[^\s@<>,;]+@[^\s@<>,;]+$"
-_BRACKETED = r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$"
+_ADDRESS = re.compile(r"^[^\s@<>,;]+@[^\s@<>,;]+$")
+_BRACKETED = re.compile(r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$")
 # A local part of nothing but dots, or with nothing but dots before its tag, is left as it is: who it names is unknown.
+_PLAIN = r"^[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)*$"  # nothing to unwrap
+# What nobody sees, except what counts as a space: zero-width and directional marks, variation selectors, controls.
+_INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}]--\s]"
 _ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
 _DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
 _TAGGED = r"^([^+@]*[^+@.][^+@]*)\+[^@]*@"
@@ -34,8 +40,9 @@ class UserKeyRules:
     Attributes:
       case: upper and lower case are one.
       whitespace: spaces around a key are dropped, runs inside it are one space.
-      unicode: compatibility forms are one (NFKC).
-      bracketed_addresses: "Bob <bob@x.org>" is bob@x.org.
+      unicode: compatibility forms are one (NFKC), and invisible and control characters are removed.
+      bracketed_addresses: "Bob <bob@x.org>" is bob@x.org, as is whatever else names one address in the ways of mail:
+        "mailto:bob@x.org", "Bob (bob@x.org)", "Bob [bob@x.org]", quotes, comments, a dot or semicolon at the end.
       plus_tags: bob+lists@x.org is bob@x.org.
       international_domains: bob@xn--mnchen-3ya.de is bob@münchen.de.
       dots: b.o.b@gmail.com is bob@gmail.com, for the providers that ignore dots.
@@ -81,6 +88,8 @@ class UserKeyRules:
     def canonical(self, spellings: pl.Series | pa.Array | Sequence[str]) -> pl.Series:
         """The key of each spelling: a text series of the same length."""
         keys = _as_text(spellings)
+        if self.unicode:
+            keys = _where(keys, keys.str.contains(_INVISIBLE), _without_invisible)
         if self.unicode or self.case:
             keys = _where_not_ascii(keys, self._fold)
         if self.case:
@@ -88,7 +97,7 @@ class UserKeyRules:
         if self.whitespace:
             keys = keys.str.replace_all(r"\s+", " ").str.strip_chars()
         if self.bracketed_addresses:
-            keys = _where(keys, keys.str.contains(">", literal=True), _unwrap_address)
+            keys = _where(keys, keys.str.contains("@", literal=True) & ~keys.str.contains(_PLAIN), _unwrap_address)
         if self.international_domains:
             keys = _where(keys, keys.str.contains(_ENCODED_DOMAIN), self._decode_domain)
         if self.plus_tags or self.dots:
@@ -109,8 +118,8 @@ class UserKeyRules:
                 key = _fold_case(found, self.unicode) if self.case else found
                 key = unicodedata.normalize("NFKC", key) if self.unicode else key
             decoded.append(key)
-        made = pl.Series("key", decoded, dtype=pl.String)
-        return pl.select(pl.when(_is_address(made)).then(made).otherwise(addresses)).to_series()
+        result = pl.Series("key", decoded, dtype=pl.String)
+        return pl.select(pl.when(_is_address(result)).then(result).otherwise(addresses)).to_series()
 
     def _canonical_address(self, address: pl.Series) -> pl.Series:
         if self.plus_tags:
@@ -160,29 +169,29 @@ class Aliases:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Aliases":
         """Reads a CSV file with the columns `key,user`; a key on several lines stands for all their users."""
-        place = Path(path)
+        file = Path(path)
         try:
-            with place.open(newline="", encoding="utf-8-sig") as file:
-                rows = csv.DictReader(file, strict=True)
+            with file.open(newline="", encoding="utf-8-sig") as opened:
+                rows = csv.DictReader(opened, strict=True)
                 if rows.fieldnames is None or not {"key", "user"} <= set(rows.fieldnames):
                     found = ",".join(rows.fieldnames or [])
                     raise InputError(
-                        f"{place}, line 1: {found!r} is not the line key,user; start the alias file with that"
+                        f"{file}, line 1: {found!r} is not the line key,user; start the alias file with that"
                     )
                 pairs = []
                 for row in rows:
                     key, user = row["key"], row["user"]
                     if not key or not key.strip() or not user or not user.strip():
                         raise InputError(
-                            f"{place}, line {rows.line_num}: a key or a user is missing; fill it in, or remove the line"
+                            f"{file}, line {rows.line_num}: a key or a user is missing; fill it in, or remove the line"
                         )
                     pairs.append((key, user))
         except OSError as error:
-            raise InputError(f"{place}: cannot be read ({error.strerror}); check the path of the alias file") from error
+            raise InputError(f"{file}: cannot be read ({error.strerror}); check the path of the alias file") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{place}: not UTF-8 ({error.reason}); save the aliases as CSV in UTF-8") from error
+            raise InputError(f"{file}: not UTF-8 ({error.reason}); save the aliases as CSV in UTF-8") from error
         except csv.Error as error:
-            raise InputError(f"{place}: not CSV ({error}); save the aliases as CSV in UTF-8") from error
+            raise InputError(f"{file}: not CSV ({error}); save the aliases as CSV in UTF-8") from error
         return cls.from_pairs(pairs)
 
     def canonical(self, rules: UserKeyRules) -> "Aliases":
@@ -211,10 +220,10 @@ class UserMapping:
 
     def users_of(self, spelling: str) -> list[str]:
         """The keys that a spelling became; empty where the data do not have it."""
-        place = self.spellings.index(pa.scalar(spelling, self.spellings.type)).as_py()
-        if place < 0:
+        row = self.spellings.index(pa.scalar(spelling, self.spellings.type)).as_py()
+        if row < 0:
             return []
-        return self.user_keys.take(pa.array(self.users[self.indptr[place] : self.indptr[place + 1]])).to_pylist()
+        return self.user_keys.take(pa.array(self.users[self.indptr[row] : self.indptr[row + 1]])).to_pylist()
 
     def spellings_of(self, user_key: str) -> list[str]:
         """Every spelling that became this user, in the order found."""
@@ -236,13 +245,13 @@ class UserMapping:
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
     """Reads user keys, one a line; blank lines and lines that start with # are passed over."""
-    place = Path(path)
+    file = Path(path)
     try:
-        lines = place.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise InputError(f"{place}: cannot be read ({error.strerror}); check the path of the key file") from error
+        raise InputError(f"{file}: cannot be read ({error.strerror}); check the path of the key file") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{place}: not UTF-8 at byte {error.start}; save the keys as plain UTF-8 text") from error
+        raise InputError(f"{file}: not UTF-8 at byte {error.start}; save the keys as plain UTF-8 text") from error
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
@@ -274,30 +283,37 @@ def _as_text(spellings: pl.Series | pa.Array | Sequence[str]) -> pl.Series:
 
 
 def _fold_case(key: str, unicode: bool) -> str:
-    """Full case folding: ß is ss, every sigma is one. With unicode, until neither folding nor NFKC changes the key."""
+    """Full case folding: ß is ss, every sigma is one, and so is every i, with a dot (İ) or without (ı).
+
+    With unicode, until neither folding nor NFKC changes the key.
+    """
     if not unicode:
-        return key.casefold()
+        return _one_i(key.casefold())
     # The order of the Unicode standard's compatibility caseless match (section 3.13, D146).
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFD", key).casefold()).casefold()
-    folded = unicodedata.normalize("NFKC", folded)
+    folded = _one_i(unicodedata.normalize("NFKC", folded))
     return folded if folded == key else _fold_case(folded, unicode)
+
+
+def _one_i(key: str) -> str:
+    return key.replace("i\u0307", "i").replace("\u0131", "i")
 
 
 def _decode_domain(address: str) -> str:
     """The domain's labels as people write them (RFC 3492); one that cannot be decoded stays."""
     local, _, domain = address.rpartition("@")
     labels = domain.split(".")
-    for place, label in enumerate(labels):
+    for position, label in enumerate(labels):
         if label.startswith("xn--"):
             with contextlib.suppress(UnicodeError):
-                labels[place] = label[4:].encode("ascii").decode("punycode")
+                labels[position] = label[4:].encode("ascii").decode("punycode")
     return f"{local}@{'.'.join(labels)}"
 
 
 def _is_address(keys: pl.Series) -> pl.Series:
     """Whether a key is an address, and is one still once its compatibility forms are one."""
     compatible = _where_not_ascii(keys, lambda part: part.str.normalize("NFKC"))
-    return keys.str.contains(_ADDRESS) & compatible.str.contains(_ADDRESS)
+    return keys.str.contains(_ADDRESS.pattern) & compatible.str.contains(_ADDRESS.pattern)
 
 
 def _where(keys: pl.Series, mask: pl.Series, change: Callable[[pl.Series], pl.Series]) -> pl.Series:
@@ -311,8 +327,38 @@ def _where_not_ascii(keys: pl.Series, change: Callable[[pl.Series], pl.Series]) 
     return _where(keys, keys.str.len_bytes() != keys.str.len_chars(), change)
 
 
+def _without_invisible(keys: pl.Series) -> pl.Series:
+    # A key of nothing else keeps its own text: an empty key would be nobody.
+    return pl.select(
+        pl.when((left := keys.str.replace_all(_INVISIBLE, "")) == "").then(keys).otherwise(left)
+    ).to_series()
+
+
 def _unwrap_address(keys: pl.Series) -> pl.Series:
-    return pl.select(pl.coalesce(keys.str.extract(_BRACKETED), keys)).to_series()
+    return pl.Series("key", [_address_in(key) for key in keys], dtype=pl.String)
+
+
+def _address_in(key: str) -> str:
+    """The one address that a key names; the key itself where it names none or several."""
+    bracketed = _BRACKETED.search(key)
+    found = {bracketed[1]} if bracketed else set(parse_addresses(key).addresses)
+    address = found.pop() if len(found) == 1 else key
+    return _address_in(address) if len(address) < len(key) and _ADDRESS.fullmatch(address) else key
+
+
+def split_addresses(spellings: pl.Series) -> tuple[np.ndarray, pl.Series]:
+    """The (spellings + 1,) ends and the names of everyone in each spelling, read as the value of an address header.
+
+    >>> ends, names = split_addresses(pl.Series(["Ann <ann@x>, bob@x", "Smith, John"]))
+    >>> ends.tolist(), names.to_list()
+    ([0, 2, 3], ['ann@x', 'bob@x', 'Smith, John'])
+    """
+    several = spellings.str.contains("@", literal=True) & ~spellings.str.contains(_PLAIN)
+    names: list[Any] = [[spelling] for spelling in spellings]
+    for row in several.arg_true():
+        names[row] = list(parse_addresses(names[row][0]).addresses) or names[row]
+    ends = np.concatenate([[0], np.cumsum([len(entry) for entry in names], dtype=np.int64)])
+    return ends, pl.Series([name for entry in names for name in entry], dtype=pl.String)
 
 
 def _last_name_last(names: pl.Series) -> pl.Series:

@@ -28,8 +28,8 @@ def reads_data(verb: Callable[..., Any]) -> Callable[..., Any]:
         from coowned.attribution.sources import DataSource
 
         chosen = {name: given.pop(name) for name in declared()}
-        chosen = {name: str(value) for name, value in chosen.items() if value is not None}
-        columns = [part.strip() for part in chosen.pop("users", "").split(",") if part.strip()]
+        chosen = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
+        columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
         return verb(DataSource(path=given.pop("data"), users=columns or None, **chosen), **given)
 
     own = list(inspect.signature(verb).parameters.values())[1:]
@@ -49,7 +49,7 @@ def _parameter(name: str, option: Option) -> inspect.Parameter:
         autocompletion=(lambda: offered) if offered else None,
         rich_help_panel="Data",
     )
-    kind = Path if option.is_path else str
+    kind = Path if option.is_path else bool if option.is_flag else str
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
     )

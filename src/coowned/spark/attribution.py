@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from coowned.attribution import digest as digests
-from coowned.attribution.examples import read_aliases
+from coowned.attribution.examples import read_aliases, refuse_unknown_keys
 from coowned.attribution.identifiers import Location
 from coowned.attribution.options import DataOptions
 from coowned.attribution.tables import attribute_table, table_options
@@ -121,6 +121,7 @@ def attribute(
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
+    addresses: bool | None = None,
     unprotected: Iterable[Any] = (),
     checkpoint_dir: str | os.PathLike[str] | None = None,
 ) -> SparkGraph:
@@ -147,7 +148,7 @@ def attribute(
         user = "user_id"
     if users is not None and user is not None:
         raise InputError("give users= (all users of a row) or user= (one pair a row), not both")
-    options = table_options(users, user, example_id, separator)
+    options = table_options(users, user, example_id, separator, addresses)
     columns = options.user_columns()
     if not columns:
         raise InputError("users= names no column; name at least one")
@@ -356,8 +357,9 @@ def _without(
     gone = F.broadcast(listed.withColumn("gone", F.lit(True)))
     pairs = examples.select("id", F.explode_outer("users").alias("own"))
     marked = pairs.join(gone, F.col("own").cast("string") == F.col("user"), "left")
-    count = marked.where("gone").select("own").distinct().count()
+    present = {str(row[0]) for row in marked.where("gone").select("own").distinct().collect()}
+    refuse_unknown_keys([key for key in wanted.to_pylist() if key not in present])
     kept = marked.groupBy("id").agg(F.collect_list(F.when(F.col("gone").isNull(), F.col("own"))).alias("users"))
     saved = checkpoints.save(kept, "protected")
     checkpoints.remove("attributed", "merged")
-    return saved, count
+    return saved, len(present)

@@ -92,6 +92,7 @@ def attribute_source(
             source.example_id or "",
             source.separator,
             aliases=aliases,
+            addresses=source.addresses,
             unprotected=unprotected,
             checkpoint_dir=checkpoint_dir,
         )
