@@ -105,7 +105,7 @@ def test_settings_reach_the_reader(data):
     assert DataSource(path=data / "t.csv", aliases=data / "aliases.csv").read().graph.num_users == 1
     left = DataSource(path=data / "t.csv", unprotected=data / "unprotected.txt").read().graph
     assert (left.num_users, left.num_unprotected_users) == (1, 1)
-    assert DataSource(path=data / "t.csv", user="users", example_id="cc").read().graph.num_examples == 2
+    assert DataSource(path=data / "t.csv", user="users", example_id="users").read().graph.num_examples == 2
     everyone, sender = (DataSource(path=data / "m.mbox", attribute_to=to).read().graph for to in (None, "sender"))
     assert (everyone.num_pairs, sender.num_pairs) == (2, 1)
     for setting in ("aliases", "unprotected"):

@@ -58,14 +58,17 @@ def test_the_page(data, capsys):
 
 
 def test_unprotected_users_and_aliases(data, capsys):
-    (data.parent / "bots.txt").write_text("# a robot\nBOB\nnobody\n")
+    (data.parent / "bots.txt").write_text("# a robot\nBOB\n")
     (data.parent / "aliases.csv").write_text("key,user\n[carol],ann\n")
     more = ["--unprotected", str(data.parent / "bots.txt"), "--aliases", str(data.parent / "aliases.csv"), "--json"]
     assert inspect(data, *more) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["num_unprotected_users"], found["num_users"], found["num_examples_without_users"]) == (1, 1, 2)
-    assert found["notes"] == {"unprotected_keys_not_in_the_data": 1}
+    assert found["notes"] == {}
     assert "bob" not in json.dumps(found)
+    (data.parent / "bots.txt").write_text("BOB\nnobody\n")
+    assert inspect(data, *more) == 2
+    assert "1 unprotected key is not in the data, the first is 'nobody'" in capsys.readouterr().err
 
 
 def test_no_examples_at_all(data, capsys):
@@ -81,7 +84,7 @@ def test_no_examples_at_all(data, capsys):
         ("x.csv", b"users,text\na,1\nb\n", "row 1: 1 cells where the header has 2; quote cells"),
         ("x.csv", b"people,text\na,1\n", "there is no column 'users'; it has 'people', 'text': name one of them"),
         ("x.csv", b"", "the file is empty; give one with data"),
-        ("x.csv", b"users,text\na,\xff\n", "row 0: not UTF-8 in column 1"),
+        ("x.csv", b"users,text\n\xff,a\n", "column 'users' is not UTF-8 at row 0"),
         ("x.parquet", b"PAR1 and no more", "cannot be read"),
         ("x.jsonl", b'{"users": ["a"]}\n{"users": [', "line 2: not JSON"),
         ("x.jsonl", b'{"users": [null]}\n', "a null user in column 'users' at row 0; name the user"),

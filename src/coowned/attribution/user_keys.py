@@ -119,7 +119,8 @@ class UserKeyRules:
                 key = unicodedata.normalize("NFKC", key) if self.unicode else key
             decoded.append(key)
         result = pl.Series("key", decoded, dtype=pl.String)
-        return pl.select(pl.when(_is_address(result)).then(result).otherwise(addresses)).to_series()
+        readable = _is_address(result) & ~result.str.contains(_INVISIBLE)
+        return pl.select(pl.when(readable).then(result).otherwise(addresses)).to_series()
 
     def _canonical_address(self, address: pl.Series) -> pl.Series:
         if self.plus_tags:
