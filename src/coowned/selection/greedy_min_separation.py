@@ -8,10 +8,11 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.errors import InfeasibleScheduleError, InputError
+from coowned.errors import InfeasibleScheduleError
+from coowned.progress import Progress
 from coowned.selection import kernels
 from coowned.selection.order import ordered_rows, part
-from coowned.selection.selector import OrderedSelector, Progress, Schedule
+from coowned.selection.selector import OrderedSelector, Schedule, check_is_graph
 
 _ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well under a second
 
@@ -136,8 +137,7 @@ def max_min_separation(
 
     References: Ganesh et al. (2025), Appendix on hyperparameters, https://arxiv.org/abs/2503.03622
     """
-    if not isinstance(graph, AttributionGraph):
-        raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+    check_is_graph(graph)
     validate.seed(seed)
     report = progress or (lambda done, message: None)
     first = GreedyMinSeparation(

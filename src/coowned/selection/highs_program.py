@@ -8,7 +8,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from coowned.selection.selector import Progress
+from coowned.progress import Progress
 
 _WAIT = 0.1  # seconds between two looks at a running solver
 

@@ -12,10 +12,11 @@ from coowned import validate
 from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
+from coowned.progress import Progress
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.packing import Packing, pack, peel
 from coowned.selection.priced import Priced
-from coowned.selection.selector import BoundedSelector, Progress, Selection
+from coowned.selection.selector import BoundedSelector, Selection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

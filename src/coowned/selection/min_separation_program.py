@@ -11,9 +11,10 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InfeasibleScheduleError, InputError
+from coowned.progress import Progress
 from coowned.selection.greedy_min_separation import GreedyMinSeparation
 from coowned.selection.order import part
-from coowned.selection.selector import OrderedSelector, Progress, Schedule
+from coowned.selection.selector import OrderedSelector, Schedule
 
 _MOST_NONZEROS = 50_000_000  # of the constraints: some gigabytes in the solver
 

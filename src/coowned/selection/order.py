@@ -17,8 +17,8 @@ import pyarrow as pa
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
+from coowned.progress import Progress
 from coowned.selection import order_kernels as kernels
-from coowned.selection.selector import Progress
 from coowned.threads import cores, over_ranges
 
 _RANGE = 1 << 22  # examples a kernel handles between two calls of progress: a fraction of a second
@@ -96,8 +96,9 @@ def hash_order(
     return _hash_order(rows, None, ids, seed, progress)[0]
 
 
-def in_ranges(total: int, progress: Progress, message: str, step: int = _RANGE) -> Iterator[tuple[int, int]]:
+def in_ranges(total: int, progress: Progress, message: str, step: int | None = None) -> Iterator[tuple[int, int]]:
     """Divides 0..total into ranges, reporting before each."""
+    step = step or _RANGE
     for begin in range(0, total, step):
         progress(begin / total, message)
         yield begin, min(begin + step, total)
@@ -148,7 +149,7 @@ def _hash_order(
         kernels.place(rows, keys, layout, slot, begin, end, placed, placed_users)
     order, users = np.empty(num_examples, _index_type(num_examples)), np.empty_like(placed_users)
     bucket_rank = np.repeat(np.arange(len(counts)), 1 << bits)
-    step = _RANGE // _BUCKET
+    step = max(_RANGE // _BUCKET, 1)
     for begin, end in in_ranges(len(sizes), part(progress, 0.8, 1.0), "sorting by hash", step):
         kernels.sort_buckets(layout, bucket_rank, slot, begin, end, id_arrays, key, placed, placed_users, order, users)
     return order, users

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.attribution import kernels as attribution_kernels
+from coowned.progress import Progress
 from coowned.selection import packing_kernels as kernels
 from coowned.selection.order import OrderedRows
-from coowned.selection.selector import Progress
 
 
 class Packing(NamedTuple):

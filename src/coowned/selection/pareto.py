@@ -5,12 +5,12 @@ import polars as pl
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.errors import InputError
+from coowned.progress import Progress
 from coowned.selection import kernels
 from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.order import ordered_rows
 from coowned.selection.passes import run_passes
-from coowned.selection.selector import Progress
+from coowned.selection.selector import check_is_graph
 
 SETTINGS = tuple(
     (threshold, few_user_run, many_user_run)
@@ -42,8 +42,7 @@ def pareto(
 
     References: Ganesh et al. (2025), Section 5.5, https://arxiv.org/abs/2503.03622
     """
-    if not isinstance(graph, AttributionGraph):
-        raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+    check_is_graph(graph)
     validate.seed(seed)
     BiasMitigating(contribution_bound=contribution_bound, threshold=1, few_user_run=1, many_user_run=1)  # checks it
     rows = ordered_rows(graph, seed=seed, ties="hash", progress=lambda done, message: None)

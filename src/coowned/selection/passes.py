@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.attribution.graph import AttributionGraph
+from coowned.progress import Progress
 from coowned.selection import kernels
 from coowned.selection.order import OrderedRows, in_ranges, ordered_rows, part
-from coowned.selection.selector import BoundedSelector, Progress, Selection
+from coowned.selection.selector import BoundedSelector, Selection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

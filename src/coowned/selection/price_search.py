@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from coowned import threads
 from coowned.attribution import kernels as attribution_kernels
+from coowned.progress import Progress
 from coowned.selection import priced_kernels as kernels
 from coowned.selection.packing import Packing
-from coowned.selection.selector import Progress
 
 _MOST_ITERATIONS = 2000
 _FEWEST_ITERATIONS = 100

@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
+from coowned.progress import Progress
 from coowned.selection import priced_kernels as kernels
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.packing import Packing, Peeled, fill, pack, peel
 from coowned.selection.packing_kernels import FULL
 from coowned.selection.price_bound import price_bound
 from coowned.selection.price_search import Prices, find_prices
-from coowned.selection.selector import BoundedSelector, Progress, Selection
+from coowned.selection.selector import BoundedSelector, Selection
 
 _SWAPS = 12  # in one walk
 _MOST_ROUNDS = 400  # of walks from every user who has room although they have a price

@@ -9,8 +9,9 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
+from coowned.progress import Progress
 from coowned.selection.order import hash_order
-from coowned.selection.selector import Progress, Selection, Selector
+from coowned.selection.selector import Selection, Selector
 
 _HALVES = {"all": "with users", "few-users": "with at most the median of users", "many-users": "with more users"}
 

@@ -4,7 +4,8 @@ import hashlib
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.cache import cache_folder, cached
-from coowned.selection.selector import Progress, Selection, Selector
+from coowned.progress import Progress
+from coowned.selection.selector import Selection, Selector
 
 
 def select_once(

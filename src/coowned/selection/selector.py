@@ -37,13 +37,9 @@ class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
     proven_optimal: bool
 
     def origin(self) -> dict[str, Any]:
-        return {
-            "stored_graph_digest": self.graph_digest,
-            "stored_ids_digest": self.ids_digest,
-            "selector": self.selector,
-            "seed": self.seed,
-            "proven_optimal": self.proven_optimal,
-        }
+        """The fields of `Selected` that these entries fill."""
+        kept = {name: getattr(self, name) for name in ("selector", "seed", "proven_optimal")}
+        return {"stored_graph_digest": self.graph_digest, "stored_ids_digest": self.ids_digest, **kept}
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -66,7 +62,7 @@ class _StoredSchedule(_StoredOrigin, frozen=True, kw_only=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Chosen:
+class Selected:
     """What `Selection` and `Schedule` share: where they came from, and that they belong to one graph."""
 
     graph: AttributionGraph | None = dataclasses.field(default=None, repr=False)
@@ -86,7 +82,7 @@ class Chosen:
     @property
     def ids_digest(self) -> str | None:
         """Binds the ids of the chosen rows in row order: `graph_digest` is the same for rows in another order."""
-        return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._chosen_rows())
+        return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._selected_rows())
 
     def check_graph(self, graph: AttributionGraph) -> None:
         """Refuses, with CertificateMismatchError, a graph this was not made for."""
@@ -103,7 +99,7 @@ class Chosen:
                 f"this {what} was made for another graph (digest {self.graph_digest}, not {graph.digest}); "
                 "pass the graph it was selected from, or select again"
             )
-        if self.ids_digest is not None and self.ids_digest != _digest_ids(graph, self._chosen_rows()):
+        if self.ids_digest is not None and self.ids_digest != _digest_ids(graph, self._selected_rows()):
             raise CertificateMismatchError(
                 f"this {what} was made for the same examples in another row order; "
                 "read them in the order they were selected in, or select again"
@@ -116,22 +112,25 @@ class Chosen:
         self.check_graph(graph)
         return dataclasses.replace(self, graph=graph)
 
-    def _chosen_rows(self) -> npt.NDArray[Any]:
+    def _selected_rows(self) -> npt.NDArray[Any]:
         return np.flatnonzero(self.copies)  # type: ignore[attr-defined]
 
     def _origin(self) -> dict[str, Any]:
-        """The part of the JSON that both kinds share."""
-        return {
-            "graph_digest": self.graph_digest,
-            "ids_digest": self.ids_digest,
-            "selector": self.selector,
-            "seed": self.seed,
-            "proven_optimal": self.proven_optimal,
-        }
+        """The entries that both formats share."""
+        return {name: getattr(self, name) for name in _StoredOrigin.__struct_fields__}
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        not_compared = ("graph", "stored_graph_digest", "stored_ids_digest")
+        names = [field.name for field in dataclasses.fields(self) if field.name not in not_compared]
+        return all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Selection(Chosen):
+class Selection(Selected):
     """How often each example is in the training set S.
 
     Guarantees:
@@ -162,8 +161,7 @@ class Selection(Chosen):
     @classmethod
     def from_copies(cls, graph: AttributionGraph, copies: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
         """One's own S: how often each example of the graph is in it (and, where wanted, the group of each)."""
-        if not isinstance(graph, AttributionGraph):
-            raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+        check_is_graph(graph)
         own_groups = None if groups is None else np.array(groups)
         own = np.array(copies)
         own = own.astype(np.int32) if own.dtype == bool else own  # a mask: each once
@@ -186,7 +184,7 @@ class Selection(Chosen):
 
     def to_json(self) -> str:
         """A JSON text that lists only what is selected."""
-        rows = self._chosen_rows()
+        rows = self._selected_rows()
         stored = _StoredSelection(
             **self._origin(),
             num_examples=self.num_examples,
@@ -215,22 +213,9 @@ class Selection(Chosen):
         selection = cls(copies=copies, groups=groups, upper_bound=stored.upper_bound, **stored.origin())  # type: ignore[arg-type]
         return selection._bind(graph)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Selection):
-            return NotImplemented
-        return (
-            np.array_equal(self.copies, other.copies)
-            and (self.groups is None) == (other.groups is None)
-            and (self.groups is None or np.array_equal(self.groups, other.groups))  # type: ignore[arg-type]
-            and (self.upper_bound, self.proven_optimal) == (other.upper_bound, other.proven_optimal)
-            and (self.selector, self.seed) == (other.selector, other.seed)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Schedule(Chosen):
+class Schedule(Selected):
     """Which examples are in which batch.
 
     Guarantees:
@@ -266,8 +251,7 @@ class Schedule(Chosen):
     @classmethod
     def from_batches(cls, graph: AttributionGraph, batches: npt.ArrayLike) -> Self:
         """One's own schedule: the example indices of each batch, shape (iterations, batch_size)."""
-        if not isinstance(graph, AttributionGraph):
-            raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+        check_is_graph(graph)
         try:
             own = np.array(batches)
         except ValueError:
@@ -327,18 +311,6 @@ class Schedule(Chosen):
         )
         return schedule._bind(graph)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Schedule):
-            return NotImplemented
-        return (
-            np.array_equal(self.batches, other.batches)
-            and (self.num_examples, self.min_separation) == (other.num_examples, other.min_separation)
-            and (self.lower_bound, self.proven_optimal) == (other.lower_bound, other.proven_optimal)
-            and (self.selector, self.seed) == (other.selector, other.seed)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 Result = TypeVar("Result", bound=Selection | Schedule)
 
@@ -361,8 +333,7 @@ class Selector(abc.ABC, Generic[Result]):
           progress: called now and then as progress(done, message), with `done` from 0 to 1. What it raises, and
             Ctrl-C, ends the selection.
         """
-        if not isinstance(graph, AttributionGraph):
-            raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+        check_is_graph(graph)
         validate.seed(seed)
         if progress is not None and not callable(progress):
             raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
@@ -420,6 +391,17 @@ class BoundedSelector(OrderedSelector[Selection]):
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
+
+
+def check_is_graph(graph: Any) -> None:
+    """Refuses, with InputError, what is not an `AttributionGraph`."""
+    if not isinstance(graph, AttributionGraph):
+        raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return np.array_equal(one, other) if arrays else type(one) is type(other) and one == other
 
 
 def _silent(done: float, message: str) -> None:
