@@ -99,8 +99,8 @@ def fill_words(key, nonce, first_chunk, out):
 
 
 @_njit
-def fill_words_of_keys(keys, nonce, out):
-    """out (n, size): the first words of n streams, as `fill_words` gives them; short ones are made side by side."""
+def fill_words_of_keys(keys, nonce, first_block, out):
+    """out (n, size): words of n streams from a block (8 words) on, as `fill_words` gives them, made side by side."""
     size = out.shape[1]
     each = (size + 7) // 8  # blocks of a stream
     start, state = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
@@ -114,8 +114,8 @@ def fill_words_of_keys(keys, nonce, out):
             row, block = divmod(first + lane, each)
             for i in range(8):
                 start[4 + i, lane] = keys[row, i]
-            start[12, lane] = np.uint32(block & _LOW_32)
-            start[13, lane] = np.uint32(block >> _S32)
+            start[12, lane] = np.uint32((first_block + block) & _LOW_32)
+            start[13, lane] = np.uint32(np.uint64(first_block + block) >> _S32)
         for i in range(16):
             for lane in range(lanes):
                 state[i, lane] = start[i, lane]
@@ -322,7 +322,7 @@ def correlated_rows(keys, coefficients, rings, head, out):
     words, rows = np.empty((together, size), np.uint64), np.empty((together, size), np.float64)
     for first in range(0, keys.shape[0], together):
         count = min(together, keys.shape[0] - first)
-        fill_words_of_keys(keys[first : first + count], WORD_STREAM, words[:count])
+        fill_words_of_keys(keys[first : first + count], WORD_STREAM, 0, words[:count])
         normals_of_words(words[:count].reshape(-1), rows[:count].reshape(-1))
         for i in range(count):
             _carry_tails(keys[first + i], 0, words[i], rows[i])

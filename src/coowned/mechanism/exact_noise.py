@@ -1,0 +1,326 @@
+"""Gaussian noise as integers: the ideal normal rounded to the grid, independent (DP-SGD) or correlated (DP-MF).
+
+With Z ideal normals and deviation s in grid units, a row of independent noise is n = floor(s Z + 1/2). Correlated noise
+of a banded strategy C feeds back the integers of earlier rows,
+
+    n_t = floor((s Z_t - sum_(j >= 1) c_j n_(t-j)) / c_0 + 1/2),
+
+so that X + n, for integer sums X, is a rounding of what the ideal mechanism C X + s Z releases and of earlier releases
+(docs/mechanism.md has the proof). Nothing accumulates: each row is rounded exactly.
+
+Exactly: every value is computed in float64 with a proven error bound; where an integer boundary lies within the bound,
+the normal is compared with that boundary to as many digits as it takes (`coowned.mechanism.normals`).
+"""
+
+import concurrent.futures
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.mechanism.compiled import compiled
+from coowned.mechanism.kernels import TAIL_STREAM, WORD_STREAM, WORDS, fill_words_of_keys, word_at
+from coowned.mechanism.keys import Purpose, RunKey
+from coowned.mechanism.normals import (
+    ABSOLUTE_ERROR,
+    MAGNITUDE,
+    RELATIVE_ERROR,
+    SCARCE,
+    Digits,
+    approximate,
+    approximate_with,
+)
+
+Rows = dict[str, npt.NDArray[np.int64]]
+
+_PART = 128 * WORDS  # numbers one thread makes before it takes the next part
+_njit = compiled()
+
+
+class NoiseStream:
+    """Rows of integer noise, one a step, for one or several configurations of a sweep.
+
+    Guarantees:
+      - Every number is the exact rounding of the ideal one, whatever the error bound is.   (test_rows_are_exact,
+        test_rows_of_extreme_words_are_exact, test_a_worse_error_bound_changes_nothing)
+      - Z is a pure function of (run key, configuration, step, tensor, index); configurations share nothing.
+        (test_rows_follow_from_the_key, test_configurations_are_uncorrelated)
+      - A stream that starts at any step goes on bit by bit as the uninterrupted one.   (test_resume_is_bit_identical)
+      - C times the rows is s Z but for the rounding of each number.   (test_strategy_undoes_the_noise)
+      - A step is given out once: a stream cannot go back, so it never serves two different gradients.
+        (test_a_stream_never_goes_back)
+      - The number of threads changes nothing.   (test_threads_change_nothing)
+    Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, whatever `iterations` is. The work
+    is done without Python's lock, so that the next row can be made while a device computes.
+
+    Args:
+      run_key: where the normals come from.
+      deviations: standard deviation in grid units, for each configuration (`Grid.noise_deviation`).
+      coefficients: of the strategy (`BandedStrategy.coefficients`), or (1.0,) for independent noise.
+      shapes: name and shape of every tensor.
+      iterations: number of rows there are.
+      configurations: names; with more than one, arrays have a leading axis for them.
+      start: the first step to be given out; earlier rows are replayed.
+      rows: the result of `rows()` at that step, in place of replaying.
+      threads: among which the work is split.
+
+    Example:
+      >>> stream = NoiseStream(RunKey.from_seed(0), deviations=[100.0], coefficients=(1.0,), shapes={"w": (3,)},
+      ...                      iterations=2)
+      >>> stream.next()
+      {'w': array([..., ..., ...])}
+      >>> stream.step
+      1
+
+    References: Mironov (2012), "On significance of the least significant bits for differential privacy";
+      Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Algorithm 9; Wichura (1988), AS 241.
+    """
+
+    def __init__(
+        self,
+        run_key: RunKey,
+        *,
+        deviations: Sequence[float],
+        coefficients: Sequence[float] | npt.NDArray[np.float64],
+        shapes: Mapping[str, tuple[int, ...]],
+        iterations: int,
+        configurations: Sequence[str] = ("",),
+        start: int = 0,
+        rows: Mapping[str, npt.NDArray[np.int64]] | None = None,
+        threads: int = 1,
+    ):
+        validate.positive(iterations=iterations, threads=threads)
+        validate.integer(at_least=0, at_most=iterations, start=start)
+        if not configurations or len(set(configurations)) != len(configurations):
+            raise InputError("configurations must be one or more different names: two of the same would share noise")
+        validate.same_length(len(configurations), deviations=deviations)
+        self._rounding = _Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
+        self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
+        self._configurations, self._threads = tuple(configurations), int(threads)
+        self._kept = len(self._rounding.coefficients) - 1
+        self._rings = {
+            name: np.zeros((len(self._configurations), self._kept, math.prod(shape)), np.int64)
+            for name, shape in self._shapes.items()
+        }  # (configurations, num_bands - 1, size): row t is in slot t mod (num_bands - 1)
+        self._largest = {name: np.zeros(self._kept, np.int64) for name in self._shapes}  # of each slot
+        self._step = 0
+        if rows is not None:
+            self._restore(rows)
+        elif self._kept:
+            while self._step < start:
+                self.next()
+        self._step = int(start)
+
+    @property
+    def step(self) -> int:
+        """The step whose row `next()` gives."""
+        return self._step
+
+    def next(self) -> Rows:
+        """The row of this step for every tensor, each with a leading axis if there are several configurations."""
+        if self._step >= self._iterations:
+            raise InputError(f"all {self._iterations} rows of noise were given out; a run has no further step")
+        step, self._step = self._step, self._step + 1
+        leading = () if len(self._configurations) == 1 else (len(self._configurations),)
+        return {name: self._row(name, step).reshape(leading + shape) for name, shape in self._shapes.items()}
+
+    def rows(self) -> Rows:
+        """The last num_bands - 1 rows of every tensor, for a checkpoint that must not replay. As secret as the key."""
+        return {name: ring.copy() for name, ring in self._rings.items()}
+
+    def _row(self, name: str, step: int) -> npt.NDArray[np.int64]:
+        keys = self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
+        ring = self._rings[name]
+        row = np.empty((len(keys), ring.shape[2]), np.int64)
+        rounding = self._rounding.after(self._largest[name].max(initial=0))
+        newest = (step - 1) % self._kept if self._kept else 0
+
+        def fill(begin: int) -> None:
+            _fill_part(Part(keys, begin, min(begin + size, row.shape[1]), ring, newest), rounding, row)
+
+        size = max(WORDS, _PART // len(keys) // WORDS * WORDS)
+        parts = range(0, row.shape[1], size)
+        if self._threads == 1 or len(parts) == 1:
+            for begin in parts:
+                fill(begin)
+        else:
+            with concurrent.futures.ThreadPoolExecutor(self._threads) as executor:
+                list(executor.map(fill, parts))
+        if self._kept:
+            ring[:, step % self._kept] = row
+            self._largest[name][step % self._kept] = max(row.max(), -row.min())
+        return row
+
+    def _restore(self, rows: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        if rows.keys() != self._rings.keys():
+            raise InputError(f"stored rows are of {sorted(rows)}, but the tensors are {sorted(self._rings)}")
+        for name, ring in self._rings.items():
+            if rows[name].shape != ring.shape or rows[name].dtype != np.int64:
+                found = f"{rows[name].dtype} of shape {rows[name].shape}"
+                raise InputError(f"stored rows of {name} are {found}, not int64 of shape {ring.shape}")
+            ring[...] = rows[name]
+            self._largest[name][:] = np.abs(ring).max(axis=(0, 2))
+
+
+class Part(NamedTuple):
+    """Some columns of the row of one step."""
+
+    keys: npt.NDArray[np.uint32]  # (configurations, 8)
+    begin: int  # the first column, a multiple of WORDS
+    end: int
+    ring: npt.NDArray[np.int64]  # (configurations, num_bands - 1, size) the earlier rows
+    newest: int  # slot of the latest of them; the one before is in the slot before, cyclically
+
+
+class _Rounding(NamedTuple):
+    """How values become integers: v = (deviation z - sum_j coefficients[j] n_j) / coefficients[0] + 1/2, rounded down.
+
+    In float64 v is off by at most per_normal |z| + fixed + 2^-50 |v|.
+    """
+
+    deviations: npt.NDArray[np.float64]  # (configurations,)
+    coefficients: npt.NDArray[np.float64]  # (num_bands,)
+    per_normal: npt.NDArray[np.float64]  # (configurations,)
+    fixed: npt.NDArray[np.float64]  # (configurations,)
+
+    @classmethod
+    def of(cls, deviations: npt.NDArray[np.float64], coefficients: npt.NDArray[np.float64]) -> "_Rounding":
+        if not len(coefficients) or coefficients[0] <= 0 or not np.isfinite(coefficients).all():
+            raise InputError("coefficients must be finite numbers, the first above 0")
+        if not ((deviations >= 0) & (deviations / coefficients[0] < 2.0**48)).all():
+            raise InputError("deviations must be between 0 and 2^48 grid units")
+        # Of b - 1 products, as many subtractions, one product with z and one division: each 2^-53 of what it gives.
+        per_normal = deviations * (RELATIVE_ERROR + (len(coefficients) + 4) * 2.0**-53) / coefficients[0]
+        return cls(deviations, coefficients, per_normal * (1 + 2.0**-20), np.zeros_like(deviations)).after(0)
+
+    def after(self, largest: int) -> "_Rounding":
+        """With the error of the sum over earlier rows, none of whose numbers is larger than this."""
+        first, others = self.coefficients[0], float(np.abs(self.coefficients[1:]).sum())
+        of_sum = (len(self.coefficients) + 4) * 2.0**-53 * others * largest
+        fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / first * (1 + 2.0**-20) + 2.0**-60
+        return self._replace(fixed=fixed)
+
+
+def _fill_part(part: Part, rounding: _Rounding, out: npt.NDArray[np.int64]) -> None:
+    """out (configurations, size): the exact integers, in the part's columns."""
+    doubtful = np.empty(len(out) * (part.end - part.begin), np.int64)
+    count = round_normals(part, rounding, out, doubtful)
+    for index in doubtful[:count].tolist():
+        configuration, column = divmod(index, out.shape[1])
+        deviation = float(rounding.deviations[configuration])
+        out[configuration, column] = exact_number(part, configuration, column, deviation, rounding.coefficients)
+
+
+def exact_number(
+    part: Part, configuration: int, column: int, deviation: float, coefficients: npt.NDArray[np.float64]
+) -> int:
+    """One number of the row in exact arithmetic: the largest whole n with (s Z - sum) / c_0 + 1/2 >= n."""
+    if not deviation:
+        return 0
+    chunk, at = divmod(column, WORDS)
+    digits = Digits(lambda number: int(word_at(part.keys[configuration], np.uint64(number), chunk, at)))
+    # All coefficients as whole numbers over one power of two.
+    ratios = [c.as_integer_ratio() for c in coefficients.tolist()]
+    scale = max(denominator for _, denominator in ratios)
+    first, *others = (numerator * (scale // denominator) for numerator, denominator in ratios)
+    top, bottom = deviation.as_integer_ratio()
+    kept = len(others)
+    earlier = [int(part.ring[configuration, (part.newest - lag) % kept, column]) for lag in range(kept)]
+    fed_back = sum(c * n for c, n in zip(others, earlier, strict=True))
+
+    def reaches(n: int) -> bool:
+        # Z >= (c_0 (n - 1/2) + sum) / s
+        return digits.exceeds((first * (2 * n - 1) + 2 * fed_back) * bottom, 2 * scale * top)
+
+    low = math.floor((deviation * digits.estimate() - fed_back / scale) / (first / scale) + 0.5)
+    step = 1
+    while not reaches(low):
+        low, step = low - step, 2 * step
+    high, step = low + 1, 1
+    while reaches(high):
+        low, high, step = high, high + step, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if reaches(middle) else (low, middle)
+    return low
+
+
+@_njit
+def round_normals(part, rounding, out, doubtful):
+    """out (configurations, size): rounded values; gives how many may be wrong, their flat indices in `doubtful`."""
+    rows, columns = len(out), part.end - part.begin
+    together = max(1, 8 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
+    room = together * min(columns, WORDS)
+    words, normals, values = np.empty(room, np.uint64), np.empty(room), np.empty(WORDS)
+    count = 0
+    for first in range(0, rows, together):
+        number = min(together, rows - first)
+        for begin in range(part.begin, part.end, WORDS):
+            end = min(begin + WORDS, part.end)
+            length = end - begin
+            own_words = words[: number * length].reshape(number, length)
+            own_normals = normals[: number * length].reshape(number, length)
+            fill_words_of_keys(part.keys[first : first + number], WORD_STREAM, begin // 8, own_words)
+            scarce = approximate(own_words.reshape(-1), own_normals.reshape(-1))
+            for i in range(number):
+                row = first + i
+                if scarce:
+                    _read_on(own_words[i], part.keys[row], begin // WORDS, own_normals[i])
+                ring = part.ring[row, :, begin:end]
+                _feed_back(own_normals[i], rounding.deviations[row], rounding.coefficients, ring, part.newest, values)
+                errors = rounding.per_normal[row], rounding.fixed[row]
+                found = _round(own_normals[i], values, errors, out[row, begin:end], doubtful[count:])
+                for j in range(count, count + found):
+                    doubtful[j] += row * out.shape[1] + begin
+                count += found
+    return count
+
+
+@_njit
+def _read_on(words, key, chunk, normals):
+    """Normals of one chunk whose tail probability needs the digits of a second word."""
+    for j in range(words.size):
+        if (words[j] & MAGNITUDE) < SCARCE:
+            normals[j] = approximate_with(words[j], word_at(key, TAIL_STREAM, chunk, j))
+
+
+@_njit
+def _feed_back(normals, deviation, coefficients, ring, newest, values):
+    """values = (deviation normals - sum of earlier rows times their coefficients) / coefficients[0] + 1/2."""
+    for j in range(normals.size):
+        values[j] = deviation * normals[j]
+    kept = ring.shape[0]
+    for lag in range(kept):
+        earlier, c = ring[(newest - lag) % kept], coefficients[lag + 1]
+        for j in range(normals.size):
+            values[j] -= c * np.float64(earlier[j])
+    first = coefficients[0]
+    for j in range(normals.size):
+        values[j] = values[j] / first + 0.5
+
+
+@_njit
+def _round(normals, values, errors, out, doubtful):
+    """out = floor(values); gives how many have a whole number within their error, their indices in `doubtful`."""
+    count = 0
+    for j in range(normals.size):  # without a branch, so that it becomes vector code
+        out[j] = np.int64(np.floor(values[j]))
+        count += not _is_certain(normals[j], values[j], errors)
+    if count:
+        count = 0
+        for j in range(normals.size):
+            if not _is_certain(normals[j], values[j], errors):
+                doubtful[count] = j
+                count += 1
+    return count
+
+
+@_njit
+def _is_certain(normal, value, errors):
+    """Whether no whole number is within the error of the value; false for what is not a number."""
+    error = errors[0] * abs(normal) + errors[1] + 2.0**-50 * abs(value)
+    return abs(value - np.floor(value) - 0.5) < 0.5 - error

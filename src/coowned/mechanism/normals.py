@@ -1,0 +1,233 @@
+"""Normals as exact real numbers: a float64 approximation with a proven error, and exact comparisons where it is short.
+
+A normal Z is defined by an endless string of random bits: a sign, then the binary digits of a tail probability p < 1/2;
+Z = ±Q^-1(p), where Q is the upper tail of the standard normal distribution. A 64-bit word holds the sign and digits 2
+to 64 of p (the first is 0); further digits come from further streams under the same key. `approximate` reads one or two
+words; `exceeds` compares Z with any rational number and reads as many digits as that takes.
+
+Only integers, and IEEE additions, multiplications, divisions and square roots in a fixed order are used, so the same
+words give the same bits on every platform. Nothing here is compiled with fast-math.
+"""
+
+import functools
+from collections.abc import Callable
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from statistics import NormalDist
+
+import numpy as np
+
+from coowned.mechanism.compiled import compiled
+
+RELATIVE_ERROR = 2.0**-46  # |z - Z| <= RELATIVE_ERROR |z| + ABSOLUTE_ERROR for every z that `approximate` gives:
+ABSOLUTE_ERROR = 2.0**-60  # certified by tests/mechanism/normal_certificate.py
+
+SIGN = np.uint64(1 << 63)
+MAGNITUDE = np.uint64((1 << 63) - 1)
+CENTRAL = np.uint64(round(0.425 * 2**64))  # distance from the median, in units of 2^-64, of the central formula
+SCARCE = np.uint64(1 << 47)  # a tail probability with fewer leading bits than this needs the second word
+LARGEST_ROOT = 5.0  # sqrt(-log p) up to which the tail formula holds: one word in 2^35 is beyond
+_TWO_M64 = 2.0**-64
+_LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # the first has 32 bits: products are exact
+_MANTISSA, _ONE, _S52 = np.uint64((1 << 52) - 1), np.uint64(1023 << 52), np.uint64(52)
+
+_njit = compiled()
+
+
+@_njit
+def log_of(m, exponent):
+    """log(m 2^exponent), 1/2 < m^2 <= 2."""
+    s = (m - 1.0) / (m + 1.0)  # log(m) = 2 artanh(s), |s| <= 0.172
+    z = s * s
+    series = 1.0 / 25.0
+    for odd in (23.0, 21.0, 19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0):
+        series = series * z + 1.0 / odd
+    return exponent * _LN2_HIGH + (exponent * _LN2_LOW + 2.0 * s * series)
+
+
+@_njit
+def _log(x):
+    """The natural logarithm of a positive normal number."""
+    bits = np.float64(x).view(np.uint64)
+    exponent = np.int64(bits >> _S52) - 1023
+    m = np.uint64((bits & _MANTISSA) | _ONE).view(np.float64)  # in [1, 2)
+    if m > 1.4142135623730951:
+        m *= 0.5
+        exponent += 1
+    return log_of(m, exponent)
+
+
+@_njit
+def central_normal(q):
+    """The normal at probability 1/2 + q, 0 <= q <= 0.425 (Wichura 1988, AS 241)."""
+    r = 0.180625 - q * q
+    top = 2.5090809287301226727e3
+    top = top * r + 3.3430575583588128105e4
+    top = top * r + 6.7265770927008700853e4
+    top = top * r + 4.5921953931549871457e4
+    top = top * r + 1.3731693765509461125e4
+    top = top * r + 1.9715909503065514427e3
+    top = top * r + 1.3314166789178437745e2
+    top = top * r + 3.3871328727963666080e0
+    low = 5.2264952788528545610e3
+    low = low * r + 2.8729085735721942674e4
+    low = low * r + 3.9307895800092710610e4
+    low = low * r + 2.1213794301586595867e4
+    low = low * r + 5.3941960214247511077e3
+    low = low * r + 6.8718700749205790830e2
+    low = low * r + 4.2313330701600911252e1
+    low = low * r + 1.0
+    return q * top / low
+
+
+@_njit
+def tail_normal(r):
+    """The z > 0 that a normal exceeds with probability e^(-r^2), 1.6 < r <= 5 (AS 241)."""
+    r = r - 1.6
+    top = 7.74545014278341407640e-4
+    top = top * r + 2.27238449892691845833e-2
+    top = top * r + 2.41780725177450611770e-1
+    top = top * r + 1.27045825245236838258e0
+    top = top * r + 3.64784832476320460504e0
+    top = top * r + 5.76949722146069140550e0
+    top = top * r + 4.63033784615654529590e0
+    top = top * r + 1.42343711074968357734e0
+    low = 1.05075007164441684324e-9
+    low = low * r + 5.47593808499534494600e-4
+    low = low * r + 1.51986665636164571966e-2
+    low = low * r + 1.48103976427480074590e-1
+    low = low * r + 6.89767334985100004550e-1
+    low = low * r + 1.67638483018380384940e0
+    low = low * r + 2.05319162663775882187e0
+    low = low * r + 1.0
+    return top / low
+
+
+@_njit
+def approximate(words, out):
+    """out (n,) float64: the normals of the words; gives how many are NaN because they need a second word."""
+    for i in range(words.size):  # without a branch, so that it becomes vector code; wrong in the tails
+        q = np.float64(MAGNITUDE - (words[i] & MAGNITUDE)) * _TWO_M64 + 0.5 * _TWO_M64
+        z = central_normal(q)
+        out[i] = z if words[i] & SIGN else -z
+    index, roots, tails = np.empty(words.size, np.int64), np.empty(words.size), np.empty(words.size)
+    count = 0
+    for i in range(words.size):
+        index[count] = i  # overwritten by the next, unless it is in a tail
+        count += MAGNITUDE - (words[i] & MAGNITUDE) > CENTRAL
+    for j in range(count):  # again without a branch
+        p = (np.float64(words[index[j]] & MAGNITUDE) + 0.5) * _TWO_M64
+        roots[j] = np.sqrt(-_log(p))
+        tails[j] = tail_normal(roots[j])
+    scarce = 0
+    for j in range(count):
+        word = words[index[j]]
+        z = tails[j] if (word & MAGNITUDE) >= SCARCE else np.nan
+        scarce += (word & MAGNITUDE) < SCARCE  # one of 65536
+        out[index[j]] = z if word & SIGN else -z
+    return scarce
+
+
+@_njit
+def approximate_with(word, more):
+    """The normal of a word in the tail and of the word that carries on its digits; NaN beyond LARGEST_ROOT."""
+    p = (np.float64(word & MAGNITUDE) + (np.float64(more) + 0.5) * _TWO_M64) * _TWO_M64
+    r = np.sqrt(-_log(p))
+    z = tail_normal(r) if r <= LARGEST_ROOT else np.nan
+    return z if word & SIGN else -z
+
+
+# ---- exact comparisons -----------------------------------------------------------------------------------------------
+
+
+class Digits:
+    """The digits of one normal: `word(0)` is its first word, `word(j)` the j-th further one.
+
+    Guarantees:
+      - The answer of `exceeds` depends on the words alone, not on the precision it took.   (test_exceeds_is_that_of_mpmath)
+    """
+
+    def __init__(self, word: Callable[[int], int]):
+        self._word = word
+        self._first = word(0)
+        self._tail, self._length = self._first % 2**63, 64  # p is in [tail, tail + 1] / 2^length
+
+    @property
+    def positive(self) -> bool:
+        return self._first >= 2**63
+
+    def tail(self) -> tuple[int, int]:
+        """(t, length) with p in [t, t + 1] / 2^length."""
+        return self._tail, self._length
+
+    def read_more(self) -> None:
+        """Reads 64 further digits of p."""
+        self._tail = self._tail << 64 | self._word(self._length // 64)
+        self._length += 64
+
+    def estimate(self) -> float:
+        """Z to a few digits, at least: where to begin a search."""
+        while self._tail.bit_length() < 53:
+            self.read_more()
+        size = -NormalDist().inv_cdf(max(self._tail / 2**self._length, 1e-300))
+        return size if self.positive else -size
+
+    def exceeds(self, numerator: int, denominator: int) -> bool:
+        """Whether Z >= numerator / denominator, exactly; denominator > 0."""
+        if self.positive != (numerator > 0) or numerator == 0:
+            return self.positive
+        digits = 22
+        while True:
+            low, high, unit = upper_tail(abs(numerator), denominator, digits)
+            below = (self._tail + 1) * unit <= low << self._length  # p <= Q(threshold), so |Z| >= |threshold|
+            above = self._tail * unit >= high << self._length
+            if below or above:
+                return below == self.positive
+            self.read_more()
+            digits += 20
+
+
+def upper_tail(numerator: int, denominator: int, digits: int) -> tuple[int, int, int]:
+    """(low, high, unit) with low / unit <= Q(z) <= high / unit for z = numerator / denominator > 0, unit = 10^digits.
+
+    Q(z) = 1/2 - exp(-z^2/2) / sqrt(2 pi) * (z + z^3/3 + z^5/(3·5) + ...): all terms of the series are positive, so that
+    relative errors do not grow. `Decimal` rounds every operation, `exp` and `sqrt` included, correctly: each is off by
+    at most u = 10^(-9 - digits) of its result. With N terms the product is off by less than (6 N + 2 z^2 + 22) u of
+    itself, and it is below 1/2: by less than 10^-digits / 10 for z < 1000, beyond which no normal is in practice.
+
+    >>> low, high, unit = upper_tail(2, 1, 30)
+    >>> low / unit, high - low
+    (0.02275013194817921, 2)
+    """
+    precision = digits + 10
+    with localcontext(Context(prec=precision, rounding=ROUND_HALF_EVEN)):
+        x = Decimal(numerator) / Decimal(denominator)
+        square = x * x
+        term = total = x
+        count = 1
+        while True:
+            term = term * square / (2 * count + 1)
+            total += term
+            count += 1
+            if 2 * square < 2 * count + 1 and term.adjusted() < total.adjusted() - precision:
+                break  # the next terms are less than half of the one before: together less than the last
+        value = (-square / 2).exp() / _root_of_two_pi(precision) * total
+        middle = int((Decimal("0.5") - value).scaleb(digits).to_integral_value())
+    return middle - 1, middle + 1, 10**digits
+
+
+@functools.lru_cache(maxsize=64)
+def _root_of_two_pi(precision: int) -> Decimal:
+    """sqrt(2 pi), by Machin's formula in integers with ten digits to spare."""
+    one = 10 ** (precision + 10)
+
+    def arctangent(inverse: int) -> int:
+        power, total, odd = one // inverse, 0, 1
+        while power:
+            total += power // odd if odd % 4 == 1 else -(power // odd)
+            power //= inverse * inverse
+            odd += 2
+        return total
+
+    two_pi = 2 * 4 * (4 * arctangent(5) - arctangent(239))
+    with localcontext(Context(prec=precision + 5)):
+        return (Decimal(two_pi) / Decimal(one)).sqrt()

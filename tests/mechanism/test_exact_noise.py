@@ -1,0 +1,282 @@
+"""Rows of integer noise: exact roundings of the ideal normals, that follow from the key."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+from tests.mechanism.test_normals import exact_normal, to_fraction
+
+from coowned.errors import InputError
+from coowned.mechanism import exact_noise
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.exact_noise import NoiseStream, Part, exact_number
+from coowned.mechanism.kernels import WORDS, fill_words
+from coowned.mechanism.keys import Purpose, RunKey
+
+KEY = RunKey.from_seed(0)
+STRATEGY = BandedStrategy(num_bands=5, iterations=40)
+SHAPES = {"weights": (7, 3), "intercept": ()}
+DEVIATION = 1.3 * 2.0**24
+
+
+def stream(**changes) -> NoiseStream:
+    settings = {
+        "deviations": [DEVIATION],
+        "coefficients": STRATEGY.coefficients,
+        "shapes": SHAPES,
+        "iterations": 40,
+    }
+    return NoiseStream(KEY, **(settings | changes))
+
+
+def ideal_normals(key: RunKey, count: int, step: int, tensor: str = "w", configuration: str = "") -> list[Fraction]:
+    """Z to 60 digits, from 256 bits each, by mpmath."""
+    own = key.derive(Purpose.NOISE, configuration=configuration, step=step, tensor=tensor)
+    words = np.empty((4, count), np.uint64)
+    for nonce in range(4):
+        fill_words(own, np.uint64(nonce), 0, words[nonce])
+    found = []
+    for first, *others in words.T.tolist():
+        tail = first % 2**63
+        for more in others:
+            tail = tail << 64 | more
+        found.append(to_fraction(exact_normal(Fraction(tail, 2**256), first >= 2**63, 60)))
+    return found
+
+
+# ---- exactness -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deviation", [0.3, 1000.0, DEVIATION, 1.7 * 2.0**37, 1.1 * 2.0**46])
+@pytest.mark.parametrize("num_bands", [1, 4])
+def test_rows_are_exact(deviation, num_bands):
+    """Against the definition in fractions, with normals of mpmath's; at 2^46 nearly every number is refined."""
+    coefficients = BandedStrategy(num_bands=num_bands, iterations=40).coefficients
+    ours = stream(deviations=[deviation], coefficients=coefficients, shapes={"w": (6,)})
+    c = [Fraction(value) for value in coefficients.tolist()]
+    rows: list[list[int]] = []
+    for step in range(5):
+        row = []
+        for index, z in enumerate(ideal_normals(KEY, 6, step)):
+            fed_back = sum(c[lag] * rows[step - lag][index] for lag in range(1, min(num_bands, step + 1)))
+            row.append(math.floor((Fraction(deviation) * z - fed_back) / c[0] + Fraction(1, 2)))
+        rows.append(row)
+        assert ours.next()["w"].tolist() == row
+
+
+@pytest.mark.parametrize("word", [0, 2**63, 1, 2**63 + 1, 2**63 - 1, 2**64 - 1, 2**40, 2**63 + 2**28])
+def test_rows_of_extreme_words_are_exact(monkeypatch, word):
+    """Words of zeros have no bound in float64; the further words here are zeros too, then ones."""
+    words = [word, 0, 0, *[2**64 - 1] * 20]
+    monkeypatch.setattr(exact_noise, "word_at", lambda key, nonce, chunk, at: words[int(nonce)])
+    part = Part(np.zeros((1, 8), np.uint32), 0, 1, np.zeros((1, 0, 1), np.int64), 0)
+    tail = word % 2**63
+    for more in words[1:]:
+        tail = tail << 64 | more
+    z = to_fraction(exact_normal(Fraction(tail, 2 ** (64 * len(words))), word >= 2**63, 60))
+    expected = math.floor(Fraction(DEVIATION) * z + Fraction(1, 2))
+    assert exact_number(part, 0, 0, DEVIATION, np.ones(1)) == expected
+    assert (expected > 0) == (word >= 2**63) or abs(expected) <= 1
+
+
+@pytest.mark.parametrize("num_bands", [1, 5])
+def test_a_worse_error_bound_changes_nothing(monkeypatch, num_bands):
+    """All of a row refined, a few of it, none of it: the same integers."""
+    coefficients = BandedStrategy(num_bands=num_bands, iterations=40).coefficients
+    refined = []
+    exact = exact_noise.exact_number
+    monkeypatch.setattr(exact_noise, "exact_number", lambda *given: refined.append(1) or exact(*given))
+
+    def rows(bound):
+        monkeypatch.setattr(exact_noise, "RELATIVE_ERROR", bound)
+        refined.clear()
+        made = stream(coefficients=coefficients, shapes={"w": (400,)})
+        return [made.next()["w"].tolist() for _ in range(3)], len(refined)
+
+    (fast, none), (slow, some), (slowest, every) = rows(2.0**-46), rows(2.0**-29), rows(1.0)
+    assert fast == slow == slowest
+    assert none < 5 < some < every == 1200
+
+
+class Rational:
+    """Stands for the digits of a normal that is a given rational number."""
+
+    z = Fraction(0)
+
+    def __init__(self, word):
+        pass
+
+    def estimate(self):
+        return float(self.z)
+
+    def exceeds(self, numerator, denominator):
+        return self.z >= Fraction(numerator, denominator)
+
+
+def half_to_even(part, configuration, column, deviation, coefficients):
+    """The planted rounding rule."""
+    return round(Fraction(deviation) * Rational.z - int(part.ring[0, 0, 0]))
+
+
+@pytest.mark.parametrize(("rule", "equivariant"), [(exact_number, True), (half_to_even, False)])
+def test_ties_are_rounded_alike_wherever_they_are(monkeypatch, rule, equivariant):
+    """Rounding must commute with adding a whole number: an exact tie to even does not."""
+    monkeypatch.setattr(exact_noise, "Digits", Rational)
+    monkeypatch.setattr(Rational, "z", Fraction(5, 2))
+    found = []
+    for moved in range(4):
+        part = Part(np.zeros((1, 8), np.uint32), 0, 1, np.full((1, 1, 1), moved), 0)
+        found.append(rule(part, 0, 0, 1.0, np.ones(2)) + moved)
+    assert (len(set(found)) == 1) == equivariant
+
+
+def test_values_at_a_boundary_are_refined():
+    normals = np.array([0.5, -0.5, 1.0, np.nan, 0.3])
+    values = normals * 1.0 + 0.5
+    out, doubtful = np.empty(5, np.int64), np.empty(5, np.int64)
+    count = exact_noise._round(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
+    assert doubtful[:count].tolist() == [0, 1, 3]
+    assert out[[2, 4]].tolist() == [1, 0]
+
+
+# ---- laws ------------------------------------------------------------------------------------------------------------
+
+
+def test_distribution():
+    """Kolmogorov-Smirnov on 200,000 rounded normals; false alarm 1e-6."""
+    row = stream(coefficients=(1.0,), shapes={"w": (200_000,)}).next()["w"] / DEVIATION
+    assert stats.kstest(row, "norm").pvalue > 1e-6
+    assert abs(row).max() > 4
+
+
+def test_small_noise_has_the_law_of_a_rounded_normal():
+    """Chi-square on the integers themselves; false alarm 1e-6."""
+    deviation, size = 0.8, 100_000
+    row = stream(deviations=[deviation], coefficients=(1.0,), shapes={"w": (size,)}).next()["w"]
+    values = np.arange(-2, 3)
+    law = stats.norm.cdf((values + 0.5) / deviation) - stats.norm.cdf((values - 0.5) / deviation)
+    observed = [(row == value).sum() for value in values]
+    observed, law = [*observed, size - sum(observed)], [*law, 1 - law.sum()]
+    assert stats.chisquare(observed, np.array(law) * size).pvalue > 1e-6
+
+
+def test_strategy_undoes_the_noise():
+    size = 50
+    own = stream(shapes={"w": (size,)})
+    rows = np.array([own.next()["w"] for _ in range(40)], np.float64)
+    unit = (
+        np.array(
+            [
+                stream(deviations=[2.0**40], coefficients=(1.0,), shapes={"w": (size,)}, start=step).next()["w"]
+                for step in range(40)
+            ]
+        )
+        / 2.0**40
+    )
+    np.testing.assert_allclose(STRATEGY.matrix() @ rows, DEVIATION * unit, atol=0.51 * STRATEGY.coefficients[0])
+
+
+def test_covariance_is_that_of_the_matrix():
+    """Sample covariance of 20,000 columns; each entry within 6 standard errors."""
+    size, steps = 20_000, 8
+    own = stream(shapes={"w": (size,)})
+    rows = np.array([own.next()["w"] for _ in range(steps)]) / DEVIATION
+    inverse = np.linalg.inv(STRATEGY.matrix()[:steps, :steps])
+    expected = inverse @ inverse.T
+    deviation = np.sqrt((expected**2 + np.outer(np.diag(expected), np.diag(expected))) / size)
+    assert (abs(rows @ rows.T / size - expected) < 6 * deviation).all()
+
+
+# ---- keys, resuming, threads -----------------------------------------------------------------------------------------
+
+
+def test_rows_follow_from_the_key():
+    first, second = stream().next(), stream().next()
+    assert all(np.array_equal(first[name], second[name]) for name in SHAPES)
+    other = NoiseStream(RunKey.from_seed(1), deviations=[DEVIATION], coefficients=(1.0,), shapes=SHAPES, iterations=1)
+    assert not np.array_equal(other.next()["weights"], first["weights"])
+    assert not np.array_equal(first["weights"].ravel()[:1], first["intercept"].ravel())
+
+
+def test_one_band_is_independent_noise():
+    one = BandedStrategy(num_bands=1, iterations=40).coefficients
+    a, b = stream(coefficients=one), stream(coefficients=(1.0,), start=0)
+    for _ in range(3):
+        assert np.array_equal(a.next()["weights"], b.next()["weights"])
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 17])
+def test_resume_is_bit_identical(start):
+    whole = stream()
+    for _ in range(start):
+        whole.next()
+    stored = whole.rows()
+    replayed, restored = stream(start=start), stream(start=start, rows=stored)
+    for _ in range(10):
+        expected = whole.next()
+        for again in (replayed.next(), restored.next()):
+            assert all(np.array_equal(again[name], expected[name]) for name in SHAPES)
+
+
+def test_a_stream_never_goes_back():
+    own = stream(iterations=2)
+    own.next()
+    own.next()
+    with pytest.raises(InputError, match="given out"):
+        own.next()
+    assert not hasattr(own, "seek")
+
+
+def test_configurations_are_uncorrelated():
+    """Correlation of 50,000 pairs; false alarm below 1e-6."""
+    names = ["a", "b"]
+    rows = stream(deviations=[DEVIATION] * 2, shapes={"w": (50_000,)}, configurations=names).next()["w"]
+    assert abs(np.corrcoef(rows)[0, 1]) < 5 / math.sqrt(50_000)
+
+
+@pytest.mark.parametrize("size", [1, 5, WORDS - 1, WORDS, 3 * WORDS + 7])
+def test_rows_of_many_are_those_of_each(size):
+    names, deviations = ["a", "b", "c", ""], [1.0, DEVIATION, 2.0**33, 0.0]
+    together = stream(deviations=deviations, shapes={"w": (size,)}, configurations=names)
+    alone = [
+        stream(deviations=[deviation], shapes={"w": (size,)}, configurations=[name])
+        for name, deviation in zip(names, deviations, strict=True)
+    ]
+    for _ in range(7):
+        assert np.array_equal(together.next()["w"], [one.next()["w"] for one in alone])
+
+
+def test_threads_change_nothing():
+    shapes = {"w": (3 * 128 * WORDS + 777,)}
+    one, three = stream(shapes=shapes, threads=1), stream(shapes=shapes, threads=3)
+    for _ in range(3):
+        assert np.array_equal(one.next()["w"], three.next()["w"])
+
+
+def test_memory_does_not_grow_with_iterations():
+    own = stream(iterations=10**9)
+    assert sum(ring.nbytes for ring in own.rows().values()) == (STRATEGY.num_bands - 1) * 22 * 8
+
+
+def test_stored_rows_of_another_model_are_refused():
+    stored = stream().rows()
+    with pytest.raises(InputError, match="stored rows"):
+        stream(shapes={"weights": (7, 3)}, rows=stored)
+    with pytest.raises(InputError, match="stored rows"):
+        stream(rows={name: row.astype(np.float32) for name, row in stored.items()})
+
+
+@pytest.mark.parametrize("changes", [
+    {"coefficients": ()},
+    {"coefficients": (0.0, 1.0)},
+    {"coefficients": (1.0, math.inf)},
+    {"deviations": [-1.0]},
+    {"deviations": [math.nan]},
+    {"deviations": [2.0**49]},
+    {"configurations": ["a", "a"], "deviations": [1.0, 1.0]},
+])  # fmt: skip
+def test_other_settings_are_refused(changes):
+    with pytest.raises(InputError):
+        stream(**changes)
