@@ -122,6 +122,28 @@ def test_noise_is_rounded_one_way(real: Path, runs):
     assert f">{chosen['noise_text']}</dd>" in text
 
 
+def test_both_adjacencies_are_as_large(runs, tmp_path: Path):
+    """The epsilon asked for, with the proven one beside it, and that of the other adjacency in the same size."""
+    claim = Run.open(runs["scheduled"]).claim
+    text = read(write_report(runs["scheduled"], tmp_path / "page.html", release=True))
+    large = re.findall(r'<p class="claim-big"><span class="claim-word">epsilon </span>([^<]*)</p>', text)
+    assert large == ["8", rounded_up(claim.other_epsilon)]
+    assert "adjacency: replace; same unit, bound and delta)" in text
+
+
+def test_epsilon_is_shown_as_asked(copy, tmp_path: Path):
+    """With the proven value beside it; a smaller one than was proven is not what was asked for."""
+    folder = copy("scheduled")
+    config = folder / "config.toml"
+    stored = config.read_text(encoding="utf-8")
+    for asked, epsilon, proven in (("8.004", "8.004", "; proven: 8)"), ("7.9", "8", "")):
+        config.write_text(stored.replace("epsilon = 8.0 ", f"epsilon = {asked} "), encoding="utf-8")
+        text = read(write_report(reseal(folder), tmp_path / "page.html", release=True))
+        assert f"epsilon </span>{epsilon}</p>" in text
+        assert ("; proven: " in text) == bool(proven)
+        assert proven in text
+
+
 def test_other_runs_are_labelled(real: Path):
     rows = rows_of(specs(read(real))["utility-by-epsilon"])
     labels = {row["run"]: row["epsilon"] for row in rows}

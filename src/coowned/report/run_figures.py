@@ -317,7 +317,7 @@ def bob(measured: Measured) -> Figure:
         f"unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
         x="answer",
         y="models",
-        title_x="how much the model takes the sentence with the secret for work (log-odds)",
+        title_x="log-odds that the secret is about work",
         colours=COLOURS,
     )
 

@@ -43,6 +43,8 @@ class RunPage:
 
     Attributes:
       claim: None where no epsilon may be stated.
+      epsilons: adjacency and epsilon, the claimed one first; as asked for where that was proven.
+      proven: the proven value of the claimed epsilon, where it is not the one shown; with the words around it.
       found_at_most: share of members that a membership attack finds, at most, when 1% are wrongly accused.
       cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
       figures: by name, in the order of the page.
@@ -55,6 +57,8 @@ class RunPage:
     with_graph: bool
     sentences: tuple[str, ...]
     not_promised: tuple[str, ...]
+    epsilons: tuple[tuple[str, str], ...]
+    proven: str
     found_at_most: str
     tiles: tuple[Tile, ...]
     adjacencies: tuple[TableRow, ...]
@@ -67,10 +71,6 @@ class RunPage:
     bob_rows: tuple[TableRow, ...]
     config: str
     versions: str
-
-    @property
-    def other_adjacency(self) -> str:
-        return OTHER_ADJACENCY[self.claim.adjacency] if self.claim else ""
 
     def named(self, *prefixes: str) -> list[Figure]:
         return [figure for name, figure in self.figures.items() if name.startswith(prefixes)]
@@ -106,6 +106,7 @@ def gather(
         figures += [run_figures.membership(run), run_figures.delta_curve(run)]
     figures += _audits(run, release=release)
     statement = run.guarantee.statement_parts() if run.guarantee else None
+    asked = _asked_epsilon(run)
     return RunPage(
         run=run,
         claim=claim,
@@ -113,6 +114,13 @@ def gather(
         with_graph=with_graph,
         sentences=statement.sentences if statement else (run.statement,),
         not_promised=statement.not_promised if statement else (),
+        epsilons=(
+            (claim.adjacency, asked or rounded_up(claim.epsilon)),
+            (OTHER_ADJACENCY[claim.adjacency], rounded_up(claim.other_epsilon)),
+        )
+        if claim
+        else (),
+        proven="" if claim is None or asked is None else f"; proven: {rounded_up(claim.epsilon)}",
         found_at_most=percent_up(run_figures.true_positives(run, 0.01)) if claim else "",
         tiles=_tiles(run, with_graph=with_graph),
         adjacencies=_adjacencies(claim) if claim else (),
@@ -131,6 +139,14 @@ def gather(
             ]
         ),
     )
+
+
+def _asked_epsilon(run: Run) -> str | None:
+    """The epsilon that the configuration asks for, where a smaller one was proven: that one holds too."""
+    asked = tomllib.loads(run.config_text).get("privacy", {}).get("epsilon")
+    if not run.claims or not isinstance(asked, int | float) or not run.claim.epsilon < asked:
+        return None
+    return f"{asked:g}"
 
 
 def _check_same_task(run: Run, other: Run) -> None:
