@@ -61,11 +61,11 @@ class CountedCopies:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountedSchedule:
-    """What was counted of a schedule besides; None for a set.
+    """What was counted of a schedule; None for a set.
 
     Attributes:
       min_separation: the most batches b such that any b consecutive ones together hold at most one copy that contains
-        a given user; 0 where one batch holds two; the number of batches where nobody takes part twice.
+        a given user; 0 where one batch holds two; the number of batches where no user takes part twice.
     """
 
     min_separation: int | None
@@ -116,7 +116,7 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
     """
 
     def __post_init__(self) -> None:
-        """Refuses counts that contradict each other: such a certificate was not made by a recount."""
+        """Refuses counts that contradict each other: such a certificate does not come from a recount."""
         levels = self.copies_per_user
         agree = [
             sum(levels) == self.num_users,

@@ -92,7 +92,7 @@ def test_unknown_and_repeated_ids(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": ["a"]}, "a selection has the columns example_id and copies, this file has .*; name S.parquet"),
+        ({"id": ["a"]}, "a selection has the columns example_id and copies, this file has .*; give the S.parquet"),
         ({"example_id": ["a"], "copies": [0]}, "copies must be at least 1 and below 2.31, not 0 at row 0; write it again"),
         ({"example_id": ["a"], "copies": [-1]}, "copies must be at least 1"),
         ({"example_id": ["a", "b"], "copies": [1, None]}, "copies must be at least 1 .* not None at row 1"),

@@ -53,7 +53,7 @@ class RowSums:
 
 
 def finish(kind: str, *parts: RowSums) -> str:
-    """The digest, 64 hexadecimal digits, of a thing made of these sets of rows."""
+    """The digest, 64 hexadecimal digits, of something made of these sets of rows."""
     lines = [f"coowned {kind} {VERSION}"]
     lines += [f"{part.count} {' '.join(str(lane) for lane in part.lanes)}" for part in parts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run(
     source: "DataSource",
     selection: Annotated[
-        str,  # not a Path: that would take a stroke out of hdfs://head/S.parquet
+        str,  # not a Path, which would turn hdfs://head/S.parquet into hdfs:/head/S.parquet
         typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark."),
     ],
     certificate: Annotated[
@@ -44,7 +44,7 @@ def run(
     beside = certificate or certificate_beside(selection)
     check_engine(engine, master, str(source.path), selection, beside)
     if "://" not in selection and not Path(selection).exists():
-        raise InputError(f"{selection}: no such file or folder; name the S that `coowned select` wrote")
+        raise InputError(f"{selection}: no such file or folder; give the S that `coowned select` wrote")
     claim_and_recount = _on_spark if engine == "spark" else _here
     try:
         claim, recount = claim_and_recount(source, selection, beside, master)

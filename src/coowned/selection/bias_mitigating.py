@@ -20,7 +20,7 @@ class BiasMitigating(PassSelector):
     on; what is left of the longer list follows. A visited example is taken where every user of it has room. The paper
     leaves open what a run counts and how duplicates arise; here a run counts visited examples, taken or not, one
     pass visits every example once, and duplicates come from further passes in the same order with the room left,
-    until a pass adds nothing. Examples without users are in neither list: kept ones are taken besides.
+    until a pass adds nothing. Examples without users are in neither list; with unattributed="keep" they are added.
 
     Guarantees:
       - No user is in more than `contribution_bound` selected copies.   (test_check_suite)

@@ -15,7 +15,7 @@ class Greedy(PassSelector):
       - No example could be added without breaking that.   (test_check_suite)
       - Exactly the paper's sequential result in the shared order.   (test_equals_the_paper)
 
-    Cost: O(pairs) time, O(pairs) memory besides the graph.
+    Cost: O(pairs) time, O(pairs) memory in addition to the graph.
     What it is not: the largest such set; `Priced` comes nearer and proves how near. It prefers examples with few
     users; `BiasMitigating` trades size for more users per example.
 

@@ -41,8 +41,8 @@ class GreedyMinSeparation(OrderedSelector[Schedule]):
       unattributed: "keep" lets an example without users appear once in the whole schedule.
 
     Cost: an example is examined again only when the user that blocked it is free: O(slots + pairs * iterations /
-    min_separation) examinations at most, besides one look at every 64 examples a round, where the plain walk may
-    examine every example for every batch. O(pairs) memory besides the graph and the slots.
+    min_separation) examinations at most, plus one check for every 64 examples a round, where the plain walk may
+    examine every example for every batch. O(pairs) memory in addition to the graph and the slots.
     What it is not: the schedule with the smallest contribution bound (`MinSeparationProgram`, for small graphs).
     That it fails does not prove that no schedule exists.
 
@@ -126,9 +126,9 @@ def max_min_separation(
     Guarantees:
       - The same number as the plain sweep.   (test_max_min_separation_is_the_sweep)
 
-    Cost: the walk is laid out once. No value is tried that must succeed (so few examples fit in the window that they
-    cannot block all others) or must fail: until batch b nobody is free again, so one run that frees nobody tells where
-    every b gets stuck that gets stuck so early. Each value between the two takes one run of `GreedyMinSeparation`.
+    Cost: the examples are sorted once. No value is tried that must succeed (so few examples fit in the window that they
+    cannot block all others) or must fail: until batch b no user is free again, so one run that never frees a user
+    tells which values get stuck before. Each value between the two takes one run of `GreedyMinSeparation`.
 
     Example:
       >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [0, 1]])
@@ -171,7 +171,7 @@ def max_min_separation(
 
 
 class _Walk:
-    """The rows of a graph laid out in walking order, for one or more runs of Algorithm 4."""
+    """The rows of a graph in walking order, for one or more runs of Algorithm 4."""
 
     def __init__(self, graph: AttributionGraph, seed: int, ties: str, unattributed: str, progress: Progress):
         rows = ordered_rows(graph, seed=seed, ties=ties, progress=progress)

@@ -20,7 +20,7 @@ class GreedyWithDuplicates(PassSelector):
       - An example without users is never repeated.   (test_unattributed)
 
     Cost: O(pairs * contribution_bound) time at most, each pass over what the last one took; O(pairs)
-    memory besides the graph.
+    memory in addition to the graph.
     Not to be confused with `GreedyMinSeparation`, which orders batches for DP-MF.
 
     Example:

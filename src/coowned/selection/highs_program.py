@@ -1,4 +1,4 @@
-"""Integer programs handed to HiGHS: from sparse rows, warm-started, ended by Ctrl-C or by what progress raises."""
+"""Integer programs handed to HiGHS: from sparse rows, warm-started, stopped by Ctrl-C or by what progress raises."""
 
 import dataclasses
 import threading
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from coowned.progress import Progress
 
-_WAIT = 0.1  # seconds between two looks at a running solver
+_WAIT = 0.1  # seconds between two reports of a running solver
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def minimize(
 ) -> Outcome:
     """Solves the program; `progress` is called by the calling thread, and what it raises, and Ctrl-C, end the solver.
 
-    The solver works in a thread of its own, since a signal is only heard by Python code of the main thread.
+    The solver works in a thread of its own, since only Python code in the main thread receives signals.
     """
     highs = _load(program)
     for option, value in {

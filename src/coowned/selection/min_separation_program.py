@@ -75,7 +75,7 @@ class MinSeparationProgram(OrderedSelector[Schedule]):
         nonzeros = graph.num_pairs * (windows * window + self.iterations) + graph.num_examples * self.iterations
         if nonzeros > _MOST_NONZEROS:
             raise InputError(
-                f"the integer program would have {nonzeros} entries, and {_MOST_NONZEROS} are the most it is made for; "
+                f"the integer program would have {nonzeros} entries, more than the {_MOST_NONZEROS} it can handle; "
                 "use GreedyMinSeparation, or fewer examples or iterations"
             )
 
@@ -142,51 +142,35 @@ class MinSeparationProgram(OrderedSelector[Schedule]):
         )
 
     def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> Any:
-        """The columns are x[t, i] for every batch t and example i, and k last."""
+        """The columns are x[t, i] for every batch t and example i, and last the contribution bound."""
         from coowned.selection import highs_program
 
-        rows_of_users, entries = graph.subgraph(examples).by_user
-        users, _ = highs_program.distinct_rows(rows_of_users, entries)
-        users = users[np.diff(rows_of_users)[users] > 0]
+        user_indptr, entries = graph.subgraph(examples).by_user
+        users, _ = highs_program.distinct_rows(user_indptr, entries)
+        own = [entries[user_indptr[u] : user_indptr[u + 1]].astype(np.int64) for u in users]
         # An order of the constraints that does not depend on how users are labelled.
-        users = sorted(users.tolist(), key=lambda u: entries[rows_of_users[u] : rows_of_users[u + 1]].tolist())
+        own = sorted((examples_of for examples_of in own if len(examples_of)), key=lambda row: row.tolist())
         window = min(self.min_separation, self.iterations)
-        count, last = len(examples), len(examples) * self.iterations
-        rows: list[npt.NDArray[Any]] = []
-        lower: list[float] = []
-        upper: list[float] = []
-        coefficients: list[npt.NDArray[Any]] = []
-
-        def state(columns: npt.NDArray[Any], low: float, high: float, minus_bound: bool = False) -> None:
-            rows.append(np.append(columns, last) if minus_bound else columns)
-            coefficients.append(np.append(np.ones(len(columns)), -1.0) if minus_bound else np.ones(len(columns)))
-            lower.append(low)
-            upper.append(high)
-
-        def over(own: npt.NDArray[Any], first: int, length: int) -> npt.NDArray[Any]:
-            return (np.arange(first, first + length)[:, None] * count + own[None, :]).ravel()
-
-        for u in users:
-            own = entries[rows_of_users[u] : rows_of_users[u + 1]].astype(np.int64)
+        columns = np.arange(self.iterations * len(examples)).reshape(self.iterations, len(examples))
+        bound = columns.size
+        rows: list[tuple[npt.NDArray[Any], float, float]] = []  # columns, least and most of their sum
+        for examples_of in own:
             for first in range(self.iterations - window + 1):
-                state(over(own, first, window), -np.inf, 1.0)
-            state(over(own, 0, self.iterations), -np.inf, 0.0, minus_bound=True)
-        for batch in range(self.iterations):
-            state(over(np.arange(count), batch, 1), float(self.batch_size), float(self.batch_size))
-        for i in np.flatnonzero(graph.users_per_example[examples] == 0):  # kept, and never repeated
-            state(over(np.array([i]), 0, self.iterations), -np.inf, 1.0)
-        cost = np.zeros(last + 1)
-        cost[last] = 1.0
-        largest = np.ones(last + 1)
-        largest[last] = -(-self.iterations // window)
+                rows.append((columns[first : first + window, examples_of].ravel(), -np.inf, 1.0))
+            rows.append((np.append(columns[:, examples_of].ravel(), bound), -np.inf, 0.0))
+        rows += [(columns[batch], self.batch_size, self.batch_size) for batch in range(self.iterations)]
+        without_users = np.flatnonzero(graph.users_per_example[examples] == 0)
+        rows += [(columns[:, i], -np.inf, 1.0) for i in without_users]  # kept, and never repeated
+        indices, lower, upper = zip(*rows, strict=True)
+        flat = np.concatenate(indices)
         return highs_program.Program(
-            cost=cost,
-            upper=largest,
-            indptr=np.concatenate([[0], np.cumsum([len(row) for row in rows])]),
-            columns=np.concatenate(rows),
-            coefficients=np.concatenate(coefficients),
-            row_lower=np.array(lower),
-            row_upper=np.array(upper),
+            cost=np.append(np.zeros(bound), 1.0),
+            upper=np.append(np.ones(bound), -(-self.iterations // window)),
+            indptr=np.concatenate([[0], np.cumsum([len(row) for row in indices])]),
+            columns=flat,
+            coefficients=np.where(flat == bound, -1.0, 1.0),
+            row_lower=np.array(lower, np.float64),
+            row_upper=np.array(upper, np.float64),
         )
 
     def _as_values(

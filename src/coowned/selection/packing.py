@@ -121,7 +121,7 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
     """
     progress(0.0, "peeling")
     state = _peel(packing, np.empty(0, packing.items.dtype), np.empty(0, np.int32))
-    progress(0.4, "laying out the core")
+    progress(0.4, "building the core")
     undecided = np.flatnonzero(state.decided == 0).astype(packing.items.dtype)
     first, further = np.split(undecided, [np.searchsorted(undecided, packing.num_first)])
     # Rows of equal length lie together, so that the processor predicts loops over them.
@@ -133,7 +133,7 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
     label[core_users] = np.arange(len(core_users), dtype=label.dtype)
     users = np.empty(int(indptr[-1]), packing.users.dtype)
     kernels.core_rows(packing.indptr, packing.users, core_items, label, users)
-    progress(0.7, "laying out the core by user")
+    progress(0.7, "grouping the core by user")
     items = np.empty(len(users), core_items.dtype)
     user_indptr = attribution_kernels.transpose(indptr, users, len(core_users), items)
     keys = np.empty(len(core_users), np.uint64)

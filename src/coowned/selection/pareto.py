@@ -32,7 +32,7 @@ def pareto(
       - Every row is what `BiasMitigating` gives for that setting.   (test_rows_are_the_selector)
       - No row that is not dominated is beaten by any other.   (test_dominated)
 
-    Cost: one sort, then 80 times the passes of `BiasMitigating` over rows laid out in the order they are walked.
+    Cost: one sort, then 80 times the passes of `BiasMitigating` over rows in the order they are visited.
     What it is not: a choice by accuracy on validation data, which would not be free of privacy cost.
 
     Example:

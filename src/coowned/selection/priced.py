@@ -50,8 +50,8 @@ class Priced(BoundedSelector):
       distinct_weight: from 0 to 1; with duplicates, S is chosen for a large size + distinct_weight * num_distinct, so
         that distinct examples are not given up for copies of those with few users. `upper_bound` remains one on the
         size alone. Without duplicates it changes nothing.
-      time_limit: seconds after which the best S so far is returned, with the bound proven so far; looked at between
-        steps, so that it may be overrun by one (laying out the graph, or one round).
+      time_limit: seconds after which the best S so far is returned, with the bound proven so far; checked between
+        steps, so that it may be exceeded by one (sorting the graph, or one round).
       ties: the order among examples of equal worth.
       unattributed: what becomes of an example without users; one that is kept is counted in size and bound.
 
@@ -83,10 +83,10 @@ class Priced(BoundedSelector):
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
         start = time.monotonic()
         deadline = None if self.time_limit is None else start + self.time_limit
-        # Prices may use half of the time that is left after laying out; swaps use the rest.
+        # Prices may use half of the time that is left after sorting; swaps use the rest.
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.02))
         limit = int(self.contribution_bound) if self.allow_duplicates else 1
-        progress(0.02, "laying out the rows by user")
+        progress(0.02, "grouping the rows by user")
         packing = pack(rows, graph.num_users, contribution_bound=int(self.contribution_bound), limit=limit)
         weighted = limit > 1 and self.distinct_weight > 0
         by_size = peel(packing, part(progress, 0.05, 0.08))

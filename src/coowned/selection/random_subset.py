@@ -1,4 +1,4 @@
-"""A random set of examples, with no bound on anybody's contribution."""
+"""A random set of examples, without a contribution bound."""
 
 import dataclasses
 from typing import ClassVar
@@ -18,7 +18,7 @@ _HALVES = {"all": "with users", "few-users": "with at most the median of users",
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomSubset(Selector[Selection]):
-    """Takes the `size` examples whose keyed hash is smallest, whoever they belong to.
+    """Takes the `size` examples whose keyed hash is smallest, whatever their users.
 
     For the paper's study of bias only: it holds no contribution bound, so its certificate shows the one it happens
     to have. Examples without users are left out, as by the default of the other selectors.

@@ -44,7 +44,8 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
         return _read_schedule(table, graph, path)
     if not {"example_id", "copies"} <= names:
         raise InputError(
-            f"{path}: a selection has the columns example_id and copies, this file has {sorted(names)}; name S.parquet"
+            f"{path}: a selection has the columns example_id and copies, this file has {sorted(names)}; "
+            "give the S.parquet that `coowned select` wrote"
         )
     rows = _rows_of(table["example_id"], graph, path)
     repeated = np.flatnonzero(pl.Series(rows).is_duplicated().to_numpy())

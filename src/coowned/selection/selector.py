@@ -378,7 +378,7 @@ class OrderedSelector(Selector[Result]):
             empty = np.flatnonzero(graph.users_per_example == 0)
             raise InputError(
                 f'{len(empty)} examples have no users (the first at index {empty[0]}); unattributed="drop" leaves '
-                'them out, unattributed="keep" takes each once without protection for anybody'
+                'them out, unattributed="keep" takes each once, without protecting anyone'
             )
 
 

@@ -1,4 +1,4 @@
-"""The check-suite that every selector must pass, whoever wrote it.
+"""The checks that every selector must pass, including those written by others.
 
     check_selector(lambda bound: Greedy(contribution_bound=bound), maximal=True)
     check_schedule_selector(lambda size, number, separation: GreedyMinSeparation(
@@ -92,10 +92,10 @@ def check_schedule_selector(
     """Checks a selector of batches, made from (batch_size, iterations, min_separation), on `hard_graphs()`.
 
     Checked: as `check_selector`, with the min separation in place of the bound; that no user is in more than
-    ceil(iterations / min_separation) copies; that it finds the schedule where nobody shares an example.
+    ceil(iterations / min_separation) copies; that it finds the schedule where no example is shared.
     """
     alone = AttributionGraph.from_users_per_example([[i] for i in range(12)])
-    tried = (hard_graphs() if graphs is None else graphs) | {"nobody shares": alone}
+    tried = (hard_graphs() if graphs is None else graphs) | {"nothing shared": alone}
     for name, graph in tried.items():
         for batch_size, iterations, separation in [(1, 1, 1), (2, 6, 1), (3, 8, 4), (2, 5, 9)]:
             where = f"{name}, batch_size={batch_size}, iterations={iterations}, min_separation={separation}"
