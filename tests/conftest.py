@@ -3,6 +3,8 @@
 import fcntl
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +23,15 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 # Colours and widths that somebody asked for elsewhere; typer looks for them when it is imported.
 for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL_WIDTH", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same step is compiled once, not by every test and command that needs it; each worker has files of its own."""
+    folder = tempfile.mkdtemp(prefix="coowned-compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def _one_process_at_a_time(method: Callable) -> Callable:
