@@ -1,7 +1,4 @@
-"""Results that took long, kept on disk: never keys, always safe to delete.
-
-Content is in `tokens/` alone (texts as numbers). Files can be read by their owner only.
-"""
+"""Results that took long, kept on disk for their owner alone: never keys or content, always safe to delete."""
 
 import contextlib
 import hashlib

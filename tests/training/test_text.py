@@ -1,7 +1,4 @@
-"""Vocabularies, tokens, and the file they are kept in."""
-
-import os
-import stat
+"""Vocabularies and tokens."""
 
 import numpy as np
 import pyarrow as pa
@@ -10,20 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coowned import InputError
-from coowned.training import text as module
-from coowned.training.text import SPECIAL_TOKENS, TokenizedTexts, Vocabulary, learn_vocabulary, tokenize
+from coowned.training.text import SPECIAL_TOKENS, TokenizedTexts, Vocabulary, _tokenizer, learn_vocabulary, tokenize
 
 WORDS = ("the", "paper", "show", "##s", "##ed", "un", "##known", "model", ".", "[", "]", "mask", "cafe", "a", "##a")
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, *WORDS))
 IDS = VOCABULARY.ids
 TEXTS = ["The paper showed.", "the model", None, "", "paper " * 40, "  \t ", "Café [MASK]"]
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """A cache's folder that nothing has been kept in."""
-    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path / "kept"))
-    return tmp_path / "kept" / "tokens"
 
 
 def tokens(texts, **settings):
@@ -36,13 +25,6 @@ def rows_of(found, values):
     return [list(values[begin:end]) for begin, end in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
 
 
-def no_tokenizing(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("tokenized where a file was kept")
-
-    monkeypatch.setattr(module, "_tokenize", refuse)
-
-
 # ---- vocabulary ------------------------------------------------------------------------------------------------------
 
 
@@ -52,8 +34,8 @@ def test_vocabulary_round_trip(tmp_path):
     found = Vocabulary.read(tmp_path / "vocab.txt")
     assert found == VOCABULARY
     assert found.digest == VOCABULARY.digest
-    assert found.special_ids == (0, 1, 2, 3, 4)
-    assert (found.pad_id, found.unk_id, found.cls_id, found.sep_id, found.mask_id) == found.special_ids
+    assert [found.ids[token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
+    assert (found.pad_id, found.mask_id) == (0, 4)
     assert found.size == 20
     assert "paper" not in repr(found)
 
@@ -113,7 +95,7 @@ def test_public_texts_teach_a_vocabulary():
     assert found.tokens[:5] == SPECIAL_TOKENS
     assert len(SPECIAL_TOKENS) < found.size <= 40
     assert {"low", "##w"} <= set(found.tokens)
-    assert found.unk_id not in tokenize(pa.array(corpus), found, sequence_length=64).ids
+    assert found.ids["[UNK]"] not in tokenize(pa.array(corpus), found, sequence_length=64).ids
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
@@ -145,7 +127,7 @@ def test_empty_texts_are_empty_rows():
 def test_long_texts_are_cut():
     found = tokenize(pa.array(["paper " * 3, "paper " * 6, "paper " * 7]), VOCABULARY, sequence_length=8)
     assert np.diff(found.offsets).tolist() == [5, 8, 8]
-    assert found.ids[-1] == VOCABULARY.sep_id
+    assert found.ids[-1] == VOCABULARY.ids["[SEP]"]
     assert found.num_truncated == 1  # six tokens just fit
     assert "truncated" not in repr(found)  # counts of content are shown to nobody by accident
     assert "ids" not in repr(found)
@@ -161,9 +143,9 @@ words = st.sampled_from(
 def test_cutting_changes_no_token(pieces):
     """The first words are enough: as if whole texts were tokenized and the ids cut."""
     texts = ["".join(word + space for word, space in text) for text in pieces]
-    tokenizer = module._tokenizer(IDS, lowercase=True)
+    tokenizer = _tokenizer(IDS, lowercase=True)
     whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    found = module._tokenize(module._as_text(pa.array(texts, pa.string())), VOCABULARY, 8, True)
+    found = tokenize(pa.array(texts, pa.string()), VOCABULARY, sequence_length=8)
     expected = [[IDS["[CLS]"], *ids[:6], IDS["[SEP]"]] if ids else [] for ids in whole]
     assert rows_of(found, found.ids.tolist()) == expected
     assert found.num_truncated == sum(len(ids) > 6 for ids in whole)
@@ -182,8 +164,7 @@ def test_what_is_no_text():
     with pytest.raises(InputError, match="must be text, not int64; name a column of text"):
         tokenize(pa.array([1, 2]), VOCABULARY, sequence_length=16)
     broken = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe"))
-    with pytest.raises(InputError, match="not UTF-8 at row 0"):
-        tokenize(broken, VOCABULARY, sequence_length=16)
+    assert tokenize(broken, VOCABULARY, sequence_length=16).num_empty == 1  # replacement characters are no words
     for length in (2, 0, 8.5, True):
         with pytest.raises(InputError, match="sequence_length"):
             tokenize(pa.array(["a"]), VOCABULARY, sequence_length=length)
@@ -220,90 +201,3 @@ def test_bad_arrays_of_tokens(ids, offsets):
             num_truncated=0,
             num_empty=0,
         )
-
-
-# ---- the file --------------------------------------------------------------------------------------------------------
-
-
-def test_cache_hit(cache, monkeypatch):
-    monkeypatch.setenv("COOWNED_CACHE", "off")
-    plain = tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)
-    monkeypatch.setenv("COOWNED_CACHE", str(cache.parent))
-    made = tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)
-    no_tokenizing(monkeypatch)
-    halves = pa.chunked_array([pa.array(TEXTS[:3]), pa.array([], pa.string()), pa.array(["x", *TEXTS[3:]]).slice(1)])
-    for found in (made, tokenize(halves, VOCABULARY, sequence_length=16)):  # however it is cut into chunks
-        assert found.digest == plain.digest
-        assert np.array_equal(found.ids, plain.ids)
-        assert np.array_equal(found.offsets, plain.offsets)
-        assert (found.num_truncated, found.num_empty) == (plain.num_truncated, plain.num_empty) == (1, 3)
-        assert not found.ids.flags.owndata
-        with pytest.raises(ValueError, match="read-only"):
-            found.ids[0] = 1
-    assert len(list(cache.iterdir())) == 1
-
-
-def test_cache_key(cache, monkeypatch):
-    def ask(texts=TEXTS, vocabulary=VOCABULARY, **settings):
-        tokenize(pa.array(texts), vocabulary, **{"sequence_length": 16, **settings})
-
-    ask()
-    ask(["The paper showed.", "the model", None, "", "paper " * 40, "  \t ", "Café [MASK"])
-    ask(["The paper", " showed.the model", None, "", "paper " * 40, "  \t ", "Café [MASK]"])  # the same letters
-    ask([*TEXTS, None])
-    ask(vocabulary=Vocabulary((*SPECIAL_TOKENS, *reversed(WORDS))))
-    ask(sequence_length=17)
-    ask(lowercase=False)
-    assert len(list(cache.iterdir())) == 7
-    monkeypatch.setattr(module.importlib.metadata, "version", lambda name: "0")
-    ask()
-    assert len(list(cache.iterdir())) == 8
-
-
-def test_cache_file_is_private(cache):
-    before = os.umask(0)
-    try:
-        tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)
-    finally:
-        os.umask(before)
-    (file,) = cache.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-
-
-@pytest.mark.parametrize("damage", ["empty", "half", "bit", "other"])
-def test_damaged_file_is_made_anew(cache, damage):
-    made = tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)
-    (file,) = cache.iterdir()
-    content = file.read_bytes()
-    if damage == "empty":
-        file.write_bytes(b"")
-    elif damage == "half":
-        file.write_bytes(content[: len(content) // 2])
-    elif damage == "bit":
-        place = content.index(made.ids.tobytes()) + 2
-        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    else:
-        tokenize(pa.array(["the paper"] * len(TEXTS)), VOCABULARY, sequence_length=16)
-        (other,) = (path for path in cache.iterdir() if path != file)
-        file.write_bytes(other.read_bytes())
-    found = tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)
-    assert found.ids.tolist()[:6] == [2, 5, 6, 7, 9, 13]
-    assert file.read_bytes() == content
-
-
-def test_failed_write_leaves_nothing(cache, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("coowned.files.os.replace", full)
-    assert len(tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)) == 7
-    assert list(cache.iterdir()) == []
-
-
-def test_cache_can_be_switched_off(tmp_path, monkeypatch):
-    monkeypatch.setenv("COOWNED_CACHE", "off")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "_keep", None)
-    assert len(tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)) == 7
-    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Texts as tokens: a vocabulary that is given, WordPiece, and a file of tokens that is mapped into memory.
+"""Texts as tokens: a vocabulary that is given, and WordPiece.
 
 A text is tokenized by itself, so that its tokens are a function of it and of the vocabulary alone. A vocabulary that
 was learned from the texts to be protected would carry words of theirs into every other example and, as a file beside
@@ -8,28 +8,22 @@ the model, to whoever gets that: it is an input.
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from coowned import validate
-from coowned.attribution.identifiers import check_valid, is_text
-from coowned.cache import cache_folder, keep
+from coowned.attribution.identifiers import is_text
 from coowned.errors import InputError
-from coowned.files import whole_files
-
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+from coowned.files import write_file
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-FORMAT = "coowned-tokens-1"  # raise it whenever the tokens of a text, or the file, may change
 _AT_ONCE = 4096  # texts
 _CHARACTERS_A_TOKEN = 6  # most texts reach their limit within so many; the others are read again, whole
 _LONGEST_WORD = 100  # characters; beyond, BERT takes a word for unknown
@@ -37,7 +31,7 @@ _LONGEST_WORD = 100  # characters; beyond, BERT takes a word for unknown
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The tokens a model knows; a token's id is its place.
+    """The tokens a model knows; a token's id is its index.
 
     Guarantees:
       - The five special tokens are there, and no token is there twice.   (test_bad_vocabularies)
@@ -60,27 +54,26 @@ class Vocabulary:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Vocabulary":
         """Reads a vocab.txt as BERT has it: one token a line, in the order of their ids."""
-        place = Path(path)
+        file = Path(path)
         try:
             # Only line feeds end a token: others may hold characters that Python takes for ends of lines.
-            lines = place.read_bytes().decode("utf-8").split("\n")
+            lines = file.read_bytes().decode("utf-8").split("\n")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
             raise InputError(
-                f"{place}: the vocabulary cannot be read ({error.strerror}); name a vocab.txt, one token a line, such "
+                f"{file}: the vocabulary cannot be read ({error.strerror}); name a vocab.txt, one token a line, such "
                 "as the one that comes with a BERT checkpoint"
             ) from None
         except UnicodeDecodeError:
-            raise InputError(f"{place}: not UTF-8 text; name a vocab.txt, one token a line") from None
+            raise InputError(f"{file}: not UTF-8 text; name a vocab.txt, one token a line") from None
         if lines[-1] == "":
             lines.pop()
         tokens = tuple(line.removesuffix("\r") for line in lines)
-        _check_tokens(tokens, str(place), "line")
+        _check_tokens(tokens, str(file), "line")
         return cls(tokens)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes a vocab.txt, whole or not at all."""
-        with whole_files(path) as (temporary,):
-            temporary.write_bytes("".join(f"{token}\n" for token in self.tokens).encode())
+        write_file(Path(path), "".join(f"{token}\n" for token in self.tokens).encode())
 
     @property
     def size(self) -> int:
@@ -97,25 +90,8 @@ class Vocabulary:
         return self.ids["[PAD]"]
 
     @property
-    def unk_id(self) -> int:
-        return self.ids["[UNK]"]
-
-    @property
-    def cls_id(self) -> int:
-        return self.ids["[CLS]"]
-
-    @property
-    def sep_id(self) -> int:
-        return self.ids["[SEP]"]
-
-    @property
     def mask_id(self) -> int:
         return self.ids["[MASK]"]
-
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """The ids of `SPECIAL_TOKENS`."""
-        return tuple(self.ids[token] for token in SPECIAL_TOKENS)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -154,7 +130,7 @@ def learn_vocabulary(texts: Iterable[str], *, size: int, public: bool) -> Vocabu
 class TokenizedTexts:
     """Texts as ids, end to end: text r is ids[offsets[r]:offsets[r + 1]], that is [CLS], its tokens, [SEP].
 
-    A text without any token is an empty row. Both arrays are read-only, and usually a mapped file.
+    A text without any token is an empty row. Both arrays are read-only.
 
     Attributes:
       vocabulary: whose ids these are.
@@ -193,7 +169,7 @@ class TokenizedTexts:
     @functools.cached_property
     def digest(self) -> str:
         """Names the tokens of every text, in order, and what they mean."""
-        about = [FORMAT, self.vocabulary.digest, self.sequence_length, len(self), str(self.ids.dtype)]
+        about = [self.vocabulary.digest, self.sequence_length, len(self), str(self.ids.dtype)]
         hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
         for array in (self.offsets, self.ids):
             hashed.update(array.view(np.uint8))  # pyright: ignore[reportArgumentType]
@@ -207,18 +183,12 @@ def tokenize(
 
     A text longer than the limit is cut. A text that is null, empty or has nothing but spaces is an empty row: an
     example without influence, since what one example holds must not decide which others there are. A special token
-    spelled out in a text is ordinary text. The tokens are kept in the cache's folder (`coowned.cache`), in a file that
-    its owner alone can read, and mapped from there; the file is as private as the texts, and always safe to delete.
+    spelled out in a text is ordinary text, and bytes that are not UTF-8 are replaced.
 
     Guarantees:
       - The ids are those of BERT's own rules.   (test_tokens_of_words, test_special_tokens_cannot_be_written)
       - A text's tokens depend on it alone; cut texts begin like whole ones.   (test_cutting_changes_no_token)
-      - What is read back equals what was made; other texts, vocabulary, length or case are another file; a file that
-        is damaged is made anew.   (test_cache_hit, test_cache_key, test_damaged_file_is_made_anew)
-      - The file appears whole or not at all and is readable by its owner alone; none with COOWNED_CACHE=off.
-        (test_cache_file_is_private, test_failed_write_leaves_nothing, test_cache_can_be_switched_off)
-    Cost: linear in the first characters of the texts, on all cores (unless TOKENIZERS_PARALLELISM says false); 2 bytes
-    a token on disk.
+    Cost: linear in the first characters of the texts, on all cores (unless TOKENIZERS_PARALLELISM says false).
 
     Args:
       texts: a column of text.
@@ -232,32 +202,40 @@ def tokenize(
       [2, 5, 6, 7, 3]
     """
     validate.integer(at_least=3, sequence_length=sequence_length)
-    column = _as_text(texts)
-    folder = cache_folder()
-    if folder is None:
-        return _tokenize(column, vocabulary, sequence_length, lowercase)
-    key = _key(column, vocabulary, sequence_length, lowercase)
-    file = folder / "tokens" / f"{key}.arrow"
-    kept = _read_kept(file, key, vocabulary, sequence_length, len(column))
-    if kept is not None:
-        return kept
-    made = _tokenize(column, vocabulary, sequence_length, lowercase)
-    _keep(file, key, made)
-    return _read_kept(file, key, vocabulary, sequence_length, len(column)) or made  # mapped: memory is free again
+    tokenizer = _tokenizer(vocabulary.ids, lowercase=lowercase)
+    room = sequence_length - 2
+    tokenizer.enable_truncation(room + 1)  # one more than there is room for says that a text is longer
+    first, last = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
+    parts: list[npt.NDArray[Any]] = [np.zeros(0, _id_type(vocabulary))]
+    lengths: list[int] = [0]
+    num_truncated = 0
+    for batch in _batches(texts):
+        flat: list[int] = []
+        for found in _encode(tokenizer, batch, room):
+            num_truncated += len(found) > room
+            lengths.append(min(len(found), room) + 2 if found else 0)
+            flat += [first, *found[:room], last] if found else []
+        parts.append(np.array(flat, _id_type(vocabulary)))
+    return TokenizedTexts(
+        vocabulary=vocabulary,
+        sequence_length=int(sequence_length),
+        ids=np.concatenate(parts),
+        offsets=np.cumsum(lengths),
+        num_truncated=num_truncated,
+        num_empty=lengths.count(0) - 1,
+    )
 
 
-def _check_tokens(tokens: tuple[str, ...], name: str, place: str) -> None:
+def _check_tokens(tokens: tuple[str, ...], name: str, unit: str) -> None:
     if not any(tokens):
         raise InputError(f"{name}: the vocabulary is empty; it needs one token a line")
     seen: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token == "":
-            raise InputError(
-                f"{name}: {place} {number} is blank; a token's id is its place, so name a whole vocabulary"
-            )
+            raise InputError(f"{name}: {unit} {number} is blank; a token's id is its index: name a whole vocabulary")
         if token in seen:
             raise InputError(
-                f"{name}: {place} {number} and {place} {seen[token]} are both {token!r}; every token needs one id, so "
+                f"{name}: {unit} {number} and {unit} {seen[token]} are both {token!r}; every token needs one id, so "
                 "name a vocabulary without repeats"
             )
         seen[token] = number
@@ -273,16 +251,6 @@ def _id_type(vocabulary: Vocabulary) -> Any:
     return np.uint16 if vocabulary.size <= 1 << 16 else np.int32
 
 
-def _as_text(texts: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray:
-    column = texts if isinstance(texts, pa.ChunkedArray) else pa.chunked_array([texts])
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if not is_text(column.type) and not pa.types.is_null(column.type):
-        raise InputError(f"texts must be text, not {column.type}; name a column of text")
-    check_valid(column, "text")
-    return column.cast(pa.large_string()).fill_null("")
-
-
 def _tokenizer(ids: dict[str, int], *, lowercase: bool) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -290,33 +258,6 @@ def _tokenizer(ids: dict[str, int], *, lowercase: bool) -> Any:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
-
-
-def _tokenize(column: pa.ChunkedArray, vocabulary: Vocabulary, sequence_length: int, lowercase: bool) -> TokenizedTexts:
-    tokenizer = _tokenizer(vocabulary.ids, lowercase=lowercase)
-    room = sequence_length - 2
-    tokenizer.enable_truncation(room + 1)  # one more than there is room for says that a text is longer
-    parts: list[npt.NDArray[Any]] = []
-    lengths = np.zeros(len(column), np.int64)
-    at = num_truncated = 0
-    for batch in _batches(column):
-        flat: list[int] = []
-        for row, found in enumerate(_encode(tokenizer, batch, room), start=at):
-            if not found:
-                continue
-            num_truncated += len(found) > room
-            lengths[row] = min(len(found), room) + 2
-            flat += [vocabulary.cls_id, *found[:room], vocabulary.sep_id]
-        parts.append(np.array(flat, _id_type(vocabulary)))
-        at += len(batch)
-    return TokenizedTexts(
-        vocabulary=vocabulary,
-        sequence_length=int(sequence_length),
-        ids=np.concatenate(parts) if parts else np.zeros(0, _id_type(vocabulary)),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        num_truncated=num_truncated,
-        num_empty=int(np.sum(lengths == 0)),
-    )
 
 
 def _encode(tokenizer: Any, texts: list[str], room: int) -> list[list[int]]:
@@ -334,59 +275,13 @@ def _encode(tokenizer: Any, texts: list[str], room: int) -> list[list[int]]:
     return found
 
 
-def _batches(column: pa.ChunkedArray) -> Iterator[list[str]]:
+def _batches(texts: pa.ChunkedArray | pa.Array) -> Iterator[list[str]]:
+    column = texts if isinstance(texts, pa.ChunkedArray) else pa.chunked_array([texts])
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not is_text(column.type) and not pa.types.is_null(column.type):
+        raise InputError(f"texts must be text, not {column.type}; name a column of text")
     for chunk in column.chunks:
         for begin in range(0, len(chunk), _AT_ONCE):
-            yield chunk.slice(begin, _AT_ONCE).to_pylist()
-
-
-def _key(column: pa.ChunkedArray, vocabulary: Vocabulary, sequence_length: int, lowercase: bool) -> str:
-    """Names everything the tokens follow from; however the column is cut into chunks."""
-    version = importlib.metadata.version("tokenizers")
-    about = [FORMAT, version, vocabulary.digest, int(sequence_length), bool(lowercase), len(column)]
-    hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
-    for chunk in column.chunks:
-        hashed.update(np.asarray(pc.binary_length(chunk), np.int64))  # pyright: ignore[reportArgumentType]
-    for chunk in column.chunks:
-        _, offsets_buffer, data_buffer = chunk.buffers()
-        if len(chunk) and data_buffer is not None:
-            offsets = np.frombuffer(offsets_buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            hashed.update(memoryview(data_buffer)[offsets[0] : offsets[-1]])
-    return hashed.hexdigest()
-
-
-def _keep(file: Path, key: str, made: TokenizedTexts) -> None:
-    """Writes the file whole or not at all, for its owner alone; a folder that cannot be written is no error."""
-    column = pa.LargeListArray.from_arrays(pa.array(made.offsets), pa.array(made.ids))
-    notes = {"key": key, "digest": made.digest, "num_truncated": made.num_truncated, "num_empty": made.num_empty}
-    schema = pa.schema([pa.field("ids", column.type)], metadata={"coowned": json.dumps(notes)})
-
-    def write(sink: BinaryIO) -> None:
-        with pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(pa.record_batch([column], schema=schema))
-
-    keep(file, write)
-
-
-def _read_kept(
-    file: Path, key: str, vocabulary: Vocabulary, sequence_length: int, num_texts: int
-) -> TokenizedTexts | None:
-    """The file's content, mapped into memory; None where there is none, or not what was written."""
-    try:
-        with pa.memory_map(str(file)) as source:
-            reader = pa.ipc.open_file(source)
-            notes = json.loads(reader.schema.metadata[b"coowned"])
-            column: Any = reader.get_batch(0).column(0)
-        kept = TokenizedTexts(
-            vocabulary=vocabulary,
-            sequence_length=int(sequence_length),
-            ids=column.values.to_numpy(zero_copy_only=True),
-            offsets=column.offsets.to_numpy(zero_copy_only=True),
-            num_truncated=notes["num_truncated"],
-            num_empty=notes["num_empty"],
-        )
-        # A damaged id would be another gradient under the same noise: every byte is looked at.
-        whole = notes["key"] == key and notes["digest"] == kept.digest and len(kept) == num_texts
-    except (OSError, pa.ArrowException, InputError, ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return None
-    return kept if whole else None
+            batch = chunk.slice(begin, _AT_ONCE).cast(pa.large_string()).cast(pa.large_binary())
+            yield [(text or b"").decode("utf-8", "replace") for text in batch.to_pylist()]
