@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import coowned as co
+from coowned.accounting.terms import UNIT
 from coowned.cli import show
 from coowned.errors import InputError
 from coowned.files import check_writable
@@ -14,7 +16,9 @@ from coowned.files import check_writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from coowned.accounting.planning import Choice
     from coowned.audit.bob import Measured
+    from coowned.training.run import Run
 
 _TARGET: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-8, "adjacency": "zero-out"}
 _BATCHES: dict[str, Any] = {"batch_size": 64, "iterations": 200}
@@ -41,68 +45,59 @@ def run(
 
         coowned demo
     """
-    from coowned.accounting.guarantee import UNIT, guarantee
-    from coowned.accounting.planning import plan
     from coowned.accounting.statement import rounded_down, rounded_up
-    from coowned.attribution.mail import read_mail
     from coowned.audit.bob import ATTRIBUTIONS, BobTest
-    from coowned.certificate import certify
+    from coowned.audit.run_audit import audit_run
     from coowned.cli.certificates import certificate_path_of
     from coowned.cli.select import make_selector
-    from coowned.files import whole_files
-    from coowned.mechanism.poisson_sampling import PoissonSampling
+    from coowned.report.page import write_report
     from coowned.selection.selection_files import write_selection
     from coowned.synthetic.toy_emails import EmailWorld, write_mbox
-    from coowned.training.run import Run
 
     say = (lambda text="": None) if json else show.line
     bob = BobTest(trials=trials)
     _make_room(output)
-    world = EmailWorld(num_people=1000, num_emails=5000)
-    mailbox = output / "mailbox.mbox"
+    world, mailbox = EmailWorld(num_people=1000, num_emails=5000), output / "mailbox.mbox"
     with show.progress("writing e-mails"):
         emails = world.generate(seed=0)
         write_mbox(emails, mailbox)
     say(f"1. A made-up world of {world.num_people:,} people: their {emails.num_rows:,} e-mails are in {mailbox}.")
 
-    by_sender = read_mail(mailbox, attribute_to="sender").graph
-    graph = read_mail(mailbox).graph
+    by_sender, graph = co.read_mail(mailbox, attribute_to="sender").graph, co.read_mail(mailbox).graph
     say(
         f"2. Attributed to senders alone an e-mail has {by_sender.num_pairs / by_sender.num_examples:.2f} owners; "
-        f"attributed to everyone in it, {graph.num_pairs / graph.num_examples:.2f}."
+        f"attributed to everyone in it, {graph.num_pairs / graph.num_examples:.2f}.\n"
+        "   What is written to Bob is about Bob: only the second protects him."
     )
-    say("   What is written to Bob is about Bob: only the second protects him.")
 
     with show.progress("selecting and calibrating"):
-        made = plan(graph, contribution_bounds=(1, 3, 10), mechanism="poisson", **_TARGET, **_BATCHES)
+        planned = co.plan(graph, contribution_bounds=(1, 3, 10), mechanism="poisson", **_TARGET, **_BATCHES)
     terms = f"delta {_TARGET['delta']:g}; adjacency: {_TARGET['adjacency']}"
     say(f"3. Sets of e-mails in which nobody is in more than k, and the noise for epsilon {_TARGET['epsilon']:g}")
     say(f"   (unit: {UNIT}; contribution bound k; {terms}):")
     if not json:
-        _print_plan(made.choices)
+        columns = ("   selector", "k", "copies", "distinct", "proven bound", "noise multiplier", "")
+        show.table("", columns, [_row(choice) for choice in planned.choices], left=(0, 6))
 
-    best = next(choice for choice in made.choices if choice.best)
+    best = next(choice for choice in planned.choices if choice.best)
     selection = make_selector(best.selector, {"contribution_bound": best.contribution_bound}).select(graph)
-    certificate = certify(graph, selection)
-    claim = guarantee(certificate, PoissonSampling.from_certificate(certificate, **_BATCHES), **_TARGET)
-    chosen, claimed = output / "S.parquet", output / "guarantee.json"
-    with whole_files(chosen, certificate_path_of(chosen), claimed) as (chosen_file, certified_file, claimed_file):
-        write_selection(chosen_file, graph, selection)
-        certified_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
-        claimed_file.write_text(claim.to_json() + "\n", encoding="utf-8")
+    certificate = co.certify(graph, selection)
+    claim = co.guarantee(certificate, co.PoissonSampling.from_certificate(certificate, **_BATCHES), **_TARGET)
+    selected = output / "S.parquet"
+    write_selection(selected, graph, selection)
+    certificate_path_of(selected).write_text(certificate.to_json() + "\n", encoding="utf-8")
+    (output / "guarantee.json").write_text(claim.to_json() + "\n", encoding="utf-8")
     say(
-        f"4. Chosen from all {graph.num_examples:,} e-mails, recounted and accounted ({chosen}, "
-        f"{certificate_path_of(chosen).name}, {claimed.name}). Whoever trains on these promises:"
+        f"4. Chosen from all {graph.num_examples:,} e-mails, recounted and accounted ({selected}, "
+        f"{certificate_path_of(selected).name}, guarantee.json). Whoever trains on these promises:\n\n"
+        f"{claim.statement()}\n"
     )
-    say()
-    say(claim.statement())
-    say()
 
     with show.progress("training at several epsilons"):
-        runs = _train(output, emails, best.selector, best.contribution_bound, say)
-    accuracies = {epsilon: _accuracy(folder) for epsilon, folder in runs.items()}
+        runs = _train(output, emails, best)
+    accuracies = {epsilon: float(run.evaluations()["test"]["accuracy"][0]) for epsilon, run in runs.items()}
     main = runs[_EPSILONS[-1]]
-    trained = Run.open(main).claim
+    trained = main.claim
     split = trained.certificate.num_examples
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
     say(f"   (unit: {UNIT}; contribution bound {trained.contribution_bound}; {terms}). Each run chose")
@@ -111,11 +106,11 @@ def run(
         say(f"   {'without privacy' if epsilon is None else f'epsilon {epsilon:g}':<16} {accuracy:6.1%}")
 
     with show.progress("trying to break the claim"):
-        audit = _audit(main)
-    say(f"6. Trying to break the claim of {main}: {audit['verdict']}")
+        audit = audit_run(main.path, seconds=6.0)
+    say(f"6. Trying to break the claim of {main.path}: {audit.verdict()}")
 
+    measured = []
     with show.progress("training with and without Bob") as done:
-        measured = []
         for number, attribution in enumerate(ATTRIBUTIONS):
             done(number / len(ATTRIBUTIONS), f"training with and without Bob, attributed to {attribution}")
             measured.append(bob.measure(attribution))
@@ -129,51 +124,38 @@ def run(
             f"least {rounded_down(one.leak.epsilon_lower_bound)}: {verdict}"
         )
 
-    page = _report(output, runs, measured)
-    say()
-    say(f"The page with all of this: {page}")
+    others = [run.path for run in runs.values() if run is not main]
+    page = write_report(main.path, output / "report.html", also=others, bob=measured)
     say(
+        f"\nThe page with all of this: {page}\n"
         f"For the model on it {trained.certificate.num_distinct:,} of the {split:,} e-mails of the train split were "
         "chosen from who wrote to whom, not from what they say, and a recount found nobody in more than "
-        f"{trained.contribution_bound} copies."
+        f"{trained.contribution_bound} copies.\n"
+        "Noise in training then hides whether any one person's e-mails, sent or received, said what they said:\n"
+        f"epsilon {rounded_up(trained.epsilon)} ({trained.terms()}).\n"
+        "Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob."
     )
-    say("Noise in training then hides whether any one person's e-mails, sent or received, said what they said:")
-    say(f"epsilon {rounded_up(trained.epsilon)} ({trained.terms()}).")
-    say("Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob.")
     if json:
+        claimed = ("epsilon", "delta", "adjacency", "unit", "contribution_bound", "noise_multiplier")
         show.as_json(
             {
                 "folder": str(output),
-                "plan": made.to_rows(),
-                "epsilon": trained.epsilon,
-                "delta": trained.delta,
-                "adjacency": trained.adjacency,
-                "unit": UNIT,
-                "contribution_bound": trained.contribution_bound,
-                "noise_multiplier": trained.noise_multiplier,
+                "plan": planned.to_rows(),
+                **{name: getattr(trained, name) for name in claimed},
                 "accuracy_by_epsilon": {"none" if e is None else f"{e:g}": value for e, value in accuracies.items()},
-                "audit": audit,
-                "bob": [
-                    {
-                        "attribution": one.attribution,
-                        "claimed_epsilon": one.epsilon,
-                        "delta": one.delta,
-                        "adjacency": "zero-out",
-                        "unit": UNIT,
-                        "contribution_bound": one.contribution_bound,
-                        "measured_epsilon": one.leak.epsilon_lower_bound,
-                        "models": one.leak.trials,
-                        "refuted": not one.claim_holds,
-                    }
-                    for one in measured
-                ],
+                "audit": {
+                    "holds": audit.holds,
+                    "verdict": audit.verdict(),
+                    "epsilon_lower_bound": audit.epsilon_lower_bound,
+                },
+                "bob": [_bob(one) for one in measured],
                 "report": str(page),
             }
         )
 
 
 def _make_room(output: Path) -> None:
-    """The folder, without what an earlier demo left in it; anybody else's files are not touched.
+    """Makes the folder, without what an earlier demo left in it; anybody else's files are not touched.
 
     Guarantees:
       - Files of the demo's names that no demo wrote are kept, and the folder refused.   (test_others_files_are_kept)
@@ -183,51 +165,53 @@ def _make_room(output: Path) -> None:
     except OSError as error:
         raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from None
     check_writable(output)
-    places = [output / name for name in _OURS]
+    paths = [output / name for name in _OURS]
     for epsilon in (*_EPSILONS, None):
-        places += _places(output, epsilon)
+        paths += _paths(output, epsilon)
     marker = output / _MARKER
     if not marker.exists():
-        for place in places:
-            if os.path.lexists(place):
-                raise InputError(f"{place}: is there already, and no demo wrote it; name another folder with -o")
+        for path in paths:
+            if os.path.lexists(path):
+                raise InputError(f"{path}: is there already, and no demo wrote it; name another folder with -o")
         marker.write_text("Made by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
-    for place in places:
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         else:
-            place.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
-def _places(output: Path, epsilon: float | None) -> tuple[Path, Path]:
+def _paths(output: Path, epsilon: float | None) -> tuple[Path, Path]:
     name = "without-privacy" if epsilon is None else f"epsilon-{epsilon:g}"
     return output / f"run-{name}", output / f"{name}.toml"
 
 
-def _print_plan(choices: Any) -> None:
-    show.table(
-        "",
-        ("   selector", "k", "copies", "distinct", "proven bound", "noise multiplier", ""),
-        [
-            (
-                f"   {choice.selector}",
-                choice.contribution_bound,
-                choice.size,
-                choice.num_distinct,
-                "" if choice.upper_bound is None else choice.upper_bound,
-                "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.3f}",
-                "<- best" if choice.best else "",
-            )
-            for choice in choices
-        ],
-        left=(0, 6),
+def _bob(found: "Measured") -> dict[str, Any]:
+    return {
+        **{name: getattr(found, name) for name in ("attribution", "delta", "contribution_bound")},
+        "claimed_epsilon": found.epsilon,
+        "measured_epsilon": found.leak.epsilon_lower_bound,
+        "adjacency": "zero-out",
+        "unit": UNIT,
+        "models": found.leak.trials,
+        "refuted": not found.claim_holds,
+    }
+
+
+def _row(choice: "Choice") -> tuple[str | int, ...]:
+    return (
+        f"   {choice.selector}",
+        choice.contribution_bound or "-",
+        choice.size,
+        choice.num_distinct,
+        "" if choice.upper_bound is None else choice.upper_bound,
+        "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.3f}",
+        "<- best" if choice.best else "",
     )
 
 
-def _train(
-    output: Path, emails: "pa.Table", selector: str, contribution_bound: int, say: Any
-) -> dict[float | None, Path]:
-    """The folders of the runs by epsilon, None without privacy."""
+def _train(output: Path, emails: "pa.Table", choice: "Choice") -> "dict[float | None, Run]":
+    """The runs by epsilon, None without privacy."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -235,69 +219,39 @@ def _train(
     from coowned.training.checkpoint import RunFolder
     from coowned.training.config import TrainConfig
     from coowned.training.configured_run import run_configuration
+    from coowned.training.run import Run
 
     features = hashed_words(emails["text"].to_pylist(), _NUM_FEATURES)
-    table = emails.select(["message_id", "users", "label"]).append_column(
-        "features", pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), _NUM_FEATURES)
-    )
+    column = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), _NUM_FEATURES)
+    table = emails.select(["message_id", "users", "label"]).append_column("features", column)
     pq.write_table(table, output / "emails.parquet")
-    folders: dict[float | None, Path] = {}
+    runs: dict[float | None, Run] = {}
     for epsilon in (*_EPSILONS, None):
-        folder, config = _places(output, epsilon)
-        text = _configuration(epsilon, selector, contribution_bound)
+        folder, config = _paths(output, epsilon)
+        text = _configuration(epsilon, choice)
         config.write_text(text, encoding="utf-8")
         with RunFolder.open(folder) as opened:
             run_configuration(TrainConfig.read(config), opened, text=text)
-        folders[epsilon] = folder
-    return folders
+        runs[epsilon] = Run.open(folder)
+    return runs
 
 
-def _configuration(epsilon: float | None, selector: str, contribution_bound: int) -> str:
-    privacy = 'epsilon = "none"' if epsilon is None else f"epsilon = {epsilon}\ndelta = {_TARGET['delta']}"
-    return f"""# coowned train {"without-privacy" if epsilon is None else f"epsilon-{epsilon:g}"}.toml -o RUN
-[data]
-path = "emails.parquet"
-users = "users"
-example_id = "message_id"
+def _configuration(epsilon: float | None, choice: "Choice") -> str:
+    """The commented example with the demo's values."""
+    from coowned.training.config import example
 
-[selection]
-selector = "{selector}"
-contribution_bound = {contribution_bound}
-
-[privacy]
-{privacy}
-
-[mechanism]
-kind = "dp-sgd"
-batch_size = {_BATCHES["batch_size"]}
-iterations = {_BATCHES["iterations"]}
-clip_norm = 1.0
-
-[model]
-kind = "logistic-regression"
-features = "features"
-label = "label"
-
-[optimizer]
-learning_rate = 0.05
-"""
-
-
-def _accuracy(folder: Path) -> float:
-    import polars as pl
-
-    return float(pl.read_parquet(folder / "test.parquet")["accuracy"][0])
-
-
-def _audit(folder: Path) -> dict[str, Any]:
-    from coowned.audit.run_audit import audit_run
-
-    found = audit_run(folder, seconds=6.0)
-    return {"holds": found.holds, "verdict": found.verdict(), "epsilon_lower_bound": found.epsilon_lower_bound}
-
-
-def _report(output: Path, runs: dict[float | None, Path], measured: list["Measured"]) -> Path:
-    from coowned.report.page import write_report
-
-    main, others = runs[_EPSILONS[-1]], [folder for epsilon, folder in runs.items() if epsilon != _EPSILONS[-1]]
-    return write_report(main, output / "report.html", also=others, bob=measured)
+    values = {
+        'path = "papers.parquet"': 'path = "emails.parquet"',
+        'example_id = "example_id"': 'example_id = "message_id"',
+        'selector = "greedy"': f'selector = "{choice.selector}"',
+        "contribution_bound = 2": f"contribution_bound = {choice.contribution_bound}",
+        "epsilon = 8.0": 'epsilon = "none"' if epsilon is None else f"epsilon = {epsilon}",
+        "delta = 1e-6": f"delta = {_TARGET['delta']}",
+        "batch_size = 256": f"batch_size = {_BATCHES['batch_size']}",
+        "iterations = 500": f"iterations = {_BATCHES['iterations']}",
+    }
+    text = example()
+    for old, new in values.items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    return text
