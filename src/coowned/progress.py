@@ -1,4 +1,4 @@
-"""What is reported while something takes long."""
+"""Progress of long work, and how durations and counts are worded."""
 
 from collections.abc import Callable
 
@@ -20,3 +20,12 @@ def duration(seconds: float) -> str:
         parts.append((whole, name))
     first = next(number for number, (whole, _) in enumerate(parts) if whole)
     return " ".join(f"{whole} {name}" for whole, name in parts[first : first + 2] if whole)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "user"), counted(1200, "copy", "copies")
+    ('1 user', '1,200 copies')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -65,9 +65,9 @@ def test_the_verdict_is_the_local_one(data, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--engine", "cloud"], "--engine cloud is not there"),
-        (["--master", "local[2]"], "--master means nothing to the local engine"),
-        (["--certificate", "hdfs://head/c.json"], "hdfs://head/c.json: the local engine knows this machine's files"),
+        (["--engine", "cloud"], "Unknown engine 'cloud'; choose local or spark"),
+        (["--master", "local[2]"], "--master applies to Spark only"),
+        (["--certificate", "hdfs://head/c.json"], "hdfs://head/c.json: the local engine reads files of this machine"),
         (["--certificate", "nowhere.json", *SPARK], "no certificate can be read there"),
         (["--format", "mail", *SPARK], "Spark reads parquet, csv and jsonl, not mail"),
     ],

@@ -85,7 +85,7 @@ def test_an_earlier_result_is_replaced_only_when_asked(data, capsys):
 def test_unprotected_users_are_told(data, capsys):
     (data.parent / "bots.txt").write_text("u0\n")
     assert select(data, "--unprotected", str(data.parent / "bots.txt"), "--unattributed", "keep") == 0
-    assert "1 users are not protected; 2 copies have no protected user" in capsys.readouterr().out
+    assert "1 user is not protected; 2 copies have no protected user" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,12 @@ def test_addresses_go_to_spark(data, capsys):
 @pytest.mark.parametrize(
     ("given", "output", "words", "message"),
     [
-        ("hdfs://head/y.parquet", "S.parquet", [], "hdfs://head/y.parquet: the local engine knows this machine's"),
+        (
+            "hdfs://head/y.parquet",
+            "S.parquet",
+            [],
+            "hdfs://head/y.parquet: the local engine reads files of this machine",
+        ),
         ("hdfs://head/y.parquet", "hdfs://head/y.parquet", ["--engine", "spark"], "would overwrite its own input"),
         ("hdfs://head/y", "hdfs://head/y/S.parquet", ["--engine", "spark"], "lies inside the data folder"),
         ("hdfs://head/y", "S.parquet", ["--engine", "spark", "--example-id", "id"], "hdfs://head/y: cannot tell what"),
@@ -119,7 +124,7 @@ def test_addresses_are_kept_as_they_are(tmp_path, monkeypatch, capsys, given, ou
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--example-id", "id", "--master", "local[2]"], "--master means nothing to the local engine"),
+        (["--example-id", "id", "--master", "local[2]"], "--master applies to Spark only"),
         (["--engine", "spark"], "has no row numbers; name the column with the ids (--example-id)"),
         (["--engine", "spark", "--format", "mail"], "Spark reads parquet, csv and jsonl, not mail"),
         (["--engine", "spark", "--example-id", "id", "--selector", "priced"], "priced does not run on Spark"),

@@ -145,7 +145,7 @@ def test_interrupted_and_taken_up(folder: Path, monkeypatch, capsys, kind: str):
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save", save_then_leave)
         assert go(folder) == 130
-    assert "goes on from the last checkpoint" in capsys.readouterr().err
+    assert "resume from the last checkpoint" in capsys.readouterr().err
     assert (folder / "RUN" / "run-key.json").exists()
     assert go(folder) == 0
     whole, again = (load_file(folder / name / "model.safetensors") for name in ("WHOLE", "RUN"))
@@ -256,8 +256,8 @@ def test_full_disk_is_one_sentence(folder: Path, monkeypatch, capsys):
     assert go(folder) == 3
     *progress, last = capsys.readouterr().err.splitlines()
     assert last == (
-        f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; once that is mended, the same command "
-        "goes on from the last checkpoint"
+        f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; fix this and run the same "
+        "command again to resume from the last checkpoint"
     )
     assert [line.split()[0] for line in progress] == ["training:"]
     assert not [file for file in (folder / "RUN").iterdir() if file.name.startswith(".")]
@@ -279,7 +279,8 @@ def test_swallowed_interrupt_ends_at_the_next_step(folder: Path, monkeypatch, ca
         patch.setattr(RunFolder, "save", lambda *a: pytest.fail("it went on"))
         assert go(folder) == 130
     assert capsys.readouterr().err == (
-        "the same command goes on from the last checkpoint\ncoowned: interrupted; no partial files were left behind\n"
+        "run the same command again to resume from the last checkpoint\n"
+        "coowned: interrupted; no partial files were left behind\n"
     )
     assert go(folder) == 0
 

@@ -7,6 +7,7 @@ import typer
 
 from coowned import validate
 from coowned.cli import show
+from coowned.cli.options import Json, RunFolder
 from coowned.errors import CertificateMismatchError, InputError
 
 if TYPE_CHECKING:
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run made by `coowned train`.")],
+    folder: RunFolder,
     alpha: Annotated[float, typer.Option(help="Probability of a false alarm, all tests together.")] = 1e-3,
     trials: Annotated[
         int | None, typer.Option(metavar="N", help="Trials of each curve (default: up to 200,000 in --seconds).")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="For the curves, where --trials is not given.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time for the curves, if --trials is not given.")] = 60.0,
     seed: Annotated[
         int | None, typer.Option(help="With --trials: makes the audit repeatable (default: fresh keys).")
     ] = None,
@@ -29,8 +30,8 @@ def run(
         Path | None,
         typer.Option(metavar="CONFIG.toml", help="The run's configuration: trains it once more with canary users."),
     ] = None,
-    canary_users: Annotated[int, typer.Option(metavar="N", help="How many, with --canaries.")] = 200,
-    json: Annotated[bool, typer.Option("--json", help="What is in audit.json, on stdout.")] = False,
+    canary_users: Annotated[int, typer.Option(metavar="N", help="Number of canary users, with --canaries.")] = 200,
+    json: Json = False,
 ) -> None:
     """Tries to break the claim of a run's mechanism; exit code 1 where it breaks.
 

@@ -7,6 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.certificates import read_certificate
+from coowned.cli.options import Adjacency, Delta, Json
 from coowned.cli.overwriting import refuse_to_overwrite
 from coowned.files import whole_files
 
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
 
 
 def run(
-    certificate: Annotated[Path, typer.Option(metavar="C", help="What `coowned select` wrote beside S.")],
-    delta: Annotated[
-        float, typer.Option(metavar="D", help="The probability that the promise may fail; far below 1 / users.")
-    ],
+    certificate: Annotated[Path, typer.Option(metavar="C", help="The certificate that `coowned select` wrote.")],
+    delta: Delta,
     epsilon: Annotated[float | None, typer.Option(metavar="E", help="The target; or give --noise-multiplier.")] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(metavar="S", help="The noise as it is; its epsilon is computed.")
+        float | None, typer.Option(metavar="S", help="The noise to use; its epsilon is computed.")
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(metavar="B", help="Expected batch size (a schedule has its own).")
@@ -31,24 +30,25 @@ def run(
         int | None, typer.Option(metavar="T", help="Number of steps (a schedule has its own).")
     ] = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="poisson, min-separation or cyclic; by default what the certificate is for.")
+        str | None, typer.Option(help="poisson, min-separation or cyclic (default: what the certificate is for).")
     ] = None,
     num_bands: Annotated[
         int | None, typer.Option(help="Bands of the correlated noise (default: as many as the certificate allows).")
     ] = None,
-    adjacency: Annotated[str, typer.Option(help="zero-out or replace; the other is printed beside it.")] = "zero-out",
+    adjacency: Adjacency = "zero-out",
     simulated_batch_size: Annotated[
         int | None, typer.Option(help="Calibrate as if batches were this large; labelled a simulated epsilon.")
     ] = None,
     graph_statistics: Annotated[
-        bool, typer.Option("--graph-statistics", help="Tell how many users have which level: not for publication.")
+        bool,
+        typer.Option("--graph-statistics", help="Also say how many users have which epsilon; do not publish."),
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="guarantee.json", help="Where the guarantee goes.")
+        Path | None, typer.Option("--output", "-o", metavar="guarantee.json", help="Where to write the guarantee.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The guarantee as JSON on stdout.")] = False,
+    json: Json = False,
 ) -> None:
-    """Finds the noise for a target epsilon, or the epsilon of a given noise, and says what it means.
+    """Finds the noise for a target epsilon, or the epsilon of a given noise, and states what it means.
 
     Examples:
 
@@ -61,9 +61,9 @@ def run(
     refuse_to_overwrite([certificate], [output])
     proof = read_certificate(certificate)
     chosen = make_mechanism(proof, mechanism, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
-    # The place is taken first: one that cannot be written to is told before the work.
+    # The output is opened first, so that a path that cannot be written to is refused before the work.
     with whole_files(*([] if output is None else [output])) as files, show.progress("calibrating"):
-        made = guarantee(
+        found = guarantee(
             proof,
             chosen,
             epsilon=epsilon,
@@ -73,13 +73,13 @@ def run(
             simulated_batch_size=simulated_batch_size,
         )
         for file in files:
-            file.write_text(made.to_json() + "\n", encoding="utf-8")
+            file.write_text(found.to_json() + "\n", encoding="utf-8")
     if json:
-        show.line(made.to_json())
+        show.line(found.to_json())
         return
-    show.line(f"noise multiplier {made.noise_multiplier:.6g}")
+    show.line(f"noise multiplier {found.noise_multiplier:.6g}")
     show.line()
-    show.line(made.statement(graph_statistics=graph_statistics))
+    show.line(found.statement(graph_statistics=graph_statistics))
     if output is not None:
         show.line()
         show.written(output)
@@ -93,7 +93,7 @@ def make_mechanism(
     iterations: int | None,
     num_bands: int | None,
 ) -> "Mechanism":
-    """The mechanism a word names, made from the certificate; what is missing or of no use is an error."""
+    """The mechanism of this name, found from the certificate; missing or useless options are an error."""
     from coowned.mechanism.registry import mechanism_class, mechanism_class_for
 
     kind = mechanism_class_for(certificate) if word is None else mechanism_class(word)

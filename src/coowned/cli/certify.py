@@ -8,8 +8,9 @@ import typer
 from coowned.cli import show
 from coowned.cli.certificates import certificate_beside, read_certificate
 from coowned.cli.data_options import reads_data
-from coowned.cli.engines import Engine, Master, check_engine
+from coowned.cli.options import Engine, Json, Master, check_engine
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.progress import counted
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -28,9 +29,9 @@ def run(
     ] = None,
     engine: Engine = "local",
     master: Master = None,
-    json: Annotated[bool, typer.Option("--json", help="The recount as JSON on stdout.")] = False,
+    json: Json = False,
 ) -> None:
-    """Recounts S on its data; exit code 1 where the certificate claims something else.
+    """Recounts S on its data; exits with code 1 if the certificate claims something else.
 
     Examples:
 
@@ -53,12 +54,12 @@ def run(
         if json:
             show.as_json({"holds": False, "reason": str(error)})
         raise
-    except UncertifiableError as error:  # groups that share a user: the claim of groups does not hold
+    except UncertifiableError as error:  # groups share a user, so the claim of groups does not hold
         raise CertificateMismatchError(f"{selection}: {error}") from error
     if json:
         show.line(recount.to_json())
         return
-    show.line(f"holds: {claim.size:,} copies, no user in more than {claim.contribution_bound:,}")
+    show.line(f"holds: {counted(claim.size, 'copy', 'copies')}, no user in more than {claim.contribution_bound:,}")
     if claim.min_separation is not None:
         show.line(f"holds: any {claim.min_separation:,} consecutive batches hold at most one copy of each user")
     show.line(f"graph {claim.graph_digest}")

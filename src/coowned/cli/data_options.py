@@ -1,14 +1,17 @@
 """The options that say where the data are, the same on every verb that reads them."""
 
-import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coowned.attribution.options import Option, declared
+from coowned.attribution.options import declared
+from coowned.cli.options import declared_parameter, with_parameters
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 _DATA = Annotated[
     str,  # not a Path, which would turn sqlite:///mail.db into sqlite:/mail.db
@@ -21,35 +24,18 @@ _DATA = Annotated[
 
 
 def reads_data(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a verb `run(source, …)` the data options in place of its first parameter, a `DataSource`."""
-
-    @functools.wraps(verb)
-    def run(**given: Any) -> Any:
-        from coowned.attribution.sources import DataSource
-
-        chosen = {name: given.pop(name) for name in declared()}
-        chosen = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
-        columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
-        return verb(DataSource(path=given.pop("data"), users=columns or None, **chosen), **given)
-
-    own = list(inspect.signature(verb).parameters.values())[1:]
-    options = {name: _parameter(name, option) for name, option in declared().items()}
+    """Gives a verb `run(source, …)` the data options in place of `source`, a `DataSource`."""
+    options = [
+        declared_parameter(name, Path if option.is_path else bool if option.is_flag else str, option, "Data")
+        for name, option in declared().items()
+    ]
     data = inspect.Parameter("data", inspect.Parameter.KEYWORD_ONLY, annotation=_DATA)
-    parameters = [data, *options.values(), *(part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in own)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {part.name: part.annotation for part in parameters}
-    return run
+    return with_parameters(verb, "source", [data, *options], _source)
 
 
-def _parameter(name: str, option: Option) -> inspect.Parameter:
-    offered = list(option.choices)
-    described = typer.Option(
-        metavar=option.metavar,
-        help=option.help,
-        autocompletion=(lambda: offered) if offered else None,
-        rich_help_panel="Data",
-    )
-    kind = Path if option.is_path else bool if option.is_flag else str
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
-    )
+def _source(given: dict[str, Any]) -> "DataSource":
+    from coowned.attribution.sources import DataSource
+
+    chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
+    return DataSource(path=chosen.pop("data"), users=columns or None, **chosen)

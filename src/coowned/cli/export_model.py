@@ -1,4 +1,4 @@
-"""`coowned export-model`: what may leave the building, and nothing else."""
+"""`coowned export-model`: what may be published, and nothing else."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,16 +6,17 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
+from coowned.cli.options import Json, RunFolder
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="A folder to make.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    folder: RunFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to create.")],
+    json: Json = False,
 ) -> None:
     """Copies the model with its guarantee and certificate; no metrics, no selection, no keys.
 
-    A run that has not ended, or has no guarantee, is refused, unless its data were declared public.
+    A run that has not finished or has no guarantee is refused, unless its data were declared public.
 
     Example:
 

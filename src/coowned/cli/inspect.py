@@ -1,4 +1,4 @@
-"""`coowned inspect`: what the data look like before anything is chosen."""
+"""`coowned inspect`: what the data look like before anything is selected."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,6 +6,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
+from coowned.cli.options import Json
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 def run(
     source: "DataSource",
     show_keys: Annotated[
-        bool, typer.Option("--show-keys", help="Name the heaviest users instead of numbering them.")
+        bool, typer.Option("--show-keys", help="Show the keys of the heaviest users instead of their ranks.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for machines.")] = False,
+    json: Json = False,
 ) -> None:
-    """Counts, users per example, examples per user, and what the heaviest users cost.
+    """Shows counts, users per example, examples per user, and how many examples the heaviest users block.
 
     Examples:
 

@@ -1,8 +1,15 @@
-"""Options that mean the same on several verbs."""
+"""Options that mean the same on several verbs, and options that are made from a declaration."""
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+from coowned.attribution.options import Option
+from coowned.errors import InputError
 
 Delta = Annotated[
     float, typer.Option(metavar="D", help="Probability with which the promise may fail; far below 1 / users.")
@@ -10,3 +17,52 @@ Delta = Annotated[
 Adjacency = Annotated[str, typer.Option(help="zero-out or replace; the other is shown beside it.")]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that `coowned train` made.")]
+Engine = Annotated[str, typer.Option(help="local, or spark for the same result on a cluster.")]
+Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
+
+
+def check_engine(engine: str, master: str | None, *paths: str) -> None:
+    """Refuses an unknown engine, and URLs (hdfs://…) on the local engine."""
+    if engine not in ("local", "spark"):
+        raise InputError(f"Unknown engine {engine!r}; choose local or spark")
+    if master is not None and engine != "spark":
+        raise InputError("--master applies to Spark only; add --engine spark, or leave --master out")
+    for path in paths:
+        if "://" in path and engine != "spark":
+            raise InputError(f"{path}: the local engine reads files of this machine only; add --engine spark")
+
+
+def declared_parameter(name: str, kind: type, option: Option, panel: str) -> inspect.Parameter:
+    """A keyword parameter of a verb, None by default, for a declared option."""
+    offered = list(option.choices)
+    described = typer.Option(
+        metavar=option.metavar,
+        help=option.help,
+        autocompletion=(lambda: offered) if offered else None,
+        rich_help_panel=panel,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, described]
+    )
+
+
+def with_parameters(
+    verb: Callable[..., Any],
+    replaced: str,
+    parameters: Sequence[inspect.Parameter],
+    build: Callable[[dict[str, Any]], Any],
+) -> Callable[..., Any]:
+    """The verb with `parameters` in place of the one named `replaced`, which becomes what `build` makes of them."""
+
+    @functools.wraps(verb)
+    def run(**given: Any) -> Any:
+        built = build({one.name: given.pop(one.name) for one in parameters})
+        return verb(**{replaced: built}, **given)
+
+    signature: list[inspect.Parameter] = []
+    for one in inspect.signature(verb).parameters.values():
+        signature += parameters if one.name == replaced else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in signature}
+    return run

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Json
+from coowned.cli.options import Json, RunFolder
 from coowned.cli.overwriting import refuse_to_replace
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    folder: RunFolder,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page (default: in RUN).")
     ] = None,

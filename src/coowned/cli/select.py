@@ -8,25 +8,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coowned.attribution.options import Option
 from coowned.cli import show
 from coowned.cli.certificates import certificate_beside, certificate_path_of
 from coowned.cli.data_options import reads_data
-from coowned.cli.engines import Engine, Master, check_engine
+from coowned.cli.options import Engine, Json, Master, Seed, check_engine, declared_parameter, with_parameters
 from coowned.cli.overwriting import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
+from coowned.progress import counted
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
     from coowned.certificate import ContributionCertificate
     from coowned.selection.selector import Selector
 
-_PANEL = "Selector"
+_SETTINGS: dict[str, tuple[type, Option]] = {
+    "contribution_bound": (int, Option("Largest number of selected copies that contain one user.", metavar="K")),
+    "batch_size": (int, Option("Of a schedule.", metavar="B")),
+    "iterations": (int, Option("Number of batches of a schedule.", metavar="T")),
+    "min_separation": (int, Option("Of a schedule: batches between two that contain the same user.", metavar="b")),
+    "threshold": (int, Option("bias-mitigating: largest number of users of a few-user example.")),
+    "few_user_run": (int, Option("bias-mitigating: few-user examples visited in a row.")),
+    "many_user_run": (int, Option("bias-mitigating: many-user examples visited in a row.")),
+    "allow_duplicates": (bool, Option("Allow an example to be selected more than once.")),
+    "distinct_weight": (float, Option("priced: extra weight of the first copy of an example.")),
+    "time_limit": (float, Option("For the programs and priced.", metavar="SECONDS")),
+    "size": (int, Option("random-subset: number of examples.")),
+    "among": (str, Option("random-subset: all, few-users or many-users.")),
+    "ties": (str, Option("Order of examples with equally many users: hash (default) or input.")),
+    "unattributed": (str, Option("Examples without users: drop (default), keep or error.")),
+}
 
 
+def _takes_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = [declared_parameter(name, kind, option, "Selector") for name, (kind, option) in _SETTINGS.items()]
+    return with_parameters(verb, "settings", parameters, _given)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@_takes_settings
 @reads_data
 def run(
     source: "DataSource",
+    settings: dict[str, Any],
     output: Annotated[
         str,  # not a Path, which would turn hdfs://head/S.parquet into hdfs:/head/S.parquet
         typer.Option("--output", "-o", metavar="S.parquet", help="The file to write; the certificate goes beside it."),
@@ -38,54 +66,17 @@ def run(
             "min-separation-program, priced or random-subset."
         ),
     ] = "greedy",
-    contribution_bound: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Most selected copies that contain one user.", rich_help_panel=_PANEL),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="B", help="For a schedule.", rich_help_panel=_PANEL)] = None,
-    iterations: Annotated[int | None, typer.Option(metavar="T", help="For a schedule.", rich_help_panel=_PANEL)] = None,
-    min_separation: Annotated[
-        int | None,
-        typer.Option(metavar="b", help="For a schedule: batches between two of one user.", rich_help_panel=_PANEL),
-    ] = None,
-    threshold: Annotated[
-        int | None, typer.Option(help="bias-mitigating: most users of a few-user example.", rich_help_panel=_PANEL)
-    ] = None,
-    few_user_run: Annotated[
-        int | None, typer.Option(help="bias-mitigating: few-user examples visited in a row.", rich_help_panel=_PANEL)
-    ] = None,
-    many_user_run: Annotated[
-        int | None, typer.Option(help="bias-mitigating: many-user examples visited in a row.", rich_help_panel=_PANEL)
-    ] = None,
-    allow_duplicates: Annotated[
-        bool | None, typer.Option(help="An example may be selected more than once.", rich_help_panel=_PANEL)
-    ] = None,
-    distinct_weight: Annotated[
-        float | None,
-        typer.Option(help="priced: what a first copy is worth beyond a further one.", rich_help_panel=_PANEL),
-    ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="For the programs and priced.", rich_help_panel=_PANEL)
-    ] = None,
-    size: Annotated[int | None, typer.Option(help="random-subset: how many.", rich_help_panel=_PANEL)] = None,
-    among: Annotated[
-        str | None, typer.Option(help="random-subset: all, few-users or many-users.", rich_help_panel=_PANEL)
-    ] = None,
-    ties: Annotated[str | None, typer.Option(help="hash (default) or input.", rich_help_panel=_PANEL)] = None,
-    unattributed: Annotated[
-        str | None, typer.Option(help="Examples without users: drop (default), keep or error.", rich_help_panel=_PANEL)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Public; the same seed gives the same S.")] = 0,
+    seed: Seed = 0,
     engine: Engine = "local",
     master: Master = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace S and its certificate where they exist.")
+        bool, typer.Option("--overwrite", help="Replace S and its certificate if they exist.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="The certificate as JSON on stdout.")] = False,
+    json: Json = False,
 ) -> None:
-    """Chooses S, in which no user is in more than K copies, and writes it with its certificate.
+    """Selects a training set S in which no user is in more than K copies, and writes it with its certificate.
 
-    The choice reads ids and users only, never content.
+    Only ids and users are read, never content.
 
     Examples:
 
@@ -99,14 +90,8 @@ def run(
         coowned select pairs.parquet --user user_id --example-id example_id --contribution-bound 3 \\
             --engine spark --master spark://head:7077 -o S.parquet
     """
-    settings = {
-        "contribution_bound": contribution_bound, "batch_size": batch_size, "iterations": iterations,
-        "min_separation": min_separation, "threshold": threshold, "few_user_run": few_user_run,
-        "many_user_run": many_user_run, "allow_duplicates": allow_duplicates, "distinct_weight": distinct_weight,
-        "time_limit": time_limit, "size": size, "among": among, "ties": ties, "unattributed": unattributed,
-    }  # fmt: skip
     check_engine(engine, master)
-    chooser = make_selector(selector, {name: value for name, value in settings.items() if value is not None})
+    chooser = make_selector(selector, settings)
     check_engine(engine, master, str(source.path), output)
     certificate_path = certificate_beside(output)
     refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
@@ -121,17 +106,14 @@ def run(
     proven = (
         "" if bound is None else f", proven to be at most {bound:,} ({certificate.size / max(1, bound):.2%} reached)"
     )
-    show.line(
-        f"{certificate.size:,} copies of {certificate.num_distinct:,} of {certificate.num_examples:,} examples{proven}"
-    )
+    copies = counted(certificate.size, "copy", "copies")
+    show.line(f"{copies} of {certificate.num_distinct:,} of {certificate.num_examples:,} examples{proven}")
     show.line(f"no user is in more than {certificate.contribution_bound:,} of them")
     if certificate.min_separation is not None:
         show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
-    if certificate.num_unprotected_users:
-        show.line(
-            f"{certificate.num_unprotected_users:,} users are not protected; "
-            f"{certificate.num_copies_without_users:,} copies have no protected user"
-        )
+    if unprotected := certificate.num_unprotected_users:
+        without = counted(certificate.num_copies_without_users, "copy has", "copies have")
+        show.line(f"{counted(unprotected, 'user is', 'users are')} not protected; {without} no protected user")
     if "://" in output:
         show.line(f"wrote {output} and {certificate_path}")
     else:

@@ -1,4 +1,4 @@
-"""`coowned train`: the whole road for one configuration, resumable."""
+"""`coowned train`: from data to a model, as one configuration says; resumable."""
 
 import contextlib
 import sys
@@ -11,6 +11,7 @@ import typer
 
 from coowned import interrupts
 from coowned.cli import show
+from coowned.cli.options import Json
 from coowned.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 
 def run(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train on, how, and what to promise.")
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train on, how, and with which privacy.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="RUN", help="The folder of the run.")] = None,
-    example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and exit.")] = False,
+    json: Json = False,
 ) -> None:
-    """Reads, splits, selects, certifies, accounts, trains and evaluates as one file says.
+    """Reads, splits, selects, certifies, accounts, trains and evaluates as a configuration file says.
 
-    Run the same command again to go on after an interruption. The result is in RUN: model.safetensors, guarantee.json,
+    Run the same command again to resume after an interruption. The result is in RUN: model.safetensors, guarantee.json,
     certificate.json, config.toml, and metrics that no guarantee covers.
 
     Examples:
@@ -57,12 +58,12 @@ def run(
                 settings, folder, text=config.read_text(encoding="utf-8"), progress=progress, announce=announce
             )
         except BaseException as error:
-            if folder.is_begun:  # else nothing was written, and there is nothing to go on from
+            if folder.is_begun:  # otherwise nothing was written that could be resumed
                 if isinstance(error, KeyboardInterrupt) or interrupts.is_heard():
-                    sys.stderr.write("the same command goes on from the last checkpoint\n")
+                    sys.stderr.write("run the same command again to resume from the last checkpoint\n")
                 elif isinstance(error, OSError):
                     place = "" if error.filename is None else f"{error.filename}: "
-                    advice = "once that is mended, the same command goes on from the last checkpoint"
+                    advice = "fix this and run the same command again to resume from the last checkpoint"
                     raise OSError(error.errno, f"{place}{error.strerror or error}; {advice}") from error
             raise
     _show(trained, output, json, time.monotonic() - began)

@@ -84,15 +84,6 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "user"), counted(1200, "copy", "copies")
-    ('1 user', '1,200 copies')
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def percent(part: float, whole: float) -> str:
     """A share in percent; a share above zero is never shown as zero.
 

@@ -8,8 +8,9 @@ from coowned.accounting.planning import Choice, Plan, signal_to_noise
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
+from coowned.progress import counted
 from coowned.report import charts
-from coowned.report.figures import Columns, Figure, Mark, Row, counted, percent, shown
+from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
 from coowned.report.selected_graph import SelectedGraph
 from coowned.training.run import Run
 

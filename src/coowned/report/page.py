@@ -17,8 +17,9 @@ from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.errors import InputError
 from coowned.files import whole_files
+from coowned.progress import counted
 from coowned.report import charts, graph_figures
-from coowned.report.figures import Figure, Mark, charts_json, counted, shown
+from coowned.report.figures import Figure, Mark, charts_json, shown
 from coowned.report.run_page import gather
 from coowned.training.run import Run
 
