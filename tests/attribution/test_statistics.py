@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from coowned import AttributionGraph, GraphStatistics
-from coowned.attribution.statistics import blocked_by
+from coowned.attribution.statistics import blocked_by, heavy_users_advice
 
 graphs = st.lists(st.lists(st.integers(0, 12), max_size=20), max_size=12)
 
@@ -89,3 +89,17 @@ def test_unprotected_users_are_counted():
     graph = AttributionGraph.from_users_per_example([[0, 1], [1]]).without_users([1])
     assert GraphStatistics.of(graph).num_unprotected_users == 1
     assert GraphStatistics.of(graph).num_examples_without_users == 1
+
+
+def test_advice_on_heavy_users():
+    owner = [[0, 1 + i % 50] for i in range(100)]  # one user in everything
+    advice = heavy_users_advice(AttributionGraph.from_users_per_example(owner), 3)
+    assert advice.startswith("1 user keeps 97 of 100 examples out at a contribution bound of 3. ")
+    assert "--unprotected FILE" in advice
+    assert "--attribute-to" in advice
+    assert "raise" not in advice
+    two = [[i % 2, 2 + i] for i in range(100)]
+    assert heavy_users_advice(AttributionGraph.from_users_per_example(two), 1).startswith("2 users keep 98 of 100 ")
+    assert heavy_users_advice(AttributionGraph.from_users_per_example(two), 30) is None
+    assert heavy_users_advice(AttributionGraph.from_users_per_example([[i] for i in range(100)]), 1) is None
+    assert heavy_users_advice(AttributionGraph.from_users_per_example([]), 1) is None

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from coowned import AttributionGraph, PoissonSampling, Selection, certify
+from coowned import AttributionGraph, Greedy, PoissonSampling, Selection, certify
 from coowned.errors import InputError, UncertifiableError
 
 
@@ -58,3 +58,15 @@ def test_nobody_to_protect():
         PoissonSampling(contribution_bound=1, sampling_probability=0.5, iterations=1).check_certificate(certificate)
     unprotected = PoissonSampling.from_certificate(certificate, batch_size=1, iterations=1, protects=False)
     assert unprotected.contribution_bound == 1
+
+
+def test_a_batch_larger_than_s_names_what_helps():
+    """A bound higher by one adds at most a copy for each user at the bound, which is little where one is in all."""
+    alone = AttributionGraph.from_users_per_example([[i // 4] for i in range(100)])
+    spread = certify(alone, Greedy(contribution_bound=1).select(alone))
+    with pytest.raises(InputError, match=r"\(25 copies\), not 50; reduce it, or raise the bound$"):
+        PoissonSampling.from_certificate(spread, batch_size=50, iterations=10)
+    owner = AttributionGraph.from_users_per_example([[0, 1 + i] for i in range(100)])
+    hub = certify(owner, Greedy(contribution_bound=1).select(owner))
+    with pytest.raises(InputError, match=r"reduce it, or take users who are in most examples out .*--unprotected FILE"):
+        PoissonSampling.from_certificate(hub, batch_size=50, iterations=10)

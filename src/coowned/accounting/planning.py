@@ -12,7 +12,7 @@ from coowned import validate
 from coowned.accounting import calculators
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.statistics import GraphStatistics
+from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import InfeasibleScheduleError, InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
@@ -30,7 +30,6 @@ DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")  # a bound is all they need
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
-_HEAVY_SHARE = 0.5  # of the examples kept out by a few users: worth a warning
 _DIRECTIONS = 100  # over which a gradient is assumed to be spread: a plan does not know the model
 _GOOD = 3.0  # signal-to-noise below which a choice is hardly worth training
 _TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where no choice is good
@@ -331,17 +330,9 @@ def _cure(best: Choice, target: dict[str, Any], name: str) -> str | None:
 
 
 def _advice_on_graph(graph: AttributionGraph, bound: int) -> list[str]:
-    statistics = GraphStatistics.of(graph)
-    advice = []
-    blocked = statistics.blocked_at(graph, bound)
-    if statistics.num_examples and blocked / statistics.num_examples >= _HEAVY_SHARE:
-        heavy = len(statistics.heaviest_users)
-        advice.append(
-            f"{heavy:,} {'user keeps' if heavy == 1 else 'users keep'} {blocked:,} of {statistics.num_examples:,} "
-            f"examples out at bound {bound}. If any of them consent or are not people (a mailbox owner, a list robot), "
-            "take them out with --unprotected; the guarantee then does not hold for them."
-        )
-    if without := statistics.num_examples_without_users:
+    heavy = heavy_users_advice(graph, bound)
+    advice = [] if heavy is None else [heavy]
+    if without := int(np.count_nonzero(graph.users_per_example == 0)):
         advice.append(
             f"{without:,} {'example has' if without == 1 else 'examples have'} no protected user and "
             f"{'is' if without == 1 else 'are'} left out; --unattributed keep would include "

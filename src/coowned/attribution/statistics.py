@@ -10,6 +10,7 @@ from coowned.attribution.graph import AttributionGraph
 
 _HEAVIEST = 10
 _BOUNDS = (1, 3, 10)
+_HEAVY_SHARE = 0.5  # of the examples kept out by a few users: worth a warning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,14 +80,33 @@ class GraphStatistics:
             blocked={bound: blocked_by(graph, heaviest, bound) for bound in _BOUNDS},
         )
 
-    def blocked_at(self, graph: AttributionGraph, contribution_bound: int) -> int:
-        """What the heaviest users alone force out of any S without duplicates at another bound."""
-        return blocked_by(
-            graph, np.array([user for user, _ in self.heaviest_users], dtype=np.int64), contribution_bound
-        )
-
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def heavy_users_advice(graph: AttributionGraph, contribution_bound: int) -> str | None:
+    """What helps where a few users keep most examples out of S, which raising the bound would not change much.
+
+    Guarantees:
+      - Given exactly where the heaviest users alone force out half of the examples.   (test_advice_on_heavy_users)
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0, user] for user in range(1, 101)])
+      >>> heavy_users_advice(graph, 3).split(". ")[0]
+      '1 user keeps 97 of 100 examples out at a contribution bound of 3'
+    """
+    heaviest = _heaviest(graph.examples_per_user)
+    if not graph.num_examples or blocked_by(graph, heaviest, contribution_bound) < _HEAVY_SHARE * graph.num_examples:
+        return None
+    counts = [blocked_by(graph, heaviest[:count], contribution_bound) for count in range(1, len(heaviest) + 1)]
+    enough = next(count for count, out in enumerate(counts, 1) if out >= 0.95 * counts[-1])  # as many as matter
+    users = "1 user keeps" if enough == 1 else f"{enough:,} users keep"
+    return (
+        f"{users} {counts[enough - 1]:,} of {graph.num_examples:,} examples out at a contribution bound of "
+        f"{contribution_bound:,}. Where they consent or are not people (a mailbox owner, a list robot), take them out "
+        "with --unprotected FILE (in TOML [data] unprotected): the guarantee then does not hold for them. Or attribute "
+        "the examples otherwise (--users, --attribute-to)."
+    )
 
 
 def blocked_by(graph: AttributionGraph, users: np.ndarray, contribution_bound: int) -> int:
@@ -95,9 +115,7 @@ def blocked_by(graph: AttributionGraph, users: np.ndarray, contribution_bound: i
     Of the examples that contain at least one of the first j of them, S holds at most j times contribution_bound; the
     best j counts, so that light users at the end of the list take nothing away.
     """
-    rank = np.full(
-        graph.num_users, len(users), dtype=np.int64
-    )  # (num_users,) place in the list, its length if not there
+    rank = np.full(graph.num_users, len(users), dtype=np.int64)  # (num_users,) index in the list, or its length
     rank[users] = np.arange(len(users))
     attributed = graph.indptr[:-1][graph.users_per_example > 0]
     if not len(attributed):

@@ -36,7 +36,7 @@ def run(
         coowned inspect mail.db --query "SELECT id, sender, recipients FROM mail ORDER BY id" \\
             --example-id id --users sender,recipients --separator ";"
     """
-    from coowned.attribution.statistics import GraphStatistics
+    from coowned.attribution.statistics import GraphStatistics, heavy_users_advice
 
     with show.progress("reading") as progress:
         examples = source.read(progress)
@@ -53,6 +53,8 @@ def run(
         show.as_json({**fields, "digest": examples.graph.digest, "notes": dict(examples.notes)})
         return
     _print(statistics, names, dict(examples.notes))
+    if advice := heavy_users_advice(examples.graph, max(statistics.blocked)):
+        show.line(advice)
 
 
 def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int]) -> None:

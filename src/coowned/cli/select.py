@@ -95,10 +95,11 @@ def run(
     check_engine(engine, master, str(source.path), output)
     certificate_path = certificate_beside(output)
     refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
+    advice = None
     if engine == "spark":
         certificate = _run_on_spark(source, chooser, seed, master, output, overwrite)
     else:
-        certificate = _run_here(source, chooser, seed, Path(output))
+        certificate, advice = _run_here(source, chooser, seed, Path(output))
     if json:
         show.line(certificate.to_json())
         return
@@ -114,14 +115,20 @@ def run(
     if unprotected := certificate.num_unprotected_users:
         without = counted(certificate.num_copies_without_users, "copy has", "copies have")
         show.line(f"{counted(unprotected, 'user is', 'users are')} not protected; {without} no protected user")
+    if advice is not None:
+        show.line(advice)
     if "://" in output:
         show.line(f"wrote {output} and {certificate_path}")
     else:
         show.written(Path(output), Path(certificate_path))
 
 
-def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path) -> "ContributionCertificate":
+def _run_here(
+    source: "DataSource", chooser: "Selector", seed: int, output: Path
+) -> "tuple[ContributionCertificate, str | None]":
+    """The certificate, and what would help where a few users keep most examples out."""
     with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
+        from coowned.attribution.statistics import heavy_users_advice
         from coowned.certificate import certify
         from coowned.selection.selection_files import write_selection
 
@@ -132,7 +139,7 @@ def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path
         certificate = certify(graph, selected)
         write_selection(selection_file, graph, selected)
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
-    return certificate
+    return certificate, heavy_users_advice(graph, certificate.contribution_bound)
 
 
 def _run_on_spark(

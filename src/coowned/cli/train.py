@@ -55,7 +55,12 @@ def run(
     with RunFolder.open(output) as folder, _bar(settings.mechanism.iterations) as (progress, announce):
         try:
             trained = run_configuration(
-                settings, folder, text=config.read_text(encoding="utf-8"), progress=progress, announce=announce
+                settings,
+                folder,
+                text=config.read_text(encoding="utf-8"),
+                progress=progress,
+                announce=announce,
+                advise=lambda advice: sys.stderr.write(f"{advice}\n"),
             )
         except BaseException as error:
             if folder.is_begun:  # otherwise nothing was written that could be resumed

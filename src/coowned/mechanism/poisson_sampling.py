@@ -15,6 +15,8 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism, Selected, Steps, WorstUser, bound_for
 from coowned.selection.selector import Selection
 
+_MOST_RAISES = 10  # times the bound that raising it is still advised
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoissonSampling(Mechanism):
@@ -65,8 +67,8 @@ class PoissonSampling(Mechanism):
         validate.positive(batch_size=batch_size)
         if batch_size > certificate.size:
             raise InputError(
-                f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it "
-                "or raise the bound"
+                f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it, "
+                f"or {_larger_selection(certificate, batch_size)}"
             )
         return cls(
             contribution_bound=bound,
@@ -130,3 +132,14 @@ class PoissonSampling(Mechanism):
             probability=self.sampling_probability,
             rounds=np.arange(self.iterations),
         )
+
+
+def _larger_selection(certificate: ContributionCertificate, size: int) -> str:
+    """What can make S larger: a bound higher by one adds at most a copy for each user who has reached the bound."""
+    at_bound = certificate.copies_per_user[-1] if certificate.copies_per_user else 0
+    if certificate.size + at_bound * _MOST_RAISES * certificate.contribution_bound >= size:
+        return "raise the bound"
+    return (
+        "take users who are in most examples out of the attribution (--unprotected FILE), or attribute the examples "
+        "otherwise (`coowned inspect` shows the heaviest users): raising the bound would not do"
+    )

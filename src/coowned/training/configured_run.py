@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import ConfigError, InputError
 from coowned.mechanism.keys import RunKey
@@ -41,6 +42,7 @@ def run_configuration(
     text: str = "",
     progress: StepProgress | None = None,
     announce: Callable[[str], None] = lambda text: None,
+    advise: Callable[[str], object] = lambda text: None,
 ) -> TrainedModel:
     """Runs a configuration in a folder, from the start or from where an earlier process was interrupted.
 
@@ -60,6 +62,7 @@ def run_configuration(
       folder: an open `RunFolder`.
       progress: as for `train`.
       announce: told what is being done.
+      advise: told what would help where a few users keep most examples out of S.
     """
     folder.refuse_if_finished()
     _check_devices(config.run.devices)
@@ -76,6 +79,8 @@ def run_configuration(
     else:
         announce("selecting")
         plan = make_plan(config, graph, run_key)
+        if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
+            advise(advice)
     announce("reading content")
     content = task.load(examples, splits, plan.selected.copies)
     if not resumed:
