@@ -68,7 +68,7 @@ def test_the_verdict_is_the_local_one(data, capsys):
         (["--engine", "cloud"], "Unknown engine 'cloud'; choose local or spark"),
         (["--master", "local[2]"], "--master applies to Spark only"),
         (["--certificate", "hdfs://head/c.json"], "hdfs://head/c.json: the local engine reads files of this machine"),
-        (["--certificate", "nowhere.json", *SPARK], "no certificate can be read there"),
+        (["--certificate", "nowhere.json", *SPARK], "cannot read the certificate"),
         (["--format", "mail", *SPARK], "Spark reads parquet, csv and jsonl, not mail"),
     ],
 )
