@@ -1,5 +1,6 @@
 """Mail: every message belongs to its sender and to everyone it was sent to."""
 
+import email.utils
 import os
 from array import array
 from collections.abc import Sequence
@@ -124,6 +125,21 @@ def read_mail(
         repeats="repeated_messages",
         location=str(path),
     )
+
+
+def display_names(path: str | os.PathLike[str]) -> dict[str, set[str]]:
+    """The names that stand beside each address in the headers, by the address's key."""
+    wanted = tuple(name.lower().encode() for name in _PEOPLE["everyone"])
+    values: set[str] = set()
+    for message in raw_messages(path, lambda done: None):
+        for found in header_fields(split_message(message.content)[0], wanted).values():
+            values.update(map(header_text, found))
+    pairs = {pair for value in values for pair in email.utils.getaddresses([value]) if all(pair)}
+    keys = UserKeyRules.email().canonical([address for _, address in pairs])
+    names: dict[str, set[str]] = {}
+    for key, (name, _) in zip(keys, pairs, strict=True):
+        names.setdefault(key, set()).add(decode_words(name))
+    return names
 
 
 def looks_like_mail(path: str | os.PathLike[str]) -> bool:

@@ -60,6 +60,12 @@ class _Message(msgspec.Struct):
     text: Any = None
 
 
+class _User(msgspec.Struct):
+    id: _Id
+    real_name: Any = None
+    profile: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class _Conversation(msgspec.Struct):
     """A channel, a private one, or direct messages; members is None where the export does not say."""
 
@@ -318,6 +324,17 @@ def _open_export(path: str | os.PathLike[str]) -> Iterator[_SlackFiles]:
         raise InputError(f"{root}: not a folder, and no zip can be read there ({reason}); check the path") from error
     with archive:
         yield _SlackFiles(root, _entries_of(archive), archive)
+
+
+def display_names(export: str | os.PathLike[str]) -> dict[str, set[str]]:
+    """The names and addresses of each user in the export's list of users, by id."""
+    with _open_export(export) as files:
+        listed = files.read("users.json", list[_User]) if "users.json" in files.sizes else []
+    fields = ("real_name", "display_name", "email")
+    return {
+        user.id: {name for name in (user.real_name, *map(user.profile.get, fields)) if isinstance(name, str) and name}
+        for user in listed
+    }
 
 
 def looks_like_slack(path: str | os.PathLike[str]) -> bool:

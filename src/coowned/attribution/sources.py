@@ -52,6 +52,17 @@ class DataSource(DataOptions):
         examples = self._read(kind, progress)
         return examples if unprotected is None else examples.without_users(unprotected)
 
+    def display_names(self) -> dict[str, set[str]]:
+        """What people are called in the metadata beside their keys; tables keep such names in their spellings."""
+        kind = self.format or detect_format(self.path)
+        if kind == "mail":
+            from coowned.attribution.mail import display_names
+        elif kind == "slack":
+            from coowned.attribution.slack import display_names
+        else:
+            return {}
+        return display_names(self.path)
+
     def refuse_unused(self, kind: str) -> None:
         """Refuses options that mean nothing for this format."""
         for name, option in declared().items():
