@@ -1,6 +1,7 @@
-"""Mechanisms with one part exchanged for a wrong one, what each is tried on, and the test that must catch it.
+"""Trainers with one thing wrong, the plan each is tried on, and the tests of the audit that must see it.
 
-Every bug here is one that somebody could write, and that leaves the training loop running and the model learning.
+Every bug here is one that somebody could write, and that leaves the training loop running and the model learning. It
+is planted into the code that trains: the audit is not told, and nothing of it is replaced.
 """
 
 import dataclasses
@@ -10,58 +11,226 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy.special import erfinv
 
-from coowned import CyclicPoisson, MinSeparation, PoissonSampling
-from coowned.attribution.graph import AttributionGraph
-from coowned.audit.audited_parts import AuditedParts
-from coowned.audit.mechanism_audit import audit_mechanism
-from coowned.audit.noise_law import audit_noise_tail
-from coowned.audit.participation import audit_participation
-from coowned.audit.release import audit_release
+from coowned import (
+    AttributionGraph,
+    CyclicPoisson,
+    Greedy,
+    GreedyMinSeparation,
+    GreedyWithDuplicates,
+    MinSeparation,
+    PoissonSampling,
+    Selection,
+    certify,
+    guarantee,
+)
+from coowned.audit.run_audit import RunAudit, audit_plan
+from coowned.mechanism import noise
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import Drawn, PoissonBatches
+from coowned.mechanism.batching import CyclicPoissonBatches, Drawn, PoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import Purpose, RunKey, random_words
-from coowned.selection.greedy import Greedy
-from coowned.selection.selector import Selection
+from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.plan import TrainingPlan
+from coowned.training.step import compiled_step
 
-# What is claimed. Many steps for the sampler's faults.
-POISSON = PoissonSampling(contribution_bound=3, sampling_probability=0.05, iterations=40, batch_size=6)
-CROWD = PoissonSampling(contribution_bound=2, sampling_probability=0.25, iterations=2, batch_size=4)
-SCHEDULE = MinSeparation(contribution_bound=4, min_separation=4, num_bands=4, iterations=18, batch_size=4)
-CYCLIC = CyclicPoisson(
-    contribution_bound=2, iterations=24, num_groups=4, num_bands=4, group_probabilities=(0.25,) * 4, batch_size=4
-)
-# A first group with fewer copies than a batch would hold: all of it is drawn in each of its rounds.
-SMALL_GROUP = CyclicPoisson(
-    contribution_bound=2, iterations=6, num_groups=3, num_bands=3, group_probabilities=(1.0, 0.5, 0.5), batch_size=8
-)
+# ---- the plans ------------------------------------------------------------------------------------------------------
+
+
+def graph(examples: int, per_user: int) -> AttributionGraph:
+    return AttributionGraph.from_users_per_example([[i // per_user] for i in range(examples)])
+
+
+@functools.cache
+def poisson() -> TrainingPlan:
+    given = graph(900, 4)
+    return _plan(given, Greedy(contribution_bound=3).select(given), PoissonSampling, batch_size=24, iterations=24)
+
+
+@functools.cache
+def duplicates() -> TrainingPlan:
+    """400 examples, three copies of each."""
+    given = graph(400, 1)
+    selected = GreedyWithDuplicates(contribution_bound=3).select(given)
+    return _plan(given, selected, PoissonSampling, batch_size=24, iterations=24)
+
+
+@functools.cache
+def schedule() -> TrainingPlan:
+    given = graph(2000, 10)
+    selected = GreedyMinSeparation(batch_size=32, iterations=24, min_separation=4).select(given)
+    return _plan(given, selected, MinSeparation, noise_multiplier=2.0)
+
+
+@functools.cache
+def cyclic() -> TrainingPlan:
+    given = graph(1200, 2)
+    selected = Selection.from_copies(given, np.ones(1200, int), np.arange(1200) // 2 % 4)
+    return _plan(given, selected, CyclicPoisson, batch_size=30, iterations=24)
+
+
+@functools.cache
+def large() -> TrainingPlan:
+    """Batches that are summed on the host."""
+    given = graph(4000, 1)
+    return _plan(given, Greedy(contribution_bound=1).select(given), PoissonSampling, batch_size=512, iterations=12)
+
+
+def _plan(given, selected, kind, *, noise_multiplier=1.0, **settings) -> TrainingPlan:
+    certificate = certify(given, selected)
+    mechanism = kind.from_certificate(certificate, **settings)
+    claim = guarantee(
+        certificate, mechanism, noise_multiplier=noise_multiplier, delta=1e-6, adjacency="zero-out", test_run=True
+    )
+    return TrainingPlan(
+        certificate=certificate,
+        selected=selected,
+        mechanism=mechanism,
+        guarantee=claim,
+        clip_norm=0.3,
+        learning_rate=0.1,
+        run_key=RunKey.from_seed(0),
+    )
+
+
+class TwoTensors(LogisticRegression):
+    """With a second tensor that no example has a gradient in."""
+
+    def shapes(self):
+        return super().shapes() | {"unused": (self.num_features + 1,)}
+
+    def initial(self):
+        return super().initial() | {"unused": np.zeros(self.num_features + 1, np.float32)}
+
+    def gradient_sum(self, parameters, *rest, **more):
+        import jax
+
+        summed, clipped = super().gradient_sum(parameters, *rest, **more)
+        return {**summed, "unused": jax.tree.map(lambda part: 0 * part, summed["coefficients"])}, clipped
+
+
+SMALL = LogisticRegression(num_features=20)
+WIDE = LogisticRegression(num_features=2048)
 
 
 # ---- the bugs --------------------------------------------------------------------------------------------------------
 
 
-class TooLittleNoise(AuditedParts):
-    """Noise that is 10% too small."""
+class ChangedNoise:
+    """A stream whose rows are changed before a step reads them."""
 
-    def noise_scale(self, **settings):
-        return super().noise_scale(**settings) / 1.1
+    def __init__(self, stream: Any, change: Callable[[Any], Any]):
+        self._stream, self._change = stream, change
 
-
-class HalfTheNoise(AuditedParts):
-    """For the quick suite: seen in few trials."""
-
-    def noise_scale(self, **settings):
-        return super().noise_scale(**settings) / 2
+    def next(self):
+        return {name: self._change(row).astype(row.dtype) for name, row in self._stream.next().items()}
 
 
-class OneMoreThanTheBound(AuditedParts):
-    """`<=` where `<` was meant: a user is in one copy more than was counted."""
+def change_noise(monkeypatch, change: Callable[[Trainer, Any], Any]) -> None:
+    honest = Trainer._noise
+    monkeypatch.setattr(
+        Trainer,
+        "_noise",
+        lambda self, start: ChangedNoise(honest(self, start), functools.partial(change, self)),
+    )
 
-    def select(self, graph, *, contribution_bound):
-        return Greedy(contribution_bound=contribution_bound + 1).select(graph)
+
+def scaled_noise(factor: float) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: change_noise(monkeypatch, lambda trainer, row: factor * row)
+
+
+def half_noise_on_host(monkeypatch):
+    change_noise(monkeypatch, lambda trainer, row: row * (0.5 if trainer._on_host else 1.0))
+
+
+def no_noise_on_one_coordinate(monkeypatch):
+    def change(trainer, row):
+        row = row.copy()
+        row[..., 7] = 0
+        return row
+
+    change_noise(monkeypatch, change)
+
+
+def noise_over_root_of_participations(monkeypatch):
+    def change(trainer, row):
+        mechanism = trainer._plans[0].mechanism
+        return row / (math.sqrt(mechanism.contribution_bound) if mechanism.needs_schedule else 1)
+
+    change_noise(monkeypatch, change)
+
+
+def noise_repeated_on_resume(monkeypatch):
+    honest = Trainer._noise
+    monkeypatch.setattr(Trainer, "_noise", lambda self, start: honest(self, 0))
+
+
+def noise_reused_between_steps(monkeypatch):
+    forget(monkeypatch, step=0)
+
+
+def same_noise_for_two_tensors(monkeypatch):
+    forget(monkeypatch, tensor="any")
+
+
+def forget(monkeypatch, **fixed):
+    """Something is missing from the key of the noise."""
+    honest = RunKey.derive_many
+
+    def derive_many(self, purpose, **given):
+        return honest(self, purpose, **(given | fixed if purpose is Purpose.NOISE else given))
+
+    monkeypatch.setattr(RunKey, "derive_many", derive_many)
+
+
+def other_correlation(monkeypatch):
+    """Noise of a strategy with twice the bands: its columns are as short, but a user's overlap."""
+    honest = TrainingPlan.coefficients.fget
+
+    def coefficients(plan):
+        own = honest(plan)
+        return BandedStrategy(num_bands=2 * len(own), iterations=plan.iterations).coefficients
+
+    monkeypatch.setattr(TrainingPlan, "coefficients", property(coefficients))
+
+
+def short_tail(monkeypatch):
+    """Normals from a uniform number that is a float32, as common generators make them: they end at 5.42."""
+
+    def normals(words, more):
+        words = np.asarray(words, np.uint64)
+        tail = (words & np.uint64(2**63 - 1)).astype(np.float64) * 2.0**-64
+        below_one = np.nextafter(np.float32(1), np.float32(0))
+        uniform = np.minimum((1 - 2 * tail).astype(np.float32), below_one)
+        sign = np.where(words >> np.uint64(63), 1.0, -1.0)
+        return sign * math.sqrt(2) * erfinv(uniform.astype(np.float64))
+
+    monkeypatch.setattr(noise, "normals_from_words", normals)
+
+
+def change_batches(monkeypatch, change: Callable[[TrainingPlan, Any], Any]) -> None:
+    honest = TrainingPlan.batches
+    monkeypatch.setattr(TrainingPlan, "batches", lambda plan, **given: change(plan, honest(plan, **given)))
+
+
+def probability_over_distinct(monkeypatch):
+    def change(plan, batches):
+        if not isinstance(batches, PoissonBatches):
+            return batches
+        return dataclasses.replace(batches, sampling_probability=plan.batch_size / plan.selected.num_distinct)
+
+    change_batches(monkeypatch, change)
+
+
+def other_sampler(kind, base=PoissonBatches) -> Callable[[pytest.MonkeyPatch], None]:
+    def change(plan, batches):
+        fields = {field.name: getattr(batches, field.name) for field in dataclasses.fields(batches)}
+        return kind(**fields) if type(batches) is base else batches
+
+    return lambda monkeypatch: change_batches(monkeypatch, change)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,8 +240,7 @@ class JointBatches(PoissonBatches):
     def _draw(self, step):
         examples, numbers = self._copies
         drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples) // 3)
-        places = (drawn[:, None] * 3 + np.arange(3)).ravel()
-        return Drawn(examples, numbers, places)
+        return Drawn(examples, numbers, (drawn[:, None] * 3 + np.arange(3)).ravel())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,133 +259,93 @@ class ShuffledBatches(PoissonBatches):
     def _draw(self, step):
         examples, numbers = self._copies
         size = max(1, round(len(examples) * self.sampling_probability))
-        epoch, place = divmod(step, len(examples) // size)
-        order = self._order(epoch)[place * size : (place + 1) * size]
-        return Drawn(examples, numbers, order)
+        epoch, number = divmod(step, len(examples) // size)
+        return Drawn(examples, numbers, self._order(epoch)[number * size : (number + 1) * size])
 
     def _order(self, epoch):
         words = random_words(self.run_key.derive(Purpose.COINS, step=epoch), len(self._copies[0]))
         return np.argsort(words)
 
 
-def with_sampler(kind: type[PoissonBatches]) -> type[AuditedParts]:
-    """The parts with this sampler."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TwoRounds(CyclicPoissonBatches):
+    """Every other group is drawn in the next group's round too, which is left out."""
 
-    class Exchanged(AuditedParts):
-        def batches(self, selected, mechanism, *, batch_size, iterations, run_key):
-            assert isinstance(selected, Selection)
-            assert isinstance(mechanism, PoissonSampling)
-            return kind(
-                selection=selected,
-                sampling_probability=mechanism.sampling_probability,
-                batch_size=batch_size,
-                iterations=iterations,
-                run_key=run_key,
-            )
-
-    return Exchanged
+    def _draw(self, step):
+        return super()._draw(step - step % 2)
 
 
-class OtherCorrelation(AuditedParts):
-    """Noise of a strategy with twice the bands: its columns are as short, but a user's overlap."""
+def coins_repeated_on_resume(monkeypatch):
+    honest = Trainer.run
 
-    def noise(self, run_key, *, coefficients, iterations, **settings):
-        bands = min(iterations, 2 * len(coefficients))
-        other = BandedStrategy(num_bands=bands, iterations=iterations).coefficients
-        return super().noise(run_key, coefficients=other, iterations=iterations, **settings)
+    class FromTheStart:
+        def __init__(self, batches, start):
+            self._batches, self._start = batches, start
+
+        def batch(self, step):
+            return dataclasses.replace(self._batches.batch(step - self._start), step=step)
+
+    def run(self, *given, start, **more):
+        self._batches = FromTheStart(self._batches, start)
+        return honest(self, *given, start=start, **more)
+
+    monkeypatch.setattr(Trainer, "run", run)
 
 
-class ReusedNoise(AuditedParts):
-    """The step is missing from the key of the noise: every step gets the same row."""
+def change_trainer(monkeypatch, change: Callable[[Trainer], None]) -> None:
+    honest = Trainer.__init__
 
-    def noise(self, run_key, *, coefficients, iterations, trials, configuration):
-        settings = {"coefficients": coefficients, "trials": trials, "configuration": configuration}
-        for _ in range(iterations):
-            yield next(super().noise(run_key, iterations=iterations, **settings))
+    def init(self, *given, **more):
+        honest(self, *given, **more)
+        change(self)
+
+    monkeypatch.setattr(Trainer, "__init__", init)
 
 
-class DividedByTheDrawn(AuditedParts):
+def divided_by_the_drawn(monkeypatch):
     """The mean over what was drawn, in place of the public batch size."""
 
-    def divisor(self, *, batch_size, num_copies):
-        return max(1, num_copies)
+    def change(trainer):
+        honest = trainer._step
+        trainer._step = lambda state, batch, mask, noise, settings: honest(
+            state, batch, mask, noise, settings | {"batch_size": np.float32(max(1, np.asarray(mask).sum()))}
+        )
+
+    change_trainer(monkeypatch, change)
 
 
-class LeakyModel(LogisticRegression):
-    """Clips at 1.05 times the clip norm."""
-
-    def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
-        return super().gradient_sum(parameters, batch, mask, 1.05 * clip_norm, **more)
-
-
-class LeakyClip(AuditedParts):
+def leaky_clip(monkeypatch):
     """A clip that lets 5% through."""
-
-    def model(self, num_features=1):
-        return LeakyModel(num_features=num_features)
-
-
-class LeakyHostModel(LogisticRegression):
-    """Clips at 1.05 times the clip norm, where the host sums."""
-
-    def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
-        leak = 1.05 if isinstance(parameters["coefficients"], np.ndarray) else 1.0
-        return super().gradient_sum(parameters, batch, mask, leak * clip_norm, **more)
+    change_trainer(
+        monkeypatch, lambda trainer: trainer._settings.update(clip_norm=1.05 * trainer._settings["clip_norm"])
+    )
 
 
-class LeakyOnHost(AuditedParts):
-    """A clip that lets 5% through in the step of large batches alone."""
+def largest_clip_norm_for_all(monkeypatch):
+    def change(trainer):
+        norms = trainer._settings["clip_norm"]
+        trainer._settings["clip_norm"] = norms.max() + 0 * norms
 
-    def model(self, num_features=1):
-        return LeakyHostModel(num_features=num_features)
+    change_trainer(monkeypatch, change)
 
 
-class ShakenModel(LogisticRegression):
-    """Clips all copies a little more where one of them is not finite or too large to be squared: 3e-6, what one way to
-    bound the rounding of a norm differs from another."""
+def others_are_changed(monkeypatch):
+    """All copies are clipped a little more where one of them is not finite or too large to be squared."""
+    import jax
+    import jax.numpy as jnp
+
+    honest = LogisticRegression.gradient_sum
 
     def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
-        import jax
-        import jax.numpy as jnp
-
-        summed, clipped = super().gradient_sum(parameters, batch, mask, clip_norm, **more)
+        summed, clipped = honest(self, parameters, batch, mask, clip_norm, **more)
         features = batch["features"]
         features = features.gathered() if isinstance(features, RowsInPlace) else features
         usual = jnp.isfinite(jnp.square(features)).all()
         return jax.tree.map(lambda total: jnp.where(usual, total, total * (1 - 3e-6)), summed), clipped
 
-
-class OthersAreChanged(AuditedParts):
-    """One example changes what all others of its batch add."""
-
-    def model(self, num_features=1):
-        return ShakenModel(num_features=num_features)
-
-
-class TwoGroups(AuditedParts):
-    """Each user is in two groups, in each with as many copies as the bound of a group."""
-
-    def select(self, graph, *, contribution_bound):
-        return Greedy(contribution_bound=2 * contribution_bound).select(graph)
-
-    def group(self, graph, selection, *, group):
-        # A user's examples are next to each other: every other one goes to the next group.
-        chosen = np.flatnonzero(selection.copies)
-        groups = np.full(len(selection.copies), -1)
-        groups[chosen] = group + np.arange(len(chosen)) % 2
-        return Selection.from_copies(graph, selection.copies, groups)
-
-
-class ShortTail(AuditedParts):
-    """Normals from a uniform number that is a float32, as common generators make them: they end at 5.42."""
-
-    def normals(self, words, more):
-        words = np.asarray(words, np.uint64)
-        tail = (words & np.uint64(2**63 - 1)).astype(np.float64) * 2.0**-64
-        below_one = np.nextafter(np.float32(1), np.float32(0))
-        uniform = np.minimum((1 - 2 * tail).astype(np.float32), below_one)
-        sign = np.where(words >> np.uint64(63), 1.0, -1.0)
-        return sign * math.sqrt(2) * erfinv(uniform.astype(np.float64))
+    monkeypatch.setattr(LogisticRegression, "gradient_sum", gradient_sum)
+    # Steps are kept by their model, which looks the same.
+    monkeypatch.setattr("coowned.training.loop.compiled_step", compiled_step.__wrapped__)
 
 
 # ---- how each is caught ----------------------------------------------------------------------------------------------
@@ -225,105 +353,85 @@ class ShortTail(AuditedParts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planted:
-    """A bug, and the test that must catch it: `run(seed)` gives something that `holds` or not."""
+    """A bug, and the tests that must see it. An honest trainer has no bug."""
 
     name: str
-    parts: type[AuditedParts]
-    caught_by: str
-    audit: Callable[..., Any]  # (parts, seed, alpha, trials)
-    trials: int
+    seen_by: tuple[str, ...] = ()
+    plant: Callable[[pytest.MonkeyPatch], None] | None = None
+    plan: Callable[[], TrainingPlan] = poisson
+    model: LogisticRegression = SMALL
+    trials: int = 2000
 
-    def run(self, seed: int, *, alpha: float = 1e-3, trials: int | None = None) -> Any:
-        return self.audit(self.parts(), seed, alpha, self.trials if trials is None else trials)
-
-
-def by_curve(mechanism, noise_multiplier, adjacency, trials, **settings):
-    def audit(parts: AuditedParts, seed: int, alpha: float, trials: int):
-        return audit_mechanism(
-            mechanism,
-            noise_multiplier=noise_multiplier,
-            adjacency=adjacency,
-            trials=trials,
-            alpha=alpha,
-            run_key=RunKey.from_seed(seed),
-            parts=parts,
-            **settings,
-        )
-
-    return {"caught_by": "curve", "audit": audit, "trials": trials}
-
-
-def by_participation(steps):
-    def audit(parts: AuditedParts, seed: int, alpha: float, trials: int):
-        _, selection = small_world()
-        mechanism = PoissonSampling(contribution_bound=3, sampling_probability=0.05, iterations=trials, batch_size=15)
-        batches = parts.batches(selection, mechanism, batch_size=15, iterations=trials, run_key=RunKey.from_seed(seed))
-        return audit_participation(batches, selection, probability=0.05, alpha=alpha)
-
-    return {"caught_by": "participation", "audit": audit, "trials": steps}
-
-
-def by_noise_tail():
-    return {
-        "caught_by": "noise tail",
-        "audit": lambda parts, seed, alpha, trials: audit_noise_tail(parts=parts, alpha=alpha),
-        "trials": 0,
-    }
-
-
-def by_release():
-    return {
-        "caught_by": "release",
-        "audit": lambda parts, seed, alpha, trials: audit_release(
-            noise_multiplier=1.0, copies=2, batch_size=4, parts=parts, alpha=alpha
-        ),
-        "trials": 0,
-    }
-
-
-@functools.cache
-def small_world() -> tuple[AttributionGraph, Selection]:
-    """300 copies of 100 users, three in a row of each."""
-    graph = AttributionGraph.from_users_per_example([[i // 3] for i in range(300)])
-    return graph, Selection.from_copies(graph, np.ones(300, int))
+    def run(self, seed: int, *, alpha: float = 1e-3, trials: int | None = None) -> RunAudit:
+        """Audits the trainer with its bug, which is removed again afterwards."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if self.plant is not None:
+                self.plant(monkeypatch)
+            return audit_plan(self.plan(), self.model, alpha=alpha, trials=trials or self.trials, seed=seed)
 
 
 PLANTED = [
-    Planted(name="10% too little noise", parts=TooLittleNoise, **by_curve(POISSON, 1.0, "zero-out", 100_000)),
-    Planted(name="bound off by one", parts=OneMoreThanTheBound, **by_curve(POISSON, 1.0, "zero-out", 40_000)),
+    Planted(name="1% of the noise", plant=scaled_noise(0.01), seen_by=("noise", "sweep", "zero-out curve")),
+    Planted(name="10% too little noise", plant=scaled_noise(1 / 1.1), seen_by=("noise of all trials",)),
     Planted(
-        name="copies sampled jointly", parts=with_sampler(JointBatches), **by_curve(POISSON, 1.0, "zero-out", 20_000)
+        name="half the noise where the host sums",
+        plant=half_noise_on_host,
+        plan=large,
+        model=WIDE,
+        seen_by=("noise",),
     ),
-    Planted(name="noise correlated otherwise", parts=OtherCorrelation, **by_curve(SCHEDULE, 2.0, "zero-out", 100_000)),
+    Planted(name="no noise on one coordinate", plant=no_noise_on_one_coordinate, seen_by=("noise",)),
     Planted(
-        name="divided by the drawn size",
-        parts=DividedByTheDrawn,
-        **by_curve(SMALL_GROUP, 4.0, "zero-out", 2_000, users_at_once=1),
+        name="noise over the root of the participations",
+        plant=noise_over_root_of_participations,
+        plan=schedule,
+        seen_by=("noise", "zero-out curve"),
     ),
-    Planted(name="clip lets 5% through", parts=LeakyClip, **by_curve(SCHEDULE, 2.0, "replace", 500_000)),
-    Planted(name="noise reused between steps", parts=ReusedNoise, **by_curve(POISSON, 1.0, "replace", 5_000)),
-    Planted(name="truncated batches", parts=with_sampler(TruncatedBatches), **by_participation(1000)),
-    Planted(name="float32 noise tail", parts=ShortTail, **by_noise_tail()),
-    Planted(name="shuffling", parts=with_sampler(ShuffledBatches), **by_participation(1000)),
-    Planted(name="one user in two groups", parts=TwoGroups, **by_curve(CYCLIC, 1.5, "zero-out", 20_000)),
-    Planted(name="one example changes what others add", parts=OthersAreChanged, **by_release()),
+    Planted(name="noise repeated on resumption", plant=noise_repeated_on_resume, seen_by=("noise",)),
+    Planted(name="noise reused between steps", plant=noise_reused_between_steps, seen_by=("noise", "zero-out curve")),
+    Planted(
+        name="the same noise for two tensors",
+        plant=same_noise_for_two_tensors,
+        model=TwoTensors(num_features=20),
+        seen_by=("noise",),
+    ),
+    Planted(name="noise correlated otherwise", plant=other_correlation, plan=schedule, seen_by=("noise",), trials=4000),
+    Planted(name="float32 noise tail", plant=short_tail, seen_by=("noise tail",)),
+    Planted(
+        name="probability of batch size over distinct examples",
+        plant=probability_over_distinct,
+        plan=duplicates,
+        seen_by=("participation", "zero-out curve"),
+    ),
+    Planted(
+        name="copies sampled jointly", plant=other_sampler(JointBatches), seen_by=("participation", "zero-out curve")
+    ),
+    Planted(name="truncated batches", plant=other_sampler(TruncatedBatches), seen_by=("participation",)),
+    Planted(name="shuffling", plant=other_sampler(ShuffledBatches), seen_by=("participation",)),
+    Planted(
+        name="a group drawn in two rounds",
+        plant=other_sampler(TwoRounds, CyclicPoissonBatches),
+        plan=cyclic,
+        seen_by=("participation",),
+    ),
+    Planted(name="coins repeated on resumption", plant=coins_repeated_on_resume, seen_by=("contributions",)),
+    Planted(name="divided by the drawn size", plant=divided_by_the_drawn, seen_by=("contributions",)),
+    Planted(name="clip lets 5% through", plant=leaky_clip, seen_by=("contributions", "gradient")),
+    Planted(
+        name="one example changes what others add",
+        plant=others_are_changed,
+        plan=large,
+        model=WIDE,
+        seen_by=("contributions",),
+    ),
+    Planted(name="largest clip norm for all of a sweep", plant=largest_clip_norm_for_all, seen_by=("sweep",)),
 ]
 
-# The honest mechanism, tried as the bugs are.
 HONEST = [
-    Planted(name="Poisson, zero-out", parts=AuditedParts, **by_curve(POISSON, 1.0, "zero-out", 100_000)),
-    Planted(name="Poisson, replace", parts=AuditedParts, **by_curve(POISSON, 1.0, "replace", 40_000)),
-    Planted(name="Poisson in a crowd", parts=AuditedParts, **by_curve(CROWD, 1.0, "zero-out", 4_000, users_at_once=1)),
-    Planted(name="min separation, zero-out", parts=AuditedParts, **by_curve(SCHEDULE, 2.0, "zero-out", 100_000)),
-    Planted(name="min separation, replace", parts=AuditedParts, **by_curve(SCHEDULE, 2.0, "replace", 500_000)),
-    Planted(name="cyclic, zero-out", parts=AuditedParts, **by_curve(CYCLIC, 1.5, "zero-out", 40_000)),
-    Planted(name="cyclic, replace", parts=AuditedParts, **by_curve(CYCLIC, 1.5, "replace", 40_000)),
-    Planted(
-        name="small group in a crowd",
-        parts=AuditedParts,
-        **by_curve(SMALL_GROUP, 4.0, "zero-out", 2_000, users_at_once=1),
-    ),
-    Planted(name="participation", parts=AuditedParts, **by_participation(1000)),
-    Planted(name="noise tail", parts=AuditedParts, **by_noise_tail()),
-    Planted(name="release", parts=AuditedParts, **by_release()),
+    Planted(name="Poisson"),
+    Planted(name="Poisson with duplicates", plan=duplicates),
+    Planted(name="min separation", plan=schedule),
+    Planted(name="cyclic", plan=cyclic),
+    Planted(name="summed on the host", plan=large, model=WIDE),
+    Planted(name="two tensors", model=TwoTensors(num_features=20)),
 ]

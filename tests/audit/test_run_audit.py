@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tests.audit import planted_bugs
 from tests.training.run_folders import reseal, write_run
 
-from coowned import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.canaries import CanaryAudit
@@ -21,9 +21,9 @@ from coowned.cli import audit as command
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.run import AUDIT_FORMAT as FORMAT
-from coowned.training.run import NO_GUARANTEE, guarantee_text, plan_digest
+from coowned.training.run import NO_GUARANTEE, AuditRecord, Run, guarantee_text, plan_digest
 
+FORMAT = AuditRecord().format
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
 
 
@@ -49,13 +49,14 @@ def claim(parts=poisson, **more):
     return guarantee(*parts(), **settings)
 
 
-@pytest.mark.parametrize(("parts", "laws"), [(poisson, 5), (cyclic, 5), (schedule, 3)])
+@pytest.mark.parametrize(("parts", "laws"), [(poisson, 8), (cyclic, 8), (schedule, 6)])
 def test_audit_of_a_run(tmp_path, parts, laws):
     made = claim(parts)
     found = audit_run(write_run(tmp_path, made), trials=2000, seed=1)
     stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     assert stored["format"] == FORMAT
-    assert stored == json.loads(json.dumps(found.to_dict()))
+    assert stored == json.loads(codec.encode_json(found.to_record()))
+    assert codec.to_plain(Run.open(tmp_path).audit()) == stored
     assert stored["holds"] is True
     assert len(stored["laws"]) == laws
     assert [curve["adjacency"] for curve in stored["curves"]] == ["zero-out", "replace"]
@@ -66,8 +67,12 @@ def test_audit_of_a_run(tmp_path, parts, laws):
     assert 0 < stored["epsilon_lower_bound"] < made.epsilon
     assert stored["repeatable"] is True
     # The false-alarm probability is shared among all tests that depend on chance.
-    chances = [*stored["curves"], *(law for law in stored["laws"] if law["law"] in ("noise", "participation"))]
-    assert sum(test["alpha"] for test in chances) == pytest.approx(stored["alpha"])
+    random = ("noise", "participation", "sweep", "noise of all trials")
+    chances = [*stored["curves"], *(law for law in stored["laws"] if law["law"] in random)]
+    assert sum(test["alpha"] for test in chances) <= stored["alpha"] * (1 + 1e-9)
+    assert all(
+        check["p_value"] in (0, 1) for law in stored["laws"] if law["law"] not in random for check in law["checks"]
+    )
 
 
 def test_audits_are_counted_and_other_entries_kept(tmp_path):
@@ -81,7 +86,7 @@ def test_audits_are_counted_and_other_entries_kept(tmp_path):
     assert "audit 3 of this run" in stored["verdict"]
 
 
-@pytest.mark.parametrize("count", ["x", None, -3, 1.5, True])
+@pytest.mark.parametrize("count", ["x", None, -3, 1.5])
 def test_what_is_no_count_is_none(tmp_path, count):
     earlier = {"format": FORMAT, "audits_run": count}
     (write_run(tmp_path, claim()) / "audit.json").write_text(json.dumps(earlier), encoding="utf-8")
@@ -98,13 +103,13 @@ def test_seeds(tmp_path):
 
 def test_broken_claim(tmp_path, capsys, monkeypatch):
     write_run(tmp_path, claim())
-    monkeypatch.setattr("coowned.audit.run_audit.AuditedParts", planted_bugs.HalfTheNoise)
+    planted_bugs.scaled_noise(0.5)(monkeypatch)
     with pytest.raises(CertificateMismatchError, match="Broken"):
-        command.run(tmp_path, trials=8000, seed=1)
+        command.run(tmp_path, trials=2000, seed=1)
     assert "ALARM" in capsys.readouterr().out
     stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     assert stored["holds"] is False
-    assert [law["law"] for law in stored["laws"] if not law["holds"]] == ["release"]
+    assert {law["law"] for law in stored["laws"] if not law["holds"]} >= {"noise", "noise of all trials"}
     assert not any(curve["holds"] for curve in stored["curves"])
 
 
@@ -135,6 +140,37 @@ def test_changed_claim_is_refused(tmp_path):
     with pytest.raises(CertificateMismatchError, match="another certificate"):
         audit_run(reseal(tmp_path), trials=1000)
     assert not (tmp_path / "audit.json").exists()
+
+
+def test_more_noise_than_the_run_had_is_refused(tmp_path):
+    """Ten times the noise multiplier in guarantee.json, all checksums made again."""
+    made = claim()
+    write_run(tmp_path, made)
+    larger = claim(noise_multiplier=10.0, run_id=made.run_id)
+    (tmp_path / "guarantee.json").write_text(larger.to_json(embed_certificate=False), encoding="utf-8")
+    with pytest.raises(CertificateMismatchError, match=r"guarantee\.json: not what this run wrote"):
+        audit_run(tmp_path, trials=1000)
+    with pytest.raises(CertificateMismatchError, match=r"do not agree with the plan in run\.json"):
+        audit_run(reseal(tmp_path), trials=1000)
+
+
+@pytest.mark.parametrize("change", [{"clip_norm": "inf"}, {"coefficients": [1.0, 0.5]}, {"configuration": "a"}])
+def test_another_plan_is_refused(tmp_path, change):
+    write_run(tmp_path, claim())
+    record = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    record["plan"] |= change
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises((CertificateMismatchError, InputError)):
+        audit_run(tmp_path, trials=1000)
+
+
+def test_time_is_kept_or_explained(tmp_path, capsys):
+    write_run(tmp_path, claim())
+    audit_run(tmp_path, trials=1000, seed=1)  # compiles
+    found = audit_run(tmp_path, seconds=4.0)
+    assert found.taken < 12 or found.overtime()
+    command.run(tmp_path, seconds=0.01)
+    assert "not 0.01" in " ".join(capsys.readouterr().out.split())
 
 
 def test_run_without_a_guarantee_is_refused(tmp_path):
@@ -169,7 +205,7 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
         adjacency="zero-out",
         contribution_bound=2,
     )
-    store_canaries(folder, found)
+    store_canaries(Run.open(folder), found)
     stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     assert stored["canaries"]["epsilon_lower_bound"] == 0.1
     assert stored["canaries"]["claim_holds"] is True

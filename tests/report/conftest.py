@@ -81,7 +81,7 @@ def copy(runs: Runs, tmp_path: Path):
 
 
 AUDIT = {
-    "format": "coowned-audit-1",
+    "format": "coowned-audit-2",
     "holds": True,
     "verdict": "Not broken.",
     "alpha": 0.05,

@@ -13,7 +13,15 @@ from coowned.training.run import RunRecord, claim_terms, guarantee_text, plan_di
 
 def write_run(folder: Path, guarantee: PrivacyGuarantee) -> Path:
     """Writes what `coowned train` leaves, but for the selection and the metrics, with a model of one zero."""
-    plan = claim_terms(guarantee.certificate, guarantee.mechanism, guarantee)
+    strategy = guarantee.mechanism.strategy()
+    plan = claim_terms(guarantee.certificate, guarantee.mechanism, guarantee) | {
+        "clip_norm": 1.0,
+        "optimizer": ["sgd", 0.1],
+        "configuration": "",
+        "coefficients": [1.0] if strategy is None else strategy.coefficients.tolist(),
+        "public": False,
+        "test_run": guarantee.test_run,
+    }
     (folder / "config.toml").write_text("", encoding="utf-8")
     (folder / "certificate.json").write_text(guarantee.certificate.to_json(), encoding="utf-8")
     claim = guarantee_text(guarantee, guarantee.mechanism, public=False)
@@ -21,7 +29,10 @@ def write_run(folder: Path, guarantee: PrivacyGuarantee) -> Path:
     metadata = {"statement": guarantee.statement(), "plan": plan_digest(plan)}
     save_file({"weights": np.zeros(1, np.float32)}, folder / "model.safetensors", metadata=metadata)
     names = ("config.toml", "certificate.json", "guarantee.json", "model.safetensors")
-    record = RunRecord(state="finished", plan=plan, run_id=guarantee.run_id, files=dict.fromkeys(names, ""))
+    model = {"kind": "logistic-regression", "num_features": 5}
+    record = RunRecord(
+        state="finished", plan=plan, model=model, run_id=guarantee.run_id, files=dict.fromkeys(names, "")
+    )
     (folder / "run.json").write_bytes(record.to_json())
     return reseal(folder)
 

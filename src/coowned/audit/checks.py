@@ -53,20 +53,22 @@ class CheckedLaw:
         return {"law": self.law, "holds": self.holds, "alpha": self.alpha, "checks": checks}
 
 
-def binomial_check(name: str, count: int, trials: int, probability: float) -> Check:
-    """Two-sided and exact: twice the smaller tail.
+def binomial_check(name: str, count: int, trials: int, probability: float, *, too_few: bool = False) -> Check:
+    """Exact: twice the smaller tail; with `too_few`, the lower tail alone.
 
     >>> binomial_check("heads", 5, 10, 0.5).p_value
     1.0
     """
     validate.integer(at_least=0, at_most=trials, count=count)
     low, high = binom.cdf(count, trials, probability), binom.sf(count - 1, trials, probability)
-    return Check(
-        name=name,
-        observed=float(count),
-        expected=float(trials * probability),
-        p_value=float(min(1.0, 2 * min(low, high))),
-    )
+    p_value = float(low if too_few else min(1.0, 2 * min(low, high)))
+    return Check(name=name, observed=float(count), expected=float(trials * probability), p_value=p_value)
+
+
+def any_of(name: str, checks: Sequence[Check]) -> Check:
+    """The worst of several checks, as one that pays for having looked at all of them."""
+    worst = min(checks, key=lambda check: check.p_value)
+    return dataclasses.replace(worst, name=name, p_value=min(1.0, len(checks) * worst.p_value))
 
 
 def certain_check(name: str, holds: bool, *, observed: float, expected: float) -> Check:

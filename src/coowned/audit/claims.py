@@ -20,6 +20,7 @@ from coowned.accounting.curve import epsilon_curve
 from coowned.accounting.terms import check_terms
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.mechanism import Mechanism, WorstUser
+from coowned.training.plan import TrainingPlan
 
 USERS = ("steady", "alternating")
 """Worst-case users: every gradient +clip_norm e1, or +, -, +, ... in turn, which the claim allows just as well."""
@@ -59,6 +60,16 @@ class MechanismClaim:
         check_terms(noise_multiplier=self.noise_multiplier, adjacency=self.adjacency)
         if self.strategy is None:
             object.__setattr__(self, "strategy", self.mechanism.strategy())
+
+    @classmethod
+    def of(cls, plan: TrainingPlan, adjacency: str) -> "MechanismClaim":
+        """What a plan claims: of its mechanism, noise multiplier and strategy, whatever its trainer makes of them."""
+        return cls(
+            mechanism=plan.mechanism,
+            noise_multiplier=plan.noise_multiplier,
+            adjacency=adjacency,
+            strategy=plan.strategy,
+        )
 
     @property
     def iterations(self) -> int:

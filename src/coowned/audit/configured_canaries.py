@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from coowned import validate
 from coowned.audit.canaries import CanaryAudit, CanaryContent, audit_with_canaries, feature_canaries, token_canaries
-from coowned.audit.run_audit import LARGEST_SEED, read_claim, store_canaries
+from coowned.audit.run_audit import LARGEST_SEED, store_canaries
 from coowned.errors import InputError
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
@@ -48,8 +47,14 @@ def audit_configured_run(
     """
     if seed is not None:
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
-    made = read_claim(Path(path))
-    _refuse_another(Path(path), config)
+    run = Run.open(path)
+    if run.guarantee is None:
+        raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
+    if run.config(config.folder).digest != config.digest:
+        raise InputError(
+            f"{run.path}: was trained with another configuration than the one given; compare it with "
+            f"{run.path / 'config.toml'}"
+        )
     announce("reading")
     examples = config.source().read()
     task = make_task(config, examples.payload.schema)
@@ -62,7 +67,7 @@ def audit_configured_run(
     clip_norm = config.mechanism.clip_norm
     assert clip_norm is not None  # a run with a guarantee has one
     announce("training with canaries")
-    per_user = made.certificate.contribution_bound
+    per_user = run.certificate.contribution_bound
     model, content = _canaries(own.model, canaries, per_user, clip_norm)
     found = audit_with_canaries(
         model,
@@ -74,16 +79,8 @@ def audit_configured_run(
         initial=task.initial,
         coins=coins,
     )
-    store_canaries(path, found)
+    store_canaries(run, found)
     return found
-
-
-def _refuse_another(folder: Path, config: TrainConfig) -> None:
-    if Run.open(folder).config(config.folder).digest != config.digest:
-        raise InputError(
-            f"{folder}: was trained with another configuration than the one given; compare it with "
-            f"{folder / 'config.toml'}"
-        )
 
 
 def _canaries(model: Model, users: int, per_user: int, clip_norm: float) -> tuple[Model, CanaryContent]:

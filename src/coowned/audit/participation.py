@@ -5,37 +5,33 @@ has the right rates, such as shuffling (each copy once an epoch) or batches cut 
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
 from coowned import validate
-from coowned.attribution.graph import AttributionGraph
-from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.checks import Check, CheckedLaw, binomial_check, certain_check, checked_law
 from coowned.errors import InputError
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import Mechanism
 from coowned.selection.selector import Selection
 
 _BATCH_QUANTILES = (0.02, 0.25, 0.75, 0.98)
-_COPIES = 1000  # that `audit_sampler` draws from, or as many more as draw one a step,
-_MOST_COPIES = 50_000  # but not more: with all steps, and what is computed from them, below 200 MB
-_STEPS = 1000  # of the group that is looked at
+_MOST_COPIES = 50_000  # whose participations are kept: the first and the last ones
+_ROUNDS = 1000  # in which copies can be drawn
 
 
 def audit_participation(
-    batches: Batches,
+    samplers: Iterable[Batches],
     selection: Selection,
     *,
     probability: float,
     alpha: float = 1e-3,
     num_groups: int = 1,
     group: int = 0,
-    steps: int | None = None,
+    rounds: int = _ROUNDS,
 ) -> CheckedLaw:
     """Draws batches and compares what took part in them with independent coins of the given probability.
 
@@ -48,17 +44,18 @@ def audit_participation(
         (test_honest_samplers_pass)
       - Shuffling, batches cut to a size, joint coins of neighbours, a copy drawn out of turn, and a probability that is
         too large are caught.   (test_wrong_samplers_are_caught)
+      - Memory stays below 200 MB, however many copies there are.   (test_many_copies_need_little_memory)
     Cost: a call of the sampler a step, and O(copies) a step.
-    What it is not: a test of what happens less often than about once in steps times copies; the coins' words are
+    What it is not: a test of what happens less often than about once in rounds times copies; the coins' words are
     tested exactly (`audit_coin_words`).
 
     Args:
-      batches: the sampler.
-      selection: what it draws from.
+      samplers: of one plan with several keys; as many are used as are needed.
+      selection: what they draw from.
       probability: of each copy, in each step in which it can be drawn.
       alpha: probability of a false alarm.
       num_groups, group: for cyclic sampling: copies of this group are looked at, in its steps.
-      steps: how many of the sampler's steps (default: all).
+      rounds: how many of its steps to look at, at most.
 
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
@@ -68,25 +65,20 @@ def audit_participation(
       >>> selection = Selection.from_copies(graph, np.ones(200, int))
       >>> batches = PoissonBatches(selection=selection, sampling_probability=0.1, batch_size=20, iterations=500,
       ...                          run_key=RunKey.from_seed(3))
-      >>> audit_participation(batches, selection, probability=0.1).holds
+      >>> audit_participation([batches], selection, probability=0.1).holds
       True
     """
     validate.in_range(0, 1, open_low=True, open_high=True, probability=probability)
-    if steps is not None:
-        validate.integer(at_least=1, at_most=batches.iterations, steps=steps)
-    if selection.copies.max(initial=0) > 1:
-        raise InputError("the participation audit needs a selection with each example once; give it such a one")
-    drawn, strangers = _draw(batches, selection, num_groups, group, steps or batches.iterations)
-    rounds, copies = drawn.shape
-    if rounds < 8 or copies < 8:
-        raise InputError(f"{rounds} steps with {copies} copies are too few to count; give at least 8 of both")
+    drawn, sizes, outsiders, copies = _draw(samplers, selection, num_groups, group, rounds)
+    if min(drawn.shape) < 8:
+        raise InputError(f"{len(drawn)} steps with {copies} copies are too few to count; give at least 8 of both")
     p = float(probability)
     checks = [
-        certain_check("copies drawn out of turn", strangers == 0, observed=strangers, expected=0),
-        binomial_check("participations", int(drawn.sum()), drawn.size, p),
+        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),
+        binomial_check("participations", int(sizes.sum()), len(sizes) * copies, p),
         *_coincidences(drawn, p),
-        *_extremes("copies", drawn.sum(axis=0), rounds, p),
-        *_extremes("batches", drawn.sum(axis=1), copies, p),
+        *_extremes("copies", drawn.sum(axis=0), len(drawn), p),
+        *_extremes("batches", sizes, copies, p),
     ]
     return checked_law("participation", checks, alpha)
 
@@ -113,74 +105,42 @@ def audit_coin_words(coins: PoissonCoins, *, alpha: float = 1e-3) -> CheckedLaw:
     checks = [
         certain_check("largest probability after any skip", holds, observed=worst, expected=coins.probability),
         certain_check(
-            "copies passed over by the smallest word", extreme, observed=skips[0], expected=len(coins.thresholds)
+            "copies skipped by the smallest word", extreme, observed=skips[0], expected=len(coins.thresholds)
         ),
     ]
     return checked_law("coin words", checks, alpha)
 
 
-def audit_sampler(
-    mechanism: Mechanism,
-    *,
-    run_key: RunKey,
-    alpha: float = 1e-3,
-    parts: AuditedParts | None = None,
-) -> list[CheckedLaw]:
-    """The words of a mechanism's coins, and what its sampler draws from a world of a size that shows it.
-
-    Below a probability of 1 / 50,000 that world has 50,000 copies, and most batches are empty: counts then still tell
-    how often copies are drawn, but hardly whether they are drawn together. A cyclic sampler, which makes its
-    probability of batch size and copies, is counted at 1 / 50,000. The coins' words are those of the claim's
-    probability, whatever it is.
-
-    Guarantees:
-      - Memory stays below 200 MB, however small the probability.   (test_small_probabilities_need_little_memory)
-
-    >>> from coowned import PoissonSampling
-    >>> mechanism = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)
-    >>> [law.holds for law in audit_sampler(mechanism, run_key=RunKey.from_seed(1))]
-    [True, True]
-    """
-    parts = parts or AuditedParts()
-    groups = mechanism.cycle_length
-    user = mechanism.worst_user(None)
-    group, probability = user.group, user.probability
-    words = audit_coin_words(PoissonCoins(probability), alpha=alpha)
-    if probability == 1:
-        return [words]
-    batch_size = max(1, round(probability * _COPIES))
-    copies = min(_MOST_COPIES, max(8, math.floor(batch_size / probability)))
-    graph = AttributionGraph.from_csr(np.arange(copies + 1), np.arange(copies, dtype=np.int32), num_users=copies)
-    selection = Selection.from_copies(graph, np.ones(copies, np.int64))
-    if mechanism.needs_groups:
-        selection = parts.group(graph, selection, group=group)
-        probability = min(1.0, batch_size / copies)  # which is how its sampler makes it
-    steps = _STEPS * groups if groups <= 32 else 32_000 // groups * groups
-    batches = parts.batches(selection, mechanism, batch_size=batch_size, iterations=steps, run_key=run_key)
-    found = audit_participation(
-        batches, selection, probability=probability, alpha=alpha, num_groups=groups, group=group
-    )
-    return [words, found]
-
-
 def _draw(
-    batches: Batches, selection: Selection, num_groups: int, group: int, steps: int
-) -> tuple[npt.NDArray[np.bool_], int]:
-    """(rounds, copies) what took part, of the group in its rounds; and how many took part that should not."""
+    samplers: Iterable[Batches], selection: Selection, num_groups: int, group: int, rounds: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], int, int]:
+    """(rounds, kept copies) what took part; (rounds,) how many did; how many did out of turn or twice; all copies."""
     inside = selection.copies > 0 if selection.groups is None else selection.groups == group
-    column = np.cumsum(inside) - 1
-    mine = range(group, steps, num_groups)
-    drawn, strangers = np.zeros((len(mine), int(inside.sum())), bool), 0
-    for step in range(steps):
-        batch = batches.batch(step)
-        examples = batch.examples[batch.mask]
-        if step % num_groups != group:
-            strangers += int(np.count_nonzero(inside[examples]))
-            continue
-        known = inside[examples]
-        strangers += int(np.count_nonzero(~known)) + len(examples) - len(np.unique(examples))
-        drawn[step // num_groups, column[examples[known]]] = True
-    return drawn, strangers
+    counts = np.where(inside, selection.copies, 0)
+    first = np.cumsum(counts) - counts  # number of an example's first copy among those of the group
+    copies = int(counts.sum())
+    kept = np.full(copies, -1)
+    ends = np.unique(np.r_[: min(copies, _MOST_COPIES // 2), max(0, copies - _MOST_COPIES // 2) : copies])
+    kept[ends] = np.arange(len(ends))
+    drawn, sizes, outsiders = [], [], 0
+    for batches in samplers:
+        for step in range(batches.iterations):
+            batch = batches.batch(step)
+            examples, numbers = batch.examples[batch.mask], batch.copy_numbers[batch.mask]
+            known = inside[examples] if step % num_groups == group else np.zeros(len(examples), bool)
+            outsiders += int(np.count_nonzero(inside[examples] != known))
+            if step % num_groups != group:
+                continue
+            outsiders += int(np.count_nonzero(~known))
+            numbers = first[examples[known]] + numbers[known]
+            outsiders += len(numbers) - len(np.unique(numbers))
+            row = np.zeros(len(ends), bool)
+            row[kept[numbers][kept[numbers] >= 0]] = True
+            drawn.append(row)
+            sizes.append(len(numbers))
+            if len(drawn) == rounds:
+                return np.array(drawn), np.array(sizes), outsiders, copies
+    return np.array(drawn), np.array(sizes), outsiders, copies
 
 
 def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:

@@ -1,60 +1,83 @@
-"""The mechanism audit of a training run: reads its claim, tries to break it, and writes `audit.json`."""
+"""The audit of a training run: reads its claim, drives its plan through the trainer, and writes `audit.json`."""
 
+import contextlib
 import dataclasses
-import json
+import itertools
+import math
 import os
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Iterator
+
+import msgspec
 
 import coowned
-from coowned import validate
+from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
-from coowned.audit.audited_parts import AuditedParts
 from coowned.audit.canaries import CanaryAudit
 from coowned.audit.checks import CheckedLaw
 from coowned.audit.claims import MechanismClaim
-from coowned.audit.mechanism_audit import ALPHA, TRIALS, MechanismAudit, audit_mechanism
-from coowned.audit.noise_law import audit_noise, audit_noise_tail
-from coowned.audit.participation import audit_sampler
-from coowned.audit.release import audit_release
-from coowned.errors import InputError
+from coowned.audit.curve import ALPHA, TRIALS, CurveAudit, audit_curves
+from coowned.audit.driving import audited
+from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.audit.trainer_laws import TrainerLaws
+from coowned.audit.words import audit_key_source, audit_noise_tail
+from coowned.audit.worlds import World
+from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_writable
-from coowned.mechanism.keys import RunKey
-from coowned.training.checkpoint import RunFolder
-from coowned.training.run import AUDIT_FORMAT, Run
+from coowned.mechanism.coins import PoissonCoins
+from coowned.mechanism.keys import Purpose, RunKey
+from coowned.selection.selector import Selection
+from coowned.training.model import Model
+from coowned.training.models.described import model_from_description
+from coowned.training.plan import TrainingPlan
+from coowned.training.run import AuditRecord, Run
 
 NOT_SEEN = (
     "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
-    "at on extreme bit patterns instead. Not audited here: the run's own model, data and attribution."
+    "at on extreme bit patterns instead. Not audited here: the run's own data and attribution."
 )
 LARGEST_SEED = 2**57 - 1  # every test of an audit has a seed of its own, made from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
+_USERS = 64  # worst-case users at least, of whom some may share a coordinate
+_DRAWN = 8  # of their copies at least in an average step, where there are so many
+_STEPS = 16  # of each of the trainings that are compared with one another
+_COMPARED = 20  # such trainings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What was tried on a run's mechanism.
+    """What was tried on a run's plan.
 
     Attributes:
       claim: the run's guarantee, computed anew.
       alpha: probability, at most, of an alarm where the claim holds, all tests together.
       audits_run: how many times this run was audited, this one included; each could be a false alarm.
       curves: the whole-curve audits, of the claim's adjacency first.
-      laws: direct tests of sampler, noise, tails and the compiled step.
+      laws: direct tests of trainer, sampler, noise, tails and keys.
       repeatable: coins and noise of the audit came from a given seed.
+      asked, taken: seconds it was given, and took; and what took so long.
     """
 
     claim: PrivacyGuarantee
     alpha: float
     audits_run: int
-    curves: tuple[MechanismAudit, ...]
+    curves: tuple[CurveAudit, ...]
     laws: tuple[CheckedLaw, ...]
     repeatable: bool
+    asked: float
+    taken: float
+    longest: str
 
     @property
     def holds(self) -> bool:
         return all(curve.holds for curve in self.curves) and all(law.holds for law in self.laws)
+
+    @property
+    def alarms(self) -> list[str]:
+        """The tests that contradict the claim."""
+        broken = [f"{curve.adjacency} curve" for curve in self.curves if not curve.holds]
+        return broken + [law.law for law in self.laws if not law.holds]
 
     @property
     def epsilon_lower_bound(self) -> float:
@@ -70,29 +93,35 @@ class RunAudit:
                 f"{max(curve.trials for curve in self.curves):,} trials found nothing against epsilon "
                 f"{rounded_up(self.claim.epsilon)} ({self.claim.terms()}; {odds})."
             )
-        broken = [f"the {curve.adjacency} curve" for curve in self.curves if not curve.holds]
-        broken += [f"the {law.law} test" for law in self.laws if not law.holds]
-        return f"Broken: {' and '.join(broken)} contradict what is claimed ({odds})."
+        return (
+            f"Broken: {' and '.join(f'the {name} test' for name in self.alarms)} contradict what is claimed ({odds})."
+        )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: the content of `audit.json`."""
-        return {
-            "format": AUDIT_FORMAT,
-            "holds": self.holds,
-            "verdict": self.verdict(),
-            "not_seen": NOT_SEEN,
-            "run_id": self.claim.run_id,
-            "test_run": self.claim.test_run,
-            "claim": {"unit": UNIT} | {name: getattr(self.claim, name) for name in _CLAIM},
-            "mechanism": self.claim.mechanism.to_dict(),
-            "alpha": self.alpha,
-            "audits_run": self.audits_run,
-            "repeatable": self.repeatable,
-            "epsilon_lower_bound": self.epsilon_lower_bound,
-            "curves": [curve.to_dict() for curve in self.curves],
-            "laws": [law.to_dict() for law in self.laws],
-            "version": coowned.__version__,
-        }
+    def overtime(self) -> str:
+        """Why it took longer than asked; empty where it did not."""
+        if self.taken <= 1.1 * self.asked:
+            return ""
+        return f"It took {self.taken:.0f} s, not {self.asked:g}: {self.longest}."
+
+    def to_record(self) -> AuditRecord:
+        """The content of `audit.json`."""
+        return AuditRecord(
+            holds=self.holds,
+            verdict=self.verdict(),
+            not_seen=NOT_SEEN,
+            run_id=self.claim.run_id,
+            test_run=self.claim.test_run,
+            claim={"unit": UNIT} | {name: getattr(self.claim, name) for name in _CLAIM},
+            mechanism=self.claim.mechanism.to_dict(),
+            alpha=self.alpha,
+            audits_run=self.audits_run,
+            repeatable=self.repeatable,
+            epsilon_lower_bound=self.epsilon_lower_bound,
+            curves=[curve.to_dict() for curve in self.curves],
+            laws=[law.to_dict() for law in self.laws],
+            seconds=round(self.taken, 1),
+            version=coowned.__version__,
+        )
 
 
 def audit_run(
@@ -102,15 +131,14 @@ def audit_run(
     trials: int | None = None,
     seconds: float = 60.0,
     seed: int | None = None,
-    parts: AuditedParts | None = None,
 ) -> RunAudit:
-    """Audits the mechanism of a run with fresh keys, and writes RUN/audit.json.
+    """Audits a run: its own plan and model, on made-up data of its shape, with fresh keys. Writes RUN/audit.json.
 
     The run's own key is never used: its noise would serve a second time. The false-alarm probability is shared among
     the tests. Entries that other audits of the run made ("canaries") are kept.
 
     Guarantees:
-      - A guarantee that was changed, or says less than can be proven, is refused.   (test_changed_claim_is_refused)
+      - A folder whose parts do not agree is refused.   (test_changed_claim_is_refused)
       - A run without a guarantee is refused.   (test_run_without_a_guarantee_is_refused)
       - `audit.json` is written whole, broken or not.   (test_audit_of_a_run, test_broken_claim)
 
@@ -118,118 +146,182 @@ def audit_run(
       path: the folder of the run.
       alpha: probability of a false alarm, all tests together.
       trials: of each curve (default: up to 200,000, as many as fit `seconds`).
-      seconds: for both curves together; with `trials` given, time does not count.
+      seconds: for the whole audit; with `trials` given, time does not count.
       seed: makes the audit repeatable, together with `trials`; from 0 to 2^57 - 1. By default keys come from the
         operating system.
-      parts: with one exchanged, to try the audit itself.
     """
-    folder = Path(path)
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     validate.positive_number(seconds=seconds)
     if seed is not None:
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
-    made = read_claim(folder)
-    check_writable(folder)  # before the work
-    keys = _Keys(seed)
-    parts = parts or AuditedParts()
-    mechanism = made.mechanism
-    # Two curves, noise and participation share it; the other tests are certain.
-    share = alpha / (3 if mechanism.needs_schedule else 4)
-    laws = []
-    if not mechanism.needs_schedule:
-        laws += audit_sampler(mechanism, run_key=keys.next(), alpha=share, parts=parts)
-    claim = MechanismClaim(mechanism=mechanism, noise_multiplier=made.noise_multiplier, adjacency=made.adjacency)
-    laws.append(
-        audit_noise(
-            keys.next(),
-            coefficients=claim.coefficients,
-            iterations=min(claim.iterations, 1000),
-            trials=1024,
-            alpha=share,
-            parts=parts,
-        )
+    run = Run.open(path)
+    plan = plan_of(run)
+    check_writable(run.path)  # before the work
+    found = audit_plan(
+        plan, model_from_description(run.record.model), alpha=alpha, trials=trials, seconds=seconds, seed=seed
     )
-    laws.append(audit_noise_tail(alpha=share, parts=parts))
-    laws.append(
-        audit_release(
-            noise_multiplier=made.noise_multiplier,
-            copies=min(made.contribution_bound, 100),
-            batch_size=mechanism.batch_size or 1,
-            parts=parts,
-            alpha=share,
-        )
-    )
-    curves = tuple(
-        audit_mechanism(
-            mechanism,
-            noise_multiplier=made.noise_multiplier,
-            adjacency=adjacency,
-            run_key=keys.next(),
+    earlier = _earlier(run)
+    found = dataclasses.replace(found, audits_run=1 + earlier.audits_run)
+    run.write_audit(msgspec.structs.replace(found.to_record(), canaries=earlier.canaries))
+    return found
+
+
+def audit_plan(
+    plan: TrainingPlan,
+    model: Model,
+    *,
+    alpha: float = ALPHA,
+    trials: int | None = None,
+    seconds: float = 60.0,
+    seed: int | None = None,
+) -> RunAudit:
+    """Audits a plan before or after it has run; see `audit_run`.
+
+    Guarantees:
+      - An honest trainer is accused with probability at most alpha.   (test_honest_plans_pass_twenty_seeds)
+      - Each of the planted bugs is caught.   (test_planted_bugs_are_caught)
+    """
+    if plan.guarantee is None:
+        raise InputError("the plan has no guarantee: there is no claim to audit; train with privacy")
+    asked = seconds if trials is None else math.inf
+    clock, keys = _Clock(asked), _keys(seed)
+    claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
+    drawn = claim.copies * claim.probability  # copies of one user in a step, on average
+    world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
+    laws = TrainerLaws(plan=plan, model=model, world=world, seconds=asked)
+    share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
+    found = [] if seed is not None else [audit_key_source(alpha=share)]
+    found.append(audit_noise_tail())
+    with clock("drawing batches"):
+        found += _sampler_laws(plan, claim, world, keys, share)
+    with clock("compiling and training without gradients"):
+        found.append(laws.noise(next(keys), alpha=share))
+    with clock("comparing trainings with one another"):
+        steps = min(_STEPS, plan.iterations)
+        if math.isfinite(asked):
+            steps = max(1, min(steps, int(0.2 * asked / (_COMPARED * laws.step_seconds(next(keys))))))
+        found += [laws.gradient(next(keys)), laws.contributions(next(keys), steps=steps)]
+        if model.on_host:  # linear models, which can be swept
+            found.append(laws.sweep(next(keys), steps=steps, alpha=share))
+    with clock("training worst-case users side by side"):
+        curves, beside = audit_curves(
+            plan,
+            keys.__next__,
+            adjacencies=(claim.adjacency, OTHER_ADJACENCY[claim.adjacency]),
             alpha=share,
             trials=TRIALS if trials is None else trials,
-            seconds=seconds / 2 if trials is None else None,
-            parts=parts,
+            seconds=clock.left(),
         )
-        for adjacency in (made.adjacency, OTHER_ADJACENCY[made.adjacency])
-    )
-    earlier = _earlier(folder)
-    audit = RunAudit(
-        claim=made,
+    return RunAudit(
+        claim=plan.guarantee,
         alpha=alpha,
-        audits_run=1 + _audits_run(earlier),
+        audits_run=1,
         curves=curves,
-        laws=tuple(laws),
+        laws=(*found, beside),
         repeatable=seed is not None and trials is not None,
+        asked=asked,
+        taken=clock.taken(),
+        longest=clock.longest(),
     )
-    content = {name: value for name, value in earlier.items() if name == "canaries"} | audit.to_dict()
-    mode = 0o600 if "canaries" in content else 0o644  # what canaries found was learned from the data
-    RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=mode)
-    return audit
 
 
-def store_canaries(path: str | os.PathLike[str], found: CanaryAudit) -> None:
-    """Puts an audit with canaries into RUN/audit.json, beside that of the mechanism if there is one.
+def plan_of(run: Run) -> TrainingPlan:
+    """The plan of a finished run, with a key of its own and a made-up S of the same shape.
+
+    Guarantees:
+      - It is the plan that run.json describes, but for its S, or is refused.   (test_another_plan_is_refused)
+    """
+    if run.guarantee is None:
+        raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
+    described = run.record.plan
+    claim = MechanismClaim(
+        mechanism=run.mechanism,
+        noise_multiplier=run.guarantee.noise_multiplier,
+        adjacency=run.guarantee.adjacency,
+    )
+    optimizer, learning_rate = described["optimizer"]
+    plan = TrainingPlan(
+        certificate=run.certificate,
+        selected=World.like(run.certificate, claim, users=1).selected,
+        mechanism=run.mechanism,
+        guarantee=run.guarantee,
+        clip_norm=described["clip_norm"],
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        run_key=RunKey.from_seed(0) if run.guarantee.test_run else RunKey.from_operating_system(),
+    )
+    if codec.to_plain(plan.describe()) != described:
+        raise CertificateMismatchError(
+            f"{run.path}: run.json describes another plan than its guarantee makes; restore the run's own files"
+        )
+    return plan
+
+
+def store_canaries(run: Run, found: CanaryAudit) -> None:
+    """Puts an audit with canaries into RUN/audit.json, beside that of the plan if there is one.
 
     Guarantees:
       - What else is in the file stays.   (test_canaries_are_kept_beside_the_mechanism)
     """
-    folder = Path(path)
-    read_claim(folder)
-    content = {"format": AUDIT_FORMAT} | _earlier(folder) | {"canaries": found.to_dict()}
-    RunFolder(folder).write("audit.json", (json.dumps(content, indent=2) + "\n").encode(), mode=0o600)
+    run.write_audit(msgspec.structs.replace(_earlier(run), canaries=found.to_dict()))
 
 
-def read_claim(folder: Path) -> PrivacyGuarantee:
-    """The guarantee of a run, computed anew; refused where the parts of the folder do not agree."""
-    guarantee = Run.open(folder).guarantee
-    if guarantee is None:
-        raise InputError(f"{folder}: the run has no guarantee: there is no claim to audit; train with privacy")
-    return guarantee
+def _sampler_laws(
+    plan: TrainingPlan, claim: MechanismClaim, world: World, keys: Iterator[RunKey], alpha: float
+) -> list[CheckedLaw]:
+    if not isinstance(world.selected, Selection):  # a schedule has no coins
+        return []
+    words = audit_coin_words(PoissonCoins(claim.probability))
+    if claim.probability == 1:
+        return [words]
+    samplers = (audited(plan, world.selected, key).batches() for key in keys)
+    counted = audit_participation(
+        samplers,
+        world.selected,
+        probability=claim.probability,
+        alpha=alpha,
+        num_groups=plan.mechanism.cycle_length,
+        group=claim.group,
+    )
+    return [words, counted]
 
 
-class _Keys:
-    """A key of its own for each test."""
-
-    def __init__(self, seed: int | None):
-        self._seed, self._number = seed, 0
-
-    def next(self) -> RunKey:
-        self._number += 1
-        if self._seed is None:
-            return RunKey.from_operating_system()
-        return RunKey.from_seed(self._seed * 64 + self._number)
+def _keys(seed: int | None) -> Iterator[RunKey]:
+    """Keys of the audit's own."""
+    while seed is None:
+        yield RunKey.from_operating_system()
+    for number in itertools.count():
+        yield RunKey(RunKey.from_seed(seed).derive(Purpose.CANARIES, step=number).tobytes())
 
 
-def _audits_run(earlier: dict[str, Any]) -> int:
-    """How many audits a file counts; what is not a number of audits counts as none."""
-    count = earlier.get("audits_run")
-    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else 0
+class _Clock:
+    """How long the parts of an audit took."""
+
+    def __init__(self, seconds: float):
+        self._seconds, self._started, self._parts = seconds, time.monotonic(), {}
+
+    def __call__(self, what: str) -> "_Clock":
+        self._what, self._began = what, time.monotonic()
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._parts[self._what] = time.monotonic() - self._began
+
+    def taken(self) -> float:
+        return time.monotonic() - self._started
+
+    def left(self) -> float:
+        return max(0.0, self._seconds - self.taken())
+
+    def longest(self) -> str:
+        parts = sorted(self._parts.items(), key=lambda part: -part[1])
+        return ", ".join(f"{what} took {seconds:.0f} s" for what, seconds in parts[:2])
 
 
-def _earlier(folder: Path) -> dict[str, Any]:
+def _earlier(run: Run) -> AuditRecord:
     """What an earlier audit left; anything else that is there is replaced."""
-    try:
-        stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return stored if isinstance(stored, dict) and stored.get("format") == AUDIT_FORMAT else {}
+    with contextlib.suppress(InputError):
+        return run.audit() or AuditRecord()
+    return AuditRecord()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coowned import validate
+from coowned import codec, validate
 from coowned.cli import show
 from coowned.cli.options import Json, RunFolder
 from coowned.errors import CertificateMismatchError, InputError
@@ -22,7 +22,7 @@ def run(
     trials: Annotated[
         int | None, typer.Option(metavar="N", help="Trials of each curve (default: up to 200,000 in --seconds).")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for the curves, if --trials is not given.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="For all of it, where --trials is not given.")] = 60.0,
     seed: Annotated[
         int | None, typer.Option(help="With --trials: makes the audit repeatable (default: fresh keys).")
     ] = None,
@@ -33,10 +33,11 @@ def run(
     canary_users: Annotated[int, typer.Option(metavar="N", help="Number of canary users, with --canaries.")] = 200,
     json: Json = False,
 ) -> None:
-    """Tries to break the claim of a run's mechanism; exit code 1 where it breaks.
+    """Tries to break the claim of a run; exit code 1 where it breaks.
 
-    Drives the real sampler, clipper and noise with worst-case users and compares the whole curve of epsilon and delta
-    with the claim. Keys are the audit's own: nothing of the run's secret key or data is used. Writes RUN/audit.json.
+    Trains the run's own plan many times on made-up data with worst-case users, and compares what is released with the
+    claim: its noise, what one copy adds, and the whole curve of epsilon and delta. Keys are the audit's own: nothing of
+    the run's secret key or data is used. Writes RUN/audit.json.
 
     With --canaries it also trains once more on the data, with users who do not exist, each in or out by a fair coin,
     and says what the model gives away about them. That is learned from the data: the guarantee does not cover it.
@@ -63,7 +64,7 @@ def run(
         found = audit_run(folder, alpha=alpha, trials=trials, seconds=seconds, seed=seed)
     known = None if config is None else _with_canaries(folder, config, canary_users, alpha, seed)
     if json:
-        show.as_json(found.to_dict() | ({} if known is None else {"canaries": known.to_dict()}))
+        show.as_json(codec.to_plain(found.to_record()) | {"canaries": None if known is None else known.to_dict()})
     else:
         _show(found, folder)
         if known is not None:
@@ -110,7 +111,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
             if best is None or figure.measured_delta > best.measured_delta:
                 nearest[figure.epsilon] = figure
         show.table(
-            f"{curve.adjacency}, {curve.trials:,} trials",
+            f"{curve.adjacency}, {curve.trials:,} trials of {curve.iterations:,} steps",
             ("epsilon", "delta claimed", "delta measured, at least", ""),
             [
                 (f"{e:.3f}", f"{f.delta:.5f}", f"{max(0.0, f.measured_delta):.5f}", "ALARM" if f.alarm else "")
@@ -136,4 +137,6 @@ def _show(found: "RunAudit", folder: Path) -> None:
     if claim.test_run:
         show.line("The run's key came from a given seed: it promises nothing, whatever its mechanism is worth.")
     show.line(found.verdict())
+    if found.overtime():
+        show.line(found.overtime())
     show.line(NOT_SEEN)

@@ -267,11 +267,11 @@ def _axis_label(run: Run) -> str:
     return rounded_up(run.claim.epsilon) + ("" if simulated is None else f" (simulated {rounded_up(simulated)})")
 
 
-def audit(run: Run, found: dict[str, Any], *, canaries: bool) -> Figure | None:
-    """The measured lower bound beside the claim; None where the audit states none, or there is no claim."""
-    measured = found.get("epsilon_lower_bound")
-    if not run.claims or not isinstance(measured, int | float) or not math.isfinite(measured):
+def audit(run: Run, measured: float | None, *, verdict: str | None = None) -> Figure | None:
+    """The measured lower bound beside the claim; without a verdict, that of canaries. None where there is none."""
+    if not run.claims or measured is None:
         return None
+    canaries = verdict is None
     proven = run.claim.epsilon
     rows = [
         {"what": "measured: at least", "epsilon": float(measured), "text": shown(float(measured))},
@@ -282,7 +282,6 @@ def audit(run: Run, found: dict[str, Any], *, canaries: bool) -> Figure | None:
         if canaries
         else "Many runs of the mechanism with keys and users of the audit’s own, the worst that the claim allows."
     )
-    verdict = str(found.get("verdict", "")).strip()
     return Figure.drawn(
         charts.horizontal_bars,
         name="audit-canaries" if canaries else "audit",
@@ -291,7 +290,7 @@ def audit(run: Run, found: dict[str, Any], *, canaries: bool) -> Figure | None:
         columns=(("what", "which"), ("text", "epsilon")),
         rows=rows,
         reading=f"{how} A measured value above the proven one would show a fault; one below proves nothing by itself. "
-        f"{verdict} Claimed: {run.headline}.".replace("  ", " "),
+        f"{verdict or ''} Claimed: {run.headline}.".replace("  ", " "),
         x="epsilon",
         y="what",
         title_x="epsilon",

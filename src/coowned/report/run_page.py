@@ -219,10 +219,12 @@ def _utility(run: Run, also: Sequence[Run]) -> list[Figure]:
 
 def _audits(run: Run, *, release: bool) -> list[Figure]:
     """Of the mechanism, which used keys and users of its own; and with canaries, which learned from the data."""
-    found = run.audit() or {}
-    audits = [run_figures.audit(run, found, canaries=False)]
-    if not release and isinstance(found.get("canaries"), dict):
-        audits.append(run_figures.audit(run, found["canaries"], canaries=True))
+    found = run.audit()
+    if found is None:
+        return []
+    audits = [run_figures.audit(run, found.epsilon_lower_bound, verdict=found.verdict)]
+    if not release and found.canaries is not None:
+        audits.append(run_figures.audit(run, found.canaries.get("epsilon_lower_bound")))
     return [figure for figure in audits if figure is not None]
 
 

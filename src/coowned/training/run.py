@@ -23,7 +23,7 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy.typing as npt
@@ -35,6 +35,7 @@ from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
+from coowned.files import write_file
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_from_dict
 from coowned.selection.selection_files import read_selection
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
-AUDIT_FORMAT = "coowned-audit-1"
 NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
 
@@ -94,6 +94,33 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         return codec.encode_json(self, indent=2).encode()
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of audit.json; entries of the plan's audit are empty where there was only one with canaries.
+
+    Attributes:
+      audits_run: how often the plan was audited.
+      canaries: what a training with canary users proved; None where there was none.
+    """
+
+    format: Literal["coowned-audit-2"] = "coowned-audit-2"
+    audits_run: Annotated[int, msgspec.Meta(ge=0)] = 0
+    holds: bool | None = None
+    verdict: str = ""
+    not_seen: str = ""
+    run_id: str = ""
+    test_run: bool = False
+    claim: dict[str, Any] = {}
+    mechanism: dict[str, Any] = {}
+    alpha: float | None = None
+    repeatable: bool = False
+    epsilon_lower_bound: float | None = None
+    curves: list[dict[str, Any]] = []
+    laws: list[dict[str, Any]] = []
+    seconds: float | None = None
+    version: str = ""
+    canaries: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,22 +259,19 @@ class Run:
 
         return load(_checked(self.path, self.record, "model.safetensors"))
 
-    @property
-    def audit_path(self) -> Path:
-        """Where an audit of this run is written."""
-        return self.path / "audit.json"
-
-    def audit(self) -> dict[str, Any] | None:
+    def audit(self) -> AuditRecord | None:
         """What audits have found; None before the first."""
+        file = self.path / "audit.json"
         try:
-            stored = json.loads(self.audit_path.read_text(encoding="utf-8"))
+            content = file.read_bytes()
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise InputError(f"{self.audit_path}: not JSON ({error}); audit again or remove it") from None
-        if not isinstance(stored, dict) or stored.get("format") != AUDIT_FORMAT:
-            raise InputError(f"{self.audit_path}: not of the format {AUDIT_FORMAT!r}; audit again or remove it")
-        return stored
+        return codec.decode_json(AuditRecord, content, name=str(file), remedy="audit again or remove it")
+
+    def write_audit(self, found: AuditRecord) -> None:
+        """Writes audit.json; what canaries found was learned from the data, and is readable by its owner alone."""
+        content = codec.encode_json(found, indent=2).encode() + b"\n"
+        write_file(self.path / "audit.json", content, mode=0o600 if found.canaries else 0o644)
 
 
 def claim_terms(

@@ -1,0 +1,328 @@
+"""The whole-curve audit: is P(A) - exp(epsilon) Q(A) anywhere above the delta that is claimed?
+
+Trials come from the trainer itself: worst-case users side by side, each with a coordinate of the model of their own,
+through the run's own plan with fresh keys. A is an event of what is released at a user's coordinate, chosen on one half
+of the trials; on the other half the rates of A with the user (P) and without (Q) are bounded by Clopper-Pearson, each
+at alpha / (2 m), m the number of (epsilon, direction, user)s tried. An alarm where the claim holds needs one of the
+2 m bounds to fail: its probability is at most alpha.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.audit.checks import CheckedLaw, checked_law, lower_bound, upper_bound
+from coowned.audit.claims import USERS, MechanismClaim
+from coowned.audit.driving import audited, drive
+from coowned.audit.trainer_laws import too_small, whiten
+from coowned.audit.worlds import BLANK, IN, OPPOSITE, LogisticContent, World, WorldData
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import Mechanism
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.plan import TrainingPlan
+
+ALPHA = 1e-3
+TRIALS = 200_000
+NUM_EPSILONS = 9
+DIRECTIONS = ("in", "out")
+_CANDIDATES = 400  # thresholds among which the best is taken
+_MOST_USERS = 1024  # side by side in one training
+_BATCH_NUMBERS = 2**21  # features in a batch
+_KEPT_NUMBERS = 2**23  # users times steps that are kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One event: what was claimed of it and what was measured.
+
+    Attributes:
+      epsilon, delta: the point of the claimed curve.
+      direction: "in", the event is likelier with the user; "out", without (or with the opposite gradients).
+      user: kind of worst-case user.
+      threshold: the event is that the log ratio of the claim is above it ("out": below).
+      rate, other_rate: Clopper-Pearson bounds, from below of the likelier side and from above of the other.
+    """
+
+    epsilon: float
+    delta: float
+    direction: str
+    user: str
+    threshold: float
+    rate: float
+    other_rate: float
+
+    @property
+    def measured_delta(self) -> float:
+        """delta is at least this at epsilon, unless a bound failed."""
+        return self.rate - math.exp(self.epsilon) * self.other_rate
+
+    @property
+    def alarm(self) -> bool:
+        return self.measured_delta > self.delta
+
+    def epsilon_at(self, delta: float) -> float:
+        """epsilon is at least this at delta, unless a bound failed; 0 where nothing can be said."""
+        if self.rate <= delta:
+            return 0.0
+        return max(0.0, math.log((self.rate - delta) / self.other_rate))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CurveAudit:
+    """What the trials of one adjacency found.
+
+    Attributes:
+      figures: one a (epsilon, direction, user).
+      alpha: probability of an alarm, at most, where the claim holds.
+      trials: of each side; half of them chose the events.
+      iterations: steps of each trial; fewer than the run's where those would have taken too long.
+    """
+
+    mechanism: Mechanism
+    noise_multiplier: float
+    adjacency: str
+    alpha: float
+    trials: int
+    iterations: int
+    figures: tuple[Figure, ...]
+
+    @property
+    def holds(self) -> bool:
+        """False where the claim broke."""
+        return not any(figure.alarm for figure in self.figures)
+
+    @property
+    def worst(self) -> Figure:
+        """The figure that is nearest to an alarm, or furthest beyond it."""
+        return max(self.figures, key=lambda figure: figure.measured_delta - figure.delta)
+
+    @property
+    def resolution(self) -> float:
+        """About the smallest delta that could have been contradicted: even what was never seen may be this likely."""
+        return float(upper_bound(0, self.trials // 2, self.alpha / (2 * len(self.figures))))
+
+    def epsilon_lower_bound(self, delta: float) -> float:
+        """With probability at least 1 - alpha the true epsilon at delta is not below this."""
+        return max(figure.epsilon_at(delta) for figure in self.figures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        figures = [
+            dataclasses.asdict(figure) | {"measured_delta": figure.measured_delta, "alarm": figure.alarm}
+            for figure in self.figures
+        ]
+        return {
+            "adjacency": self.adjacency,
+            "holds": self.holds,
+            "alpha": self.alpha,
+            "trials": self.trials,
+            "iterations": self.iterations,
+            "resolution": self.resolution,
+            "noise_multiplier": self.noise_multiplier,
+            "mechanism": self.mechanism.to_dict(),
+            "figures": figures,
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores:
+    """Log ratios of the claim for each kind of user: (trials,) with them, and (trials,) without or with the opposite.
+
+    Both sides share coins and noise; a test may use what each side does alone, never their difference.
+    """
+
+    present: dict[str, npt.NDArray[np.float64]]
+    absent: dict[str, npt.NDArray[np.float64]]
+
+    @property
+    def trials(self) -> int:
+        return len(self.present[USERS[0]])
+
+
+def audit_curves(
+    plan: TrainingPlan,
+    next_key: Callable[[], RunKey],
+    *,
+    adjacencies: tuple[str, ...],
+    alpha: float = ALPHA,
+    trials: int = TRIALS,
+    seconds: float = math.inf,
+) -> tuple[tuple[CurveAudit, ...], CheckedLaw]:
+    """Tries to contradict the whole claimed curve of a plan, by many trainings of worst-case users.
+
+    Beside the curves it gives a test of the size of the noise in all these trainings.
+
+    Two worst-case users are tried, whose every copy has a gradient far longer than the clip norm: always along their
+    coordinate, and along it and against it in turn. The statistic is the likelihood ratio of the claim, so that it
+    needs no idea of a fault.
+
+    Guarantees:
+      - The probability of an alarm is at most alpha for each adjacency where the claim holds.
+        (test_false_alarms_are_accounted_for, test_honest_plans_pass)
+      - Each of the planted bugs is caught.   (test_planted_bugs_are_caught, test_honest_plans_pass_twenty_seeds)
+    What it is not: able to see deltas below `resolution`, about 1e-4; tails of noise and coins are tested on extreme
+    bit patterns (`coowned.audit.words`). It trains a logistic regression with a coordinate a user, whatever the run's
+    model is; that model is driven by `coowned.audit.trainer_laws`.
+
+    Args:
+      plan: the run's; neither its key nor its S is used.
+      next_key: gives a fresh key of the audit's own.
+      adjacencies: to audit.
+      alpha: probability of a false alarm, of each adjacency.
+      trials: of each side, at most.
+      seconds: stop earlier, after at least one training; where even that would take longer, a plan with independent
+        noise is audited on its first steps alone, against the curve of a run of so many.
+
+    References: Jagielski et al. (2020), https://arxiv.org/abs/2006.07709; Nasr et al. (2023),
+      https://arxiv.org/abs/2302.07956
+    """
+    validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
+    validate.integer(at_least=1000, trials=trials)
+    side = _SideBySide(plan)
+    mechanism = side.shortened(next_key(), seconds)
+    claims = [dataclasses.replace(MechanismClaim.of(plan, name), mechanism=mechanism) for name in adjacencies]
+    scores = side.scores(claims, next_key, trials=trials, seconds=seconds)
+    curves = tuple(
+        CurveAudit(
+            mechanism=mechanism,
+            noise_multiplier=plan.noise_multiplier,
+            adjacency=claim.adjacency,
+            alpha=alpha,
+            trials=found.trials,
+            iterations=mechanism.iterations,
+            figures=judge(claim, found, alpha=alpha),
+        )
+        for claim, found in zip(claims, scores, strict=True)
+    )
+    size = too_small("mean square", side.squares, side.normals)
+    return curves, checked_law("noise of all trials", [size], alpha)
+
+
+class _SideBySide:
+    """Worst-case users side by side in a world of the plan's shape."""
+
+    def __init__(self, plan: TrainingPlan):
+        room = min(_MOST_USERS, _BATCH_NUMBERS // plan.batch_size, _KEPT_NUMBERS // plan.iterations)
+        self._plan, self._world = (
+            plan,
+            World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=max(16, room)),
+        )
+        self._content = LogisticContent(self._world.users + 1)
+        self._model = LogisticRegression(num_features=self._content.num_features)
+        self.squares, self.normals = 0.0, 0  # sum and number of squares of noise
+        self._data = {
+            held: WorldData(world=self._world, content=self._content, held=held).in_memory()
+            for held in (IN, BLANK, OPPOSITE)
+        }
+
+    def shortened(self, run_key: RunKey, seconds: float) -> Mechanism:
+        """The mechanism, of fewer steps where two portions of trials would take longer."""
+        mechanism = self._plan.mechanism
+        if math.isinf(seconds) or self._plan.strategy is not None:
+            return mechanism
+        self._released(run_key, IN, 4)  # compiles
+        started = time.monotonic()
+        self._released(run_key, IN, 16)
+        step = (time.monotonic() - started) / min(16, mechanism.iterations)
+        fits = int(seconds / (2 * 3 * step))
+        return mechanism if fits >= mechanism.iterations else mechanism.after(max(8, fits))
+
+    def scores(
+        self, claims: list[MechanismClaim], next_key: Callable[[], RunKey], *, trials: int, seconds: float
+    ) -> list[Scores]:
+        """So many trials for every claim, or as many (at least one training's) as fit the time."""
+        ends = time.monotonic() + seconds
+        found: list[list[Scores]] = [[] for _ in claims]
+        done = 0
+        while not done or (done < trials and time.monotonic() < ends):
+            key, steps = next_key(), claims[0].iterations
+            released = {held: self._released(key, held, steps) for held in (IN, BLANK, OPPOSITE)}
+            white = whiten(released[BLANK], self._plan)
+            self.squares, self.normals = self.squares + float((white**2).sum()), self.normals + white.size
+            for claim, own in zip(claims, found, strict=True):
+                own.append(_scores(claim, released))
+            done += self._world.users
+        return [_joined(own, trials) for own in found]
+
+    def _released(self, run_key: RunKey, held: int, steps: int) -> npt.NDArray[np.float64]:
+        """(steps, users) what is released at each user's coordinate."""
+        plan = audited(self._plan, self._world.selected, run_key)
+        released = drive([plan], self._model, self._data[held], steps=min(steps, plan.iterations))
+        return released[self._content.tensor][:, : self._world.users]
+
+
+def _scores(claim: MechanismClaim, released: dict[int, npt.NDArray[np.float64]]) -> Scores:
+    present, absent = {}, {}
+    for user in USERS:
+        up = claim.signs(user)[:, None] > 0
+        present[user] = claim.log_ratio(np.where(up, released[IN], released[OPPOSITE]), user)
+        without = released[BLANK] if claim.adjacency == "zero-out" else np.where(up, released[OPPOSITE], released[IN])
+        absent[user] = claim.log_ratio(without, user)
+    return Scores(present, absent)
+
+
+def _joined(parts: list[Scores], trials: int) -> Scores:
+    return Scores(
+        *(
+            {user: np.concatenate([getattr(part, side)[user] for part in parts])[:trials] for user in USERS}
+            for side in ("present", "absent")
+        )
+    )
+
+
+def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Figure, ...]:
+    """Chooses events on the first half of the trials and measures them on the second."""
+    half = scores.trials // 2
+    epsilons = _epsilons(claim, half)
+    deltas = claim.deltas(epsilons)
+    level = alpha / (2 * len(epsilons) * len(DIRECTIONS) * len(USERS))
+    figures = []
+    for user in USERS:
+        for direction in DIRECTIONS:
+            likelier, other = scores.present[user], scores.absent[user]
+            if direction == "out":
+                likelier, other = -other, -likelier
+            thresholds, rates, other_rates = _candidates(likelier[:half], other[:half], epsilons, level)
+            for epsilon, delta in zip(epsilons.tolist(), deltas.tolist(), strict=True):
+                threshold = thresholds[np.argmax(rates - math.exp(epsilon) * other_rates)]
+                tested = len(likelier) - half
+                figures.append(
+                    Figure(
+                        epsilon=epsilon,
+                        delta=delta,
+                        direction=direction,
+                        user=user,
+                        threshold=float(threshold if direction == "in" else -threshold),
+                        rate=float(lower_bound(np.count_nonzero(likelier[half:] > threshold), tested, level)),
+                        other_rate=float(upper_bound(np.count_nonzero(other[half:] > threshold), tested, level)),
+                    )
+                )
+    return tuple(figures)
+
+
+def _epsilons(claim: MechanismClaim, trials: int) -> npt.NDArray[np.float64]:
+    """From 0 to where the claimed delta is too small to be contradicted by so many trials."""
+    smallest_delta = max(1e-4, 100 / trials)
+    largest = min(claim.epsilon_at(min(smallest_delta, 0.5)), math.log(trials / 20))
+    return np.linspace(0.0, max(largest, 1e-3), NUM_EPSILONS)
+
+
+def _candidates(
+    likelier: npt.NDArray[np.float64], other: npt.NDArray[np.float64], epsilons: npt.NDArray[np.float64], level: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(candidates,) thresholds, and the bounds that either side's rate would have at each."""
+    likelier, other = np.sort(likelier), np.sort(other)
+    even = np.linspace(0, 1, _CANDIDATES // 4)
+    rare = np.geomspace(1 / len(other), 1, _CANDIDATES // 4)
+    quantiles = np.concatenate([even, 1 - rare])
+    # The best threshold under the claim is epsilon itself.
+    thresholds = np.unique(np.concatenate([np.quantile(likelier, quantiles), np.quantile(other, quantiles), epsilons]))
+    above = [len(side) - np.searchsorted(side, thresholds, side="right") for side in (likelier, other)]
+    rates = lower_bound(above[0], len(likelier), level)
+    return thresholds, rates, upper_bound(above[1], len(other), level)

@@ -1,0 +1,282 @@
+"""What the trainer must do for any plan, tested on what it releases: full noise everywhere, one clip norm a copy.
+
+Two trainings with the same fresh key share coins and noise, so that their difference is what users added, without any
+noise: whether a copy adds more than a clip norm, or changes what others add, is seen exactly.
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import chi2, norm
+
+from coowned.audit import worlds
+from coowned.audit.checks import Check, CheckedLaw, any_of, binomial_check, certain_check, checked_law
+from coowned.audit.driving import Released, audited, drive
+from coowned.audit.worlds import BLANK, HUGE, IN, INFINITE, NOT_A_NUMBER, OPPOSITE, QUIET, SIGNS, World, WorldData
+from coowned.mechanism.keys import RunKey
+from coowned.training.model import Model
+from coowned.training.plan import TrainingPlan
+
+_LIMITS = (1.0, 2.0, 3.0)
+_LONGEST_LAG = 64
+_MOST_STEPS = 1000
+_MOST_NUMBERS = 2**24  # steps times parameters that are kept of one training
+_TOLERANCE = 1e-4  # of a clip norm
+_SHORT = 0.01  # of a clip norm: a gradient may be rounded down, but a user who adds less is not the worst case
+_FAR = 0.02  # clip norms that two ways to compute a gradient in float32 may differ by
+_CLIP_NORMS = (1.0, 0.5, 0.25)  # of the members of a sweep, times the run's
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TrainerLaws:
+    """The tests of one plan and model.
+
+    Args:
+      plan: of the run; its key and S are not used, only their shape.
+      model: that was trained.
+      world: with its worst-case users.
+      seconds: about how long all of them may take.
+    """
+
+    plan: TrainingPlan
+    model: Model
+    world: World
+    seconds: float = math.inf
+
+    def noise(self, run_key: RunKey, *, alpha: float) -> CheckedLaw:
+        """Trains without any gradient, stopping and resuming once: what is released must be noise of the claimed law.
+
+        Undone by the strategy, it must be independent normals at least as large as claimed, at every coordinate of
+        every tensor.
+
+        Guarantees:
+          - The probability of an alarm is at most alpha where it is.   (test_honest_trainers_pass)
+          - Noise that is too small, at one coordinate alone too, repeated on resumption, or shared by two tensors is
+            caught.   (test_planted_bugs_are_caught)
+        """
+        steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // self._num_parameters))
+        resumed = min(16, steps // 2)
+        released = self._drive([self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, share=0.3)
+        checks = noise_checks(released, self.plan, resumed=resumed)
+        return checked_law("noise", checks, alpha)
+
+    def contributions(self, run_key: RunKey, *, steps: int) -> CheckedLaw:
+        """Trains with users whose examples hold gradients of full length, their opposite, or what is not finite.
+
+        Against users who hold nothing, with the same coins and noise: each copy that the plan's batches draw may add
+        one clip norm along its own coordinate, and nothing elsewhere, in a quiet crowd and in one of full gradients.
+
+        Guarantees:
+          - A clip that lets more through, a division by what was drawn, other batches than the plan's, and a copy that
+            changes what others add are caught, without chance.   (test_planted_bugs_are_caught)
+        """
+        plan = self._plan(run_key)
+        drawn = self._drawn(plan, steps)
+        checks = []
+        # A crowd that adds thousands of clip norms leaves few digits for what one copy adds.
+        for crowd, name, some in ((QUIET, "a quiet crowd", steps), (IN, "a crowd of full gradients", min(2, steps))):
+            empty = self._drive([plan], BLANK, crowd, steps=some)
+            for held, what in _CONTENTS.items():
+                full = self._drive([plan], held, crowd, steps=some, resume_at=some // 2 if held == IN else None)
+                checks += self._compare(empty, full, drawn, held, f"{what}, in {name}")
+        return checked_law("contributions", checks, 0.5)  # certain
+
+    def sweep(self, run_key: RunKey, *, steps: int, alpha: float) -> CheckedLaw:
+        """Trains members with several clip norms at once: each must have its own clip norm and its own noise.
+
+        Guarantees:
+          - A clip norm or noise of another member is caught.   (test_planted_bugs_are_caught)
+        """
+        own = self._plan(run_key)
+        assert own.clip_norm is not None
+        members = [
+            dataclasses.replace(own, clip_norm=share * own.clip_norm, configuration=f"{share}") for share in _CLIP_NORMS
+        ]
+        plans = [audited(plan, plan.selected, plan.run_key) for plan in members]
+        drawn = self._drawn(plans[0], steps)
+        empty, full = (self._drive(plans, held, QUIET, steps=steps) for held in (BLANK, IN))
+        checks = []
+        for number, share in enumerate(_CLIP_NORMS):
+            mine = [{name: rows[:, number] for name, rows in released.items()} for released in (empty, full)]
+            checks += self._compare(mine[0], mine[1], drawn, IN, f"member with {share:g} of the clip norm")
+            own = noise_checks(mine[0], self.plan)
+            checks += [dataclasses.replace(check, name=f"{check.name}, {share:g} of the clip norm") for check in own]
+        for one, other in itertools.combinations(range(len(plans)), 2):
+            pairs = [_same_sign(rows[:, one], rows[:, other]) for rows in self._white(empty).values()]
+            checks.append(any_of(f"same sign for members {one} and {other}", pairs))
+        return checked_law("sweep", checks, alpha)
+
+    def gradient(self, run_key: RunKey) -> CheckedLaw:
+        """One step from the model's own start with one ordinary example, against the gradient that JAX gives for it.
+
+        Guarantees:
+          - What the model's own clipper adds is its gradient, one clip norm long.   (test_honest_trainers_pass)
+        """
+        import jax
+
+        plan = audited(self.plan, self.world.selected, run_key, change=1.0)
+        content, start = worlds.content_for(self.model), self.model.initial()
+        batch = plan.batches().batch(0)
+        drawn = batch.examples[batch.mask]
+        if not len(drawn):
+            return self.gradient(RunKey(run_key.secret[::-1]))
+        released = [
+            drive(
+                [plan],
+                self.model,
+                WorldData(world=self.world, content=content, held=BLANK, one=int(one)),
+                steps=1,
+                start_from=start,
+            )
+            for one in (-1, drawn[0])
+        ]
+        row = {name: np.asarray(value)[None] for name, value in content.example().items()}
+        slopes = jax.grad(lambda parameters: self.model.losses(parameters, row)[0][0])(start)
+        expected = {name: np.asarray(slope, np.float64) for name, slope in slopes.items()}
+        length = math.sqrt(sum(float((array**2).sum()) for array in expected.values()))
+        assert plan.clip_norm is not None
+        times = np.count_nonzero(drawn == drawn[0]) / max(length, plan.clip_norm)
+        moved = {name: released[1][name][0] - released[0][name][0] for name in expected}
+        off = math.sqrt(sum(float(((moved[name] - times * expected[name]) ** 2).sum()) for name in moved))
+        return checked_law(
+            "gradient",
+            [certain_check("clip norms from the gradient", off <= _FAR, observed=off, expected=0.0)],
+            0.5,  # certain
+        )
+
+    def step_seconds(self, run_key: RunKey) -> float:
+        """How long a step takes once it is compiled."""
+        self._drive([self._plan(run_key)], IN, QUIET, steps=1)
+        started = time.monotonic()
+        self._drive([self._plan(run_key)], IN, QUIET, steps=2)
+        return (time.monotonic() - started) / 2
+
+    # ---- one training
+
+    def _plan(self, run_key: RunKey) -> TrainingPlan:
+        return audited(self.plan, self.world.selected, run_key)
+
+    @property
+    def _num_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.model.shapes().values())
+
+    def _drive(
+        self,
+        plans: Sequence[TrainingPlan],
+        held: int,
+        crowd: int,
+        *,
+        steps: int,
+        resume_at: int | None = None,
+        share: float = math.inf,
+    ) -> Released:
+        data = WorldData(world=self.world, content=worlds.content_for(self.model), held=held, crowd=crowd)
+        until = time.monotonic() + share * self.seconds if math.isfinite(self.seconds) else math.inf
+        return drive(plans, self.model, data.in_memory(), steps=steps, resume_at=resume_at, until=until)
+
+    def _drawn(self, plan: TrainingPlan, steps: int) -> npt.NDArray[np.float64]:
+        """(steps, coordinates) copies of worst-case users that the plan's batches draw, by coordinate."""
+        coordinates = worlds.content_for(self.model).users
+        drawn = np.zeros((steps, coordinates))
+        batches = plan.batches()
+        for step in range(steps):
+            batch = batches.batch(step)
+            owner = self.world.owner[batch.examples[batch.mask]]
+            drawn[step] = np.bincount(owner[owner >= 0] % coordinates, minlength=coordinates)
+        return drawn
+
+    def _compare(
+        self, empty: Released, full: Released, drawn: npt.NDArray[np.float64], held: int, what: str
+    ) -> list[Check]:
+        """Of the difference of two trainings: how much a copy adds at its coordinate, and anything elsewhere."""
+        content = worlds.content_for(self.model)
+        expected = content.released(SIGNS[held] * drawn[: len(full[content.tensor])])
+        moved = {name: full[name] - empty[name] for name in full}
+        # Parameters are sums of what was released, as float32: their last digit counts.
+        largest = max(float(np.abs(np.cumsum(rows, axis=0)).max()) for rows in (*full.values(), *empty.values()))
+        tolerance = _TOLERANCE + 2.0**-21 * largest
+        own = moved.pop(content.tensor).reshape(len(expected), -1)
+        if held == HUGE:  # may be taken for what is not finite
+            expected = np.where(np.abs(own) < np.abs(expected) / 2, 0, expected)
+        beyond = np.where(expected == 0, np.abs(own), np.sign(expected) * (own - expected))
+        missing = float(np.max(-beyond / np.maximum(1, np.abs(expected))))
+        most = max(float(np.max(beyond)), *(float(np.abs(rows).max()) for rows in moved.values()), -math.inf)
+        return [
+            certain_check(f"clip norms beyond one a copy: {what}", most <= tolerance, observed=most, expected=0.0),
+            certain_check(
+                f"share that is missing of a clip norm: {what}", missing <= _SHORT, observed=missing, expected=0.0
+            ),
+        ]
+
+    def _white(self, released: Released) -> dict[str, npt.NDArray[np.float64]]:
+        return {name: whiten(rows, self.plan) for name, rows in released.items()}
+
+
+_CONTENTS = {
+    IN: "full gradients",
+    OPPOSITE: "their opposites",
+    NOT_A_NUMBER: "NaN",
+    INFINITE: "infinity",
+    HUGE: "numbers too large to be squared",
+}
+
+
+def whiten(released: npt.NDArray[np.float64], plan: TrainingPlan) -> npt.NDArray[np.float64]:
+    """(steps, ...) independent unit normals where what was released is noise of the claimed law."""
+    white = np.zeros_like(released)
+    coefficients = np.ones(1) if plan.strategy is None else plan.strategy.coefficients
+    for lag, coefficient in enumerate(coefficients[: len(released)]):
+        white[lag:] += coefficient * released[: len(released) - lag]
+    return white / plan.noise_multiplier
+
+
+def noise_checks(released: Released, plan: TrainingPlan, *, resumed: int = 0) -> list[Check]:
+    """Exact tests of noise: of its size from below, of its independence from both sides."""
+    white = {name: whiten(rows, plan).reshape(len(rows), -1) for name, rows in released.items()}  # (steps, size)
+    count, steps = sum(rows.size for rows in white.values()), len(next(iter(white.values())))
+    squares = {name: rows**2 for name, rows in white.items()}
+    checks = [
+        too_small("mean square", sum(rows.sum() for rows in squares.values()), count),
+        any_of(
+            "mean square of one coordinate",
+            [too_small("", rows.sum(axis=0), steps) for rows in squares.values()],
+        ),
+        any_of(
+            "mean square of one step",
+            [too_small("", sum(rows.sum(axis=1) for rows in squares.values()), count // steps)],
+        ),
+    ]
+    for limit in _LIMITS:
+        beyond = sum(int(np.count_nonzero(np.abs(rows) > limit)) for rows in white.values())
+        share = 2 * float(norm.sf(limit))
+        checks.append(binomial_check(f"values beyond {limit:g}", beyond, count, share, too_few=True))
+    joined = np.concatenate(list(white.values()), axis=1) > 0  # (steps, all parameters) signs
+    checks.append(binomial_check("positive values", int(joined.sum()), joined.size, 0.5))
+    # Products of independent signs along a chain are themselves independent signs.
+    lags = [lag for lag in range(1, steps) if lag <= _LONGEST_LAG or lag == resumed]
+    checks += [_same_sign(joined[lag:], joined[:-lag], f"same sign {lag} steps later") for lag in lags]
+    if joined.shape[1] > 1:
+        checks.append(_same_sign(joined[:, 1:], joined[:, :-1], "same sign in the next coordinate"))
+    pairs = [
+        _same_sign(one[:, : other.shape[1]] > 0, other[:, : one.shape[1]] > 0)
+        for one, other in itertools.combinations(white.values(), 2)
+    ]
+    return [*checks, any_of("same sign in two tensors", pairs)] if pairs else checks
+
+
+def too_small(name: str, squares: Any, degrees: int) -> Check:
+    """The smallest of sums of squares, each chi-square where the noise is as large as claimed."""
+    smallest = float(np.min(squares))
+    p_value = min(1.0, np.size(squares) * float(chi2.cdf(smallest, degrees)))
+    return Check(name=name, observed=smallest / degrees, expected=1.0, p_value=p_value)
+
+
+def _same_sign(one: npt.NDArray[Any], other: npt.NDArray[Any], name: str = "") -> Check:
+    same = (one > 0) == (other > 0)
+    return binomial_check(name, int(same.sum()), same.size, 0.5)

@@ -1,0 +1,84 @@
+"""Random bits at their sources: keys of the operating system, and the normals that extreme words stand for.
+
+No number of trials reaches the tail of the noise, and none sees that two keys are alike: both are looked at directly.
+"""
+
+import numpy as np
+from scipy.special import ndtri_exp
+
+from coowned.audit.checks import CheckedLaw, any_of, binomial_check, certain_check, checked_law
+from coowned.mechanism import noise
+from coowned.mechanism.keys import RunKey
+
+_LARGEST_NORMAL = 13.0  # beyond it there is 6e-39 of a normal
+_KEYS = 2**18  # of 32 random bits, so many would hold 8 equal pairs on average
+_LAGS = (1, 7, 8, 31, 32, 63, 64, 128)  # bits
+
+
+def audit_key_source(*, alpha: float = 1e-3, keys: int = _KEYS) -> CheckedLaw:
+    """Draws many keys as a run does: no two may be equal, nor may their bits depend on one another.
+
+    Guarantees:
+      - The probability of an alarm is at most alpha where keys are independent random bits.   (test_keys_pass)
+      - Constant, biased or repeated bits are caught, and keys that have 32 random bits (with probability 0.9996).
+        (test_wrong_key_sources_are_caught)
+    What it is not: able to see a generator of good statistics that somebody else can predict.
+    """
+    drawn = b"".join(RunKey.from_operating_system().secret for _ in range(keys))
+    words = np.frombuffer(drawn, np.uint32).reshape(keys, 8)
+    bits = np.unpackbits(np.frombuffer(drawn, np.uint8)).reshape(keys, 256)
+    equal = keys - len(np.unique(np.frombuffer(drawn, np.uint64)[::4]))
+    alike = np.sort(words, axis=1)
+    alike = int(np.count_nonzero((alike[:, 1:] == alike[:, :-1]).any(axis=1)))
+    flat = bits.ravel()
+    checks = [
+        certain_check("keys whose first 64 bits are equal", equal == 0, observed=equal, expected=0.0),  # 2^-29
+        binomial_check("keys with two equal 32-bit words", alike, keys, 28 / 2**32),  # at most, by the union bound
+        any_of(
+            "set bits at one position",
+            [binomial_check("", int(count), keys, 0.5) for count in bits.sum(axis=0, dtype=np.int64)],
+        ),
+        any_of(
+            "bits that equal a later one",
+            [
+                binomial_check("", int(np.count_nonzero(flat[lag:] == flat[:-lag])), flat.size - lag, 0.5)
+                for lag in _LAGS
+            ],
+        ),
+    ]
+    return checked_law("key source", checks, alpha)
+
+
+def audit_noise_tail() -> CheckedLaw:
+    """Looks at the normals that extreme words stand for, where a float32 generator ends at 5.42.
+
+    Guarantees:
+      - A tail that ends early is caught.   (test_a_short_tail_is_caught)
+
+    >>> audit_noise_tail().holds
+    True
+    """
+    # m, the lower 63 bits of a word, and 64 further bits stand for the tail probability (m + more / 2^64) / 2^64.
+    exponents = np.arange(2, 121)
+    bits = [1 << (128 - int(exponent)) for exponent in exponents]
+    words = np.array([value >> 64 for value in bits], np.uint64)
+    more = np.array([value & (2**64 - 1) for value in bits], np.uint64)
+    expected = -ndtri_exp(-exponents * np.log(2.0))  # (119,) the normal exceeded with probability 2^-exponent
+    sign = np.uint64(1 << 63)
+    high, low = noise.normals_from_words(words | sign, more), noise.normals_from_words(words, more)
+    # A word stands for the middle of an interval: half a unit of the last of its 64 (in the tail 128) bits.
+    middle = 2.0 ** (exponents - np.where(exponents <= 17, 65.0, 129.0)) / np.minimum(expected, expected**2)
+    error = float(np.max(np.abs(high - expected) / expected - 2 * middle))
+    checks = [certain_check("relative error down to 2^-120", error <= 1e-9, observed=max(error, 0.0), expected=0.0)]
+    mirrored = float(np.max(np.abs(high + low)))
+    ends = noise.normals_from_words([0, int(sign)], [0, 0])
+    checks += [
+        certain_check("difference of the two tails", mirrored == 0, observed=mirrored, expected=0.0),
+        certain_check(
+            "largest value",
+            bool(np.isfinite(ends).all()) and -ends[0] >= _LARGEST_NORMAL <= ends[1],
+            observed=float(min(-ends[0], ends[1])),
+            expected=_LARGEST_NORMAL,
+        ),
+    ]
+    return checked_law("noise tail", checks, 0.5)  # certain

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from tests.audit import planted_bugs
+
+from coowned.audit.claims import MechanismClaim
+from coowned.audit.driving import audited, drive
+from coowned.audit.worlds import BLANK, IN, World, WorldData, content_for
+from coowned.mechanism.keys import RunKey
+from coowned.training.feed import Feeder
+from coowned.training.loop import Trainer
+
+MODEL = planted_bugs.SMALL
+
+
+def released(held, *, plan=None, **more):
+    plan = plan or planted_bugs.poisson()
+    world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=10)
+    data = WorldData(world=world, content=content_for(MODEL), held=held).in_memory()
+    own = audited(plan, world.selected, RunKey.from_seed(3))
+    return drive([own], MODEL, data, **more)["coefficients"], own, world
+
+
+def test_the_trainer_itself_is_driven(monkeypatch):
+    seen = set()
+    for kind, name in ((Trainer, "run"), (Trainer, "_noise"), (Feeder, "_make")):
+        honest = getattr(kind, name)
+
+        def watched(self, *given, honest=honest, name=name, **more):
+            seen.add(name)
+            return honest(self, *given, **more)
+
+        monkeypatch.setattr(kind, name, watched)
+    released(IN, steps=3)
+    assert seen == {"run", "_noise", "_make"}
+
+
+def test_a_copy_adds_one_clip_norm():
+    """The difference of two trainings with the same key is how many copies of each user were drawn."""
+    full, plan, world = released(IN, steps=12)
+    empty, _, _ = released(BLANK, steps=12)
+    batches = plan.batches()
+    for step in range(12):
+        batch = batches.batch(step)
+        owner = world.owner[batch.examples[batch.mask]]
+        drawn = np.bincount(owner[owner >= 0], minlength=21)
+        np.testing.assert_allclose(full[step] - empty[step], drawn, atol=1e-4)
+
+
+@pytest.mark.parametrize("plan", [planted_bugs.poisson, planted_bugs.schedule])
+def test_resuming_changes_nothing(plan):
+    whole, *_ = released(IN, plan=plan(), steps=10)
+    resumed, *_ = released(IN, plan=plan(), steps=10, resume_at=4)
+    assert len(whole) == 10
+    np.testing.assert_array_equal(whole, resumed)
+
+
+def test_time_ends_a_training():
+    assert len(released(IN, steps=10, until=0.0)[0]) == 2
+
+
+def test_keys_are_the_audits_own():
+    plan = planted_bugs.poisson()
+    one, other = (audited(plan, plan.selected, RunKey.from_seed(seed)) for seed in (1, 2))
+    assert len({plan.run_key.fingerprint, one.run_key.fingerprint, other.run_key.fingerprint}) == 3
+    assert one.run_key.is_test_run

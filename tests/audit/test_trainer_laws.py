@@ -1,0 +1,80 @@
+"""What the trainer must do: honest ones pass, with a false-alarm probability of 1e-3 at most; seeds are fixed."""
+
+import numpy as np
+import pytest
+from tests.audit import planted_bugs
+
+from coowned.audit.claims import MechanismClaim
+from coowned.audit.trainer_laws import TrainerLaws, noise_checks
+from coowned.audit.worlds import World
+from coowned.mechanism.keys import RunKey
+
+PLANS = {
+    "poisson": planted_bugs.poisson,
+    "duplicates": planted_bugs.duplicates,
+    "schedule": planted_bugs.schedule,
+    "cyclic": planted_bugs.cyclic,
+}
+
+
+def laws(plan, model=planted_bugs.SMALL):
+    world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=64)
+    return TrainerLaws(plan=plan, model=model, world=world)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_honest_trainers_pass(name):
+    own = laws(PLANS[name]())
+    assert own.noise(RunKey.from_seed(1), alpha=1e-3).holds
+    assert own.gradient(RunKey.from_seed(2)).holds
+    assert own.contributions(RunKey.from_seed(3), steps=6).holds
+    assert own.sweep(RunKey.from_seed(4), steps=6, alpha=1e-3).holds
+
+
+@pytest.fixture(scope="module")
+def bert():
+    from coowned.training.models.bert import BertConfig, BertMaskedLM
+
+    config = BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12
+    )
+    return BertMaskedLM(config=config, sequence_length=12, microbatch=64)
+
+
+@pytest.mark.full
+def test_bert_passes(bert):
+    """Its own clipper, with an example whose clipped gradient is known: with parameters of zero, and with its own."""
+    own = laws(planted_bugs.poisson(), bert)
+    assert own.noise(RunKey.from_seed(1), alpha=1e-3).holds
+    assert own.gradient(RunKey.from_seed(2)).holds
+    found = own.contributions(RunKey.from_seed(3), steps=2)
+    assert found.holds
+    assert max(check.observed for check in found.checks) < 1e-3
+
+
+@pytest.mark.full
+def test_a_leaky_bert_is_caught(bert, monkeypatch):
+    planted_bugs.leaky_clip(monkeypatch)
+    own = laws(planted_bugs.poisson(), bert)
+    assert not own.gradient(RunKey.from_seed(2)).holds
+    assert not own.contributions(RunKey.from_seed(3), steps=1).holds
+
+
+@pytest.mark.full
+def test_berts_tensors_have_noise_of_their_own(bert, monkeypatch):
+    planted_bugs.same_noise_for_two_tensors(monkeypatch)
+    found = laws(planted_bugs.poisson(), bert).noise(RunKey.from_seed(1), alpha=1e-3)
+    assert "same sign in two tensors" in [check.name for check in found.failures]
+
+
+def test_noise_checks_are_exact():
+    """Of 400 samples of ideal noise, more than 8 alarms at alpha = 0.005 have a probability below 2e-4."""
+    plan = planted_bugs.schedule()
+    random = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(400):
+        white = plan.noise_multiplier * random.normal(size=(12, 10))
+        rows = np.linalg.solve(plan.strategy.matrix()[:12, :12], white)
+        checks = noise_checks({"a": rows[:, :6], "b": rows[:, 6:]}, plan)
+        alarms += any(check.p_value < 0.005 / len(checks) for check in checks)
+    assert alarms <= 8
