@@ -254,3 +254,24 @@ def test_terms_of_an_epsilon(made):
         f"unit: user, fixed graph; contribution bound {made.contribution_bound}; delta {made.delta:.12g}; "
         f"adjacency: {made.adjacency}"
     )
+
+
+def test_delta_above_the_chance_of_being_drawn():
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(1000)])
+    certificate = certify(graph, Greedy(contribution_bound=1).select(graph))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=1, iterations=5)  # drawn with about 0.005
+    for asked in ({"epsilon": 1.0}, {"noise_multiplier": 0.1}):
+        with pytest.raises(InputError, match=r"not below the chance 0\.00499"):
+            guarantee(certificate, mechanism, delta=0.01, adjacency="zero-out", **asked)
+        guarantee(certificate, mechanism, delta=1e-6, adjacency="zero-out", **asked)
+
+
+def test_very_large_delta_is_refused(greedy_certificate, mechanism):
+    claim = {"epsilon": 4.0, "delta": 0.1, "adjacency": "zero-out"}
+    with pytest.raises(InputError, match="allow-large-delta"):
+        guarantee(greedy_certificate, mechanism, **claim)
+    made = guarantee(greedy_certificate, mechanism, allow_large_delta=True, **claim)
+    assert PrivacyGuarantee.from_json(made.to_json()) == made
+    with pytest.raises(InputError, match="allow-large-delta"):
+        compose([made], delta=0.1)
+    assert compose([made], delta=0.1, allow_large_delta=True).delta == 0.1

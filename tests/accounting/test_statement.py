@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coowned import MinSeparation, PoissonSampling
+from coowned.accounting import calculators
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.graph import AttributionGraph
@@ -100,9 +101,63 @@ def test_unprotected_users_are_counted():
     graph = AttributionGraph.from_users_per_example([[0, user] for user in range(1, 60)] + [[0]]).without_users([0])
     certificate = certify(graph, Greedy(contribution_bound=1, unattributed="keep").select(graph))
     mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=5)
-    text = guarantee(certificate, mechanism, noise_multiplier=2.0, **CLAIM).statement()
-    assert "1 users were taken out of the attribution: this guarantee does not hold for them" in text
-    assert "1 copies in the training set have no protected user" in text
+    made = guarantee(certificate, mechanism, noise_multiplier=2.0, **CLAIM)
+    text = made.statement()
+    assert "1 user was taken out of the attribution: this guarantee does not hold for them" in text
+    assert "1 copy in the training set has no protected user" in text
+    assert "Nothing is promised to 1 user excluded from protection." in made.statement_parts().headline
+    assert text.count("about any protected person") == 2
+
+
+@pytest.mark.parametrize(
+    ("noise", "protection", "word"),
+    [
+        (6.0, "strong", "learns nearly the same about any person as"),
+        (1.5, "moderate", "learns a limited amount more about any person than"),
+        (0.3, "little", "hides little"),
+    ],
+)
+def test_plain_sentence_follows_epsilon(greedy_certificate, noise, protection, word):
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+    parts = guarantee(greedy_certificate, mechanism, noise_multiplier=noise, **CLAIM).statement_parts()
+    assert parts.protection["replace"] == protection
+    assert word in parts.plain["replace"]
+    for name, sentence in parts.plain.items():
+        assert sentence in parts.sentences
+        stated = float(re.search(r"at most ([\d.]+)% of cases", sentence)[1])  # type: ignore[index]
+        exact = calculators.true_positive_rate_bound(
+            mechanism, noise_multiplier=noise, adjacency=name, false_positive_rate=0.01
+        )
+        assert 100 * exact <= stated <= 100 * exact + 0.1
+    assert parts.attack_bounds["zero-out"] < parts.attack_bounds["replace"]
+
+
+def test_large_delta_is_warned_of(greedy_certificate):
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+    found = {}
+    for delta in (1e-6, 2e-5, 1e-2):
+        parts = guarantee(
+            greedy_certificate, mechanism, noise_multiplier=2.5, delta=delta, adjacency="zero-out"
+        ).statement_parts()
+        assert all(warning in parts.sentences for warning in parts.warnings)
+        found[delta] = " ".join(parts.warnings)
+    assert found[1e-6] == ""
+    assert "above 1e-05" in found[2e-5]
+    assert "above 1 / (users in the training set)" in found[1e-2]
+
+
+def test_target_is_shown_as_asked(greedy_certificate):
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
+    asked = guarantee(greedy_certificate, mechanism, epsilon=8.0, **CLAIM)
+    assert asked.shown_epsilon == "8"
+    assert asked.statement().startswith("1. Training is (8, 1e-06)-differentially private")
+    assert f"Asked for: epsilon 8; proven: {rounded_up(asked.epsilon)}." in asked.statement()
+    assert "Under zero-out adjacency, epsilon 8:" in asked.statement()
+    given = guarantee(greedy_certificate, mechanism, noise_multiplier=2.34567, **CLAIM)
+    assert "noise multiplier 2.34567 in units" in given.statement()
+    assert "Asked for" not in given.statement()
+    other = f"({rounded_up(asked.other_epsilon)}, 1e-06)-differentially private under replace adjacency"
+    assert other in asked.statement_parts().headline
 
 
 def test_statement_of_a_schedule(schedule_certificate):

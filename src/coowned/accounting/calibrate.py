@@ -47,6 +47,7 @@ def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: 
       2.359
     """
     check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon)
+    refuse_if_never_drawn(mechanism, delta)
     kinds = mechanism.user_steps(1.0)
     gaussian = [steps for steps in kinds if steps.probability >= 1]
     sampled = [steps for steps in kinds if steps.probability < 1]
@@ -57,7 +58,6 @@ def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: 
     def search() -> float:
         noise_multiplier = smallest
         for steps in sampled:
-            _refuse_if_never_drawn(steps, delta)
             found = _calibrate_sampled(steps, epsilon, delta, adjacency, at_least=noise_multiplier)
             noise_multiplier = max(noise_multiplier, found)
         return noise_multiplier
@@ -100,13 +100,17 @@ def _with_noise(steps: Steps, noise_multiplier: float) -> Steps:
     return dataclasses.replace(steps, noise_multiplier=steps.noise_multiplier * noise_multiplier)
 
 
-def _refuse_if_never_drawn(steps: Steps, delta: float) -> None:
-    chance = -math.expm1(steps.copies * steps.repetitions * math.log1p(-steps.probability))
-    if chance <= delta:
-        raise InputError(
-            f"delta = {delta:g} is not below the chance {chance:.3g} that any copy of the user is ever drawn: without"
-            " noise the target would be met and their data still released; use a much smaller delta"
-        )
+def refuse_if_never_drawn(mechanism: Mechanism, delta: float) -> None:
+    """Refuses, with InputError, a delta not below the chance that a user is ever drawn: no noise would be needed."""
+    for steps in mechanism.user_steps(1.0):
+        if steps.probability >= 1:
+            continue
+        chance = -math.expm1(steps.copies * steps.repetitions * math.log1p(-steps.probability))
+        if chance <= delta:
+            raise InputError(
+                f"delta = {delta:g} is not below the chance {chance:.3g} that any copy of a user is ever drawn: "
+                "without noise the target would be met and their data still released; use a much smaller delta"
+            )
 
 
 def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: str, *, at_least: float) -> float:

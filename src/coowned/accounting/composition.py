@@ -10,7 +10,7 @@ from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.guarantee import _MADE_BY_GUARANTEE, PrivacyGuarantee
 from coowned.accounting.statement import Statement, rounded_up, unprotected_sentences
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, refuse_large_delta
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 
 FORMAT = "coowned-composed-guarantee-1"
@@ -78,7 +78,9 @@ class ComposedGuarantee:
         return composed
 
 
-def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> ComposedGuarantee:
+def compose(
+    guarantees: Sequence[PrivacyGuarantee], *, delta: float, allow_large_delta: bool = False
+) -> ComposedGuarantee:
     """The guarantee of several runs with independent coins and noise on the same attribution graph.
 
     Refused: another graph or list of unprotected users, another adjacency, one run twice. Models of one sweep share
@@ -88,6 +90,7 @@ def compose(guarantees: Sequence[PrivacyGuarantee], *, delta: float) -> Composed
         raise InputError("there is nothing to compose; give at least one guarantee")
     first = guarantees[0]
     check_terms(delta=delta, adjacency=first.adjacency)
+    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     if any(run.test_run for run in guarantees):
         raise InputError(
             "a run with a given seed has no guarantee: there is nothing to compose; leave it out or train anew"

@@ -1,6 +1,7 @@
 """The privacy guarantee: a certificate and a mechanism become a claim. There is no other way to one."""
 
 import dataclasses
+import functools
 import secrets
 from typing import Any
 
@@ -10,8 +11,10 @@ import polars as pl
 import coowned
 from coowned import codec
 from coowned.accounting import calculators
-from coowned.accounting.statement import Statement, make_statement
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms
+from coowned.accounting.calibrate import ACCOUNTANT_VERSION, refuse_if_never_drawn
+from coowned.accounting.statement import FALSE_ALARMS, Statement, make_statement, rounded_down, rounded_up
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, refuse_large_delta
+from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
@@ -28,6 +31,7 @@ class PrivacyGuarantee:
 
     Attributes:
       epsilon, delta, adjacency: the claim, for the worst-off protected user.
+      target_epsilon: what was asked for; None where the noise multiplier was given.
       noise_multiplier: in units of one example's clip norm.
       other_epsilon: the same run under the other adjacency, at the same delta.
       example_epsilon: the same run for one example alone (edge-data privacy), under `adjacency`.
@@ -47,6 +51,7 @@ class PrivacyGuarantee:
     epsilon: float
     delta: float
     adjacency: str
+    target_epsilon: float | None
     noise_multiplier: float
     other_epsilon: float
     example_epsilon: float
@@ -74,6 +79,21 @@ class PrivacyGuarantee:
     @property
     def contribution_bound(self) -> int:
         return self.mechanism.contribution_bound
+
+    @property
+    def shown_epsilon(self) -> str:
+        """epsilon as people are shown it: as it was asked for where it was, else rounded up."""
+        met = self.target_epsilon is not None and self.simulated_epsilon is None and self.epsilon <= self.target_epsilon
+        return f"{self.target_epsilon:.12g}" if met else rounded_up(self.epsilon)
+
+    @property
+    def shown_noise_multiplier(self) -> str:
+        """The noise multiplier as people are shown it: as it was given where it was, else rounded down."""
+        return f"{self.noise_multiplier:.12g}" if self.target_epsilon is None else rounded_down(self.noise_multiplier)
+
+    def attack_bound(self, adjacency: str) -> float:
+        """The success of any attack on this run with 1% false alarms, at most; 1 where nothing can be proven."""
+        return _attack_bound(self.mechanism, self.noise_multiplier, adjacency)
 
     def statement(self, *, graph_statistics: bool = False) -> str:
         """What a person is told, in numbered sentences; with graph_statistics, also how many users have which level.
@@ -205,8 +225,14 @@ def guarantee(
     simulated_batch_size: int | None = None,
     test_run: bool = False,
     run_id: str | None = None,
+    allow_large_delta: bool = False,
 ) -> PrivacyGuarantee:
     """The only maker of a `PrivacyGuarantee`.
+
+    Guarantees:
+      - Noise that is given is refused where a target would be: delta must be below the chance of ever being drawn.
+        (test_delta_above_the_chance_of_being_drawn)
+      - A delta of 0.1 or more is refused unless it is allowed.   (test_very_large_delta_is_refused)
 
     Args:
       certificate: what was recounted of the selection that will be trained on.
@@ -218,6 +244,7 @@ def guarantee(
         labelled "simulated epsilon" and carries the true epsilon of what runs.
       test_run: noise and coins will come from a given seed.
       run_id: a name for the run; made up at random by default.
+      allow_large_delta: make the claim although delta is 0.1 or more.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
@@ -235,10 +262,12 @@ def guarantee(
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give exactly one of epsilon (a target) and noise_multiplier (what is used)")
     check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)
+    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     if not isinstance(mechanism, Mechanism):
         raise InputError(f"{type(mechanism).__name__} is not a mechanism; use PoissonSampling.from_certificate")
     mechanism.check_certificate(certificate)
     delta = float(delta)
+    refuse_if_never_drawn(mechanism, delta)
     calibrated, simulated = mechanism, None
     if simulated_batch_size is not None:
         calibrated = mechanism.with_batch_size(simulated_batch_size, certificate)
@@ -258,6 +287,7 @@ def guarantee(
         **proven,
         delta=delta,
         adjacency=adjacency,
+        target_epsilon=None if epsilon is None else float(epsilon),
         noise_multiplier=noise_multiplier,
         simulated_epsilon=simulated,
         simulated_batch_size=simulated_batch_size,
@@ -283,6 +313,20 @@ def _proven(
         "other_epsilon": calculators.epsilon(mechanism, adjacency=OTHER_ADJACENCY[adjacency], **claim),
         "example_epsilon": calculators.epsilon(mechanism.for_example(certificate), adjacency=adjacency, **claim),
     }
+
+
+@functools.lru_cache(maxsize=64)
+def _attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> float:
+    claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "adjacency": adjacency}
+
+    def bound() -> float:
+        try:
+            return calculators.true_positive_rate_bound(mechanism, false_positive_rate=FALSE_ALARMS, **claim)
+        except UncertifiableError:
+            return 1.0
+
+    question = {"accountant": ACCOUNTANT_VERSION, "attack": mechanism.to_dict(), "rate": FALSE_ALARMS, **claim}
+    return cached("accounting", question, bound, encode=repr, decode=float)
 
 
 def _certificate_of(stored: Any, given: ContributionCertificate | None) -> ContributionCertificate:

@@ -2,17 +2,20 @@
 
 import dataclasses
 import decimal
+import math
 from typing import TYPE_CHECKING
 
-from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
+from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT, delta_warnings
 from coowned.certificate import ContributionCertificate
 
 if TYPE_CHECKING:
     from coowned.accounting.guarantee import PrivacyGuarantee
 
+FALSE_ALARMS = 0.01  # of the attack that the plain sentences speak of
+_STRONG, _MODERATE = 0.1, 0.5  # success of that attack, at most; beyond the second the guarantee hides little
 _OTHER_WORLD = {
-    "zero-out": "as if every text they are part of had been blank",
-    "replace": "as if every text they are part of had been replaced by completely different text",
+    "zero-out": "every text they are part of had been blank",
+    "replace": "every text they are part of had been replaced by completely different text",
 }
 
 
@@ -24,11 +27,19 @@ class Statement:
       headline: the claim in one sentence, with everything an epsilon is never shown without; or that there is none.
       sentences: all of the statement, the headline among the first; `str()` numbers them.
       not_promised: what is not covered, promised or released, and for whom nothing holds: each also in `sentences`.
+      warnings: what is wrong with the claim, such as a large delta; each also in `sentences`.
+      plain: by adjacency, the sentence for people who do not know what an epsilon is; each also in `sentences`.
+      protection: by adjacency, "strong", "moderate" or "little", which `plain` says in words.
+      attack_bounds: by adjacency, the success of any attack with 1% false alarms, at most.
     """
 
     headline: str
     sentences: tuple[str, ...]
     not_promised: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    plain: dict[str, str] = dataclasses.field(default_factory=dict)
+    protection: dict[str, str] = dataclasses.field(default_factory=dict)
+    attack_bounds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(self.sentences, start=1))
@@ -56,26 +67,36 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
       - Every number in it is read from the guarantee or its certificate.   (test_numbers_are_the_guarantees)
       - What is not promised is a list of its own, and all of it is said.   (test_not_promised_is_data)
       - "completely different text" stands beside the replace epsilon only.   (test_sentence_matches_adjacency)
+      - The plain sentences follow the bound on attacks, which is in them.   (test_plain_sentence_follows_epsilon)
+      - A large delta is warned of.   (test_large_delta_is_warned_of)
+      - Users without protection are in the headline.   (test_unprotected_users_are_counted)
+      - What was asked for is shown as it was asked for, what is proven beside it.   (test_target_is_shown_as_asked)
       - A test run has "no guarantee" where its epsilon would be.   (test_test_run_has_no_epsilon)
       - Counts of users by level are there only when asked for, marked as graph statistics.
         (test_graph_statistics_are_marked)
       - Numbers are rounded on the private side.   (test_rounding_is_on_the_private_side)
     """
     certificate = guarantee.certificate
-    headline, simulated = _headline(guarantee), _simulated(guarantee)
-    unprotected = unprotected_sentences(certificate)
+    headline, unprotected = _headline(guarantee), unprotected_sentences(certificate)
+    claims = not guarantee.test_run
+    warnings = delta_warnings(guarantee.delta, num_users=users_in_selection(certificate)) if claims else ()
+    bounds = {name: guarantee.attack_bound(name) for name in ADJACENCIES} if claims else {}
+    protection = {name: _protection(bound) for name, bound in bounds.items()}
+    plain = {name: _plain(guarantee, name, bound, protection[name]) for name, bound in bounds.items()}
     sentences = [
-        *simulated,
+        *_simulated(guarantee),
         headline,
+        *warnings,
         "The unit is one person with every example they are part of, in whatever role; the attribution graph, who is "
         "part of what, is the same in both worlds that are compared. The curator sees the data and is trusted with "
         "them (central model).",
-        *_other_worlds(guarantee),
-        f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {rounded_down(guarantee.noise_multiplier)} in "
-        f"units of one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy "
-        "and divided by the public batch size.",
-        f"The training set has {certificate.size:,} copies of {certificate.num_distinct:,} examples, chosen without "
-        f"looking at content; a recount found nobody in more than {certificate.contribution_bound:,} copies.",
+        *plain.values(),
+        f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
+        f"one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy and "
+        "divided by the public batch size.",
+        f"The training set has {_counted(certificate.size, 'copy', 'copies')} of "
+        f"{_counted(certificate.num_distinct, 'example')}, chosen without looking at content; a recount found nobody "
+        f"in more than {_counted(certificate.contribution_bound, 'copy', 'copies')}.",
         _example_level(guarantee),
         f"Released: the model, and if wanted every noisy gradient on the way. {_NOT_RELEASED}",
         _accountant(guarantee),
@@ -91,6 +112,10 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         headline=headline,
         sentences=tuple(sentences),
         not_promised=(_NOT_RELEASED, _NOT_COVERED, _NOT_PROMISED, *unprotected),
+        warnings=warnings,
+        plain=plain,
+        protection=protection,
+        attack_bounds=bounds,
     )
 
 
@@ -100,10 +125,16 @@ def _headline(guarantee: "PrivacyGuarantee") -> str:
             "No guarantee: noise and coins of this run come from a given seed and are therefore known. "
             "It is a test run; train again without a seed for a guarantee."
         )
+    other = OTHER_ADJACENCY[guarantee.adjacency]
+    shown, proven = guarantee.shown_epsilon, rounded_up(guarantee.epsilon)
+    excluded = guarantee.certificate.num_unprotected_users
     return (
-        f"Training is ({rounded_up(guarantee.epsilon)}, {guarantee.delta:.12g})-differentially private for every "
-        f"protected user (unit: {UNIT}; contribution bound {guarantee.contribution_bound:,}; adjacency: "
-        f"{guarantee.adjacency})."
+        f"Training is ({shown}, {guarantee.delta:.12g})-differentially private for every protected user (unit: {UNIT}; "
+        f"contribution bound {guarantee.contribution_bound:,}; adjacency: {guarantee.adjacency}), and "
+        f"({rounded_up(guarantee.other_epsilon)}, {guarantee.delta:.12g})-differentially private under {other} "
+        "adjacency."
+        + ("" if shown == proven else f" Asked for: epsilon {shown}; proven: {proven}.")
+        + (f" Nothing is promised to {_counted(excluded, 'user')} excluded from protection." if excluded else "")
     )
 
 
@@ -117,15 +148,27 @@ def _simulated(guarantee: "PrivacyGuarantee") -> list[str]:
     ]
 
 
-def _other_worlds(guarantee: "PrivacyGuarantee") -> list[str]:
-    if guarantee.test_run:
-        return []
-    epsilons = {guarantee.adjacency: guarantee.epsilon, OTHER_ADJACENCY[guarantee.adjacency]: guarantee.other_epsilon}
-    return [
-        f"Under {name} adjacency, epsilon {rounded_up(epsilons[name])}: someone with the model learns nearly the "
-        f"same {_OTHER_WORLD[name]}."
-        for name in ADJACENCIES
-    ]
+def _protection(attack_bound: float) -> str:
+    return "strong" if attack_bound <= _STRONG else "moderate" if attack_bound <= _MODERATE else "little"
+
+
+def _plain(guarantee: "PrivacyGuarantee", adjacency: str, attack_bound: float, protection: str) -> str:
+    """What the guarantee means under one adjacency, for people; honest about a large epsilon."""
+    shown = rounded_up(guarantee.other_epsilon)
+    if adjacency == guarantee.adjacency:
+        shown = guarantee.shown_epsilon
+    person = "any protected person" if guarantee.certificate.num_unprotected_users else "any person"
+    learned = {
+        "strong": f"someone with the model learns nearly the same about {person} as if",
+        "moderate": f"someone with the model learns a limited amount more about {person} than if",
+        "little": "at this epsilon the guarantee hides little; someone with the model may learn much more about "
+        f"{person} than if",
+    }[protection]
+    success = min(100.0, math.ceil(1000 * attack_bound) / 10)
+    return (
+        f"Under {adjacency} adjacency, epsilon {shown}: {learned} {_OTHER_WORLD[adjacency]}; an attack with "
+        f"{FALSE_ALARMS:.0%} false alarms succeeds in at most {success:.1f}% of cases."
+    )
 
 
 def _example_level(guarantee: "PrivacyGuarantee") -> str:
@@ -161,7 +204,7 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
         what = (
             "no part in training"
             if row["copies"] == 0
-            else f"epsilon {rounded_up(row['epsilon'])} in {row['copies']:,} copies"
+            else f"epsilon {rounded_up(row['epsilon'])} in {_counted(row['copies'], 'copy', 'copies')}"
         )
         parts.append(f"{100 * row['users'] / total:.1f}% of users: {what}")
     return [f"Graph statistic, not protected by this guarantee: {'; '.join(parts)}{_median(levels, total)}."]
@@ -181,20 +224,31 @@ def _median(levels, total: int) -> str:
     return ""
 
 
+def users_in_selection(certificate: ContributionCertificate) -> int:
+    """Protected users with at least one copy in the training set."""
+    return certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
+
+
 def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:
     """How many users, and copies, nothing is promised for; empty where there are none."""
+    users, copies = certificate.num_unprotected_users, certificate.num_copies_without_users
     sentences = []
-    if certificate.num_unprotected_users:
+    if users:
+        were = "was" if users == 1 else "were"
         sentences.append(
-            f"{certificate.num_unprotected_users:,} users were taken out of the attribution: this guarantee does not "
-            "hold for them."
+            f"{_counted(users, 'user')} {were} taken out of the attribution: this guarantee does not hold for them."
         )
-    if certificate.num_unprotected_users or certificate.num_copies_without_users:
+    if users or copies:
+        have, whose = ("has", "its") if copies == 1 else ("have", "their")
         sentences.append(
-            f"{certificate.num_copies_without_users:,} copies in the training set have no protected user: their "
-            "content is not protected for anybody."
+            f"{_counted(copies, 'copy', 'copies')} in the training set {have} no protected user: {whose} content is "
+            "not protected for anybody."
         )
     return sentences
+
+
+def _counted(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _seed(guarantee: "PrivacyGuarantee") -> str:

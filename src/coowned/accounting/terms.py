@@ -1,10 +1,13 @@
 """The words an epsilon is never shown without, and the guards for what a claim is asked for."""
 
 from coowned import validate
+from coowned.errors import InputError
 
 UNIT = "user, fixed graph"
 ADJACENCIES = ("zero-out", "replace")
 OTHER_ADJACENCY = {"zero-out": "replace", "replace": "zero-out"}
+_LARGE_DELTA = 1e-5  # above it a claim carries a warning, whatever the number of users
+_REFUSED_DELTA = 0.1  # from here on a claim is made only where that was asked for
 
 
 def check_terms(
@@ -22,3 +25,28 @@ def check_terms(
         validate.positive_number(epsilon=epsilon)
     if noise_multiplier is not None:
         validate.positive_number(noise_multiplier=noise_multiplier)
+
+
+def refuse_large_delta(delta: float, *, allow_large_delta: bool) -> None:
+    """Refuses, with InputError, a delta that leaves next to nothing of a promise, unless it was asked for."""
+    if delta >= _REFUSED_DELTA and not allow_large_delta:
+        raise InputError(
+            f"delta = {delta:g} lets the promise fail for one person in {1 / delta:.0f}; use a delta far below 1 / "
+            "users, or allow it with allow_large_delta (--allow-large-delta)"
+        )
+
+
+def delta_warnings(delta: float, *, num_users: int) -> tuple[str, ...]:
+    """What to say of a delta that is too large for so many protected users; empty where it is not.
+
+    >>> delta_warnings(1e-8, num_users=1000)
+    ()
+    """
+    if delta * num_users > 1:
+        return (
+            f"Warning: delta {delta:.12g} is above 1 / (users in the training set). Publishing all the data of one "
+            "user, chosen at random, would keep such a promise; use a delta far below it.",
+        )
+    if delta > _LARGE_DELTA:
+        return (f"Warning: delta {delta:.12g} is above {_LARGE_DELTA:g}. The promise may fail with it; use less.",)
+    return ()

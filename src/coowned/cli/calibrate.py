@@ -39,6 +39,9 @@ def run(
     simulated_batch_size: Annotated[
         int | None, typer.Option(help="Calibrate as if batches were this large; labelled a simulated epsilon.")
     ] = None,
+    allow_large_delta: Annotated[
+        bool, typer.Option("--allow-large-delta", help="Make the claim although delta is 0.1 or more.")
+    ] = False,
     graph_statistics: Annotated[
         bool,
         typer.Option("--graph-statistics", help="Also say how many users have which epsilon; do not publish."),
@@ -71,6 +74,7 @@ def run(
             delta=delta,
             adjacency=adjacency,
             simulated_batch_size=simulated_batch_size,
+            allow_large_delta=allow_large_delta,
         )
         for file in files:
             file.write_text(found.to_json() + "\n", encoding="utf-8")
