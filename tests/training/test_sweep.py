@@ -21,6 +21,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.data import FeatureTable
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.run import Run, read_claim
 from coowned.training.sweep import grid, sweep
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
@@ -210,7 +211,9 @@ def test_files_of_a_sweep(small, tmp_path):
     assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
     swept = take_up(place, plans, small.data)
     models = [f"model-{number}.safetensors" for number in range(8)]
-    assert sorted(file.name for file in place.iterdir()) == sorted([*models, "members.parquet", "run.json"])
+    assert sorted(file.name for file in place.iterdir()) == sorted(
+        [*models, "members.parquet", "run.json", "certificate.json", "guarantee.json"]
+    )
     with safe_open(place / models[3], framework="numpy") as opened:
         metadata = opened.metadata()
     assert metadata["statement"] == swept.statement(3)
@@ -286,3 +289,24 @@ def test_killed_sweep_is_bit_identical(tmp_path):
         one, two = (load_file(tmp_path / name / f"model-{number}.safetensors") for name in ("whole", "killed"))
         assert np.array_equal(one["weights"], two["weights"])
         assert np.array_equal(one["intercept"], two["intercept"])
+
+
+def test_a_sweep_counts_with_all_its_models(small, tmp_path):
+    with RunFolder.open(tmp_path / "sweep") as folder:
+        key = folder.run_key(None)
+        first = small.plan(run_key=key, guarantee=None)
+        claims = [
+            guarantee(
+                first.certificate, first.mechanism, noise_multiplier=noise, delta=1e-6, adjacency="zero-out", run_id="s"
+            )
+            for noise in (2.0, 3.0)
+        ]
+        plans = grid(first, learning_rates=[0.1], clip_norms=[0.3], noise=claims)
+        sweep(plans, MODEL, small.data, folder=folder)
+    found = read_claim(tmp_path / "sweep")
+    assert found.num_models == 2
+    assert found.guarantee.run_id == "s"
+    assert found.guarantee.noise_multiplier == pytest.approx((2.0**-2 + 3.0**-2) ** -0.5)
+    assert found.guarantee.epsilon > claims[0].epsilon
+    with pytest.raises(InputError, match="a sweep"):
+        Run.open(tmp_path / "sweep")

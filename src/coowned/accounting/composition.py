@@ -10,7 +10,7 @@ from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.guarantee import _MADE_BY_GUARANTEE, PrivacyGuarantee
 from coowned.accounting.statement import Statement, rounded_up, unprotected_sentences
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, refuse_large_delta
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 
 FORMAT = "coowned-composed-guarantee-1"
@@ -44,10 +44,12 @@ class ComposedGuarantee:
     def statement(self) -> str:
         runs = "; ".join(f"run {run.run_id}: epsilon {rounded_up(run.epsilon)} alone" for run in self.members)
         bounds = ", ".join(f"{run.contribution_bound:,}" for run in self.members)
+        together = "This run is" if len(self.members) == 1 else f"All {len(self.members)} runs together are"
         sentences = [
-            f"All {len(self.members)} runs together are ({rounded_up(self.epsilon)}, {self.delta:.12g})-differentially "
-            f"private for every protected user (unit: {UNIT}; contribution bounds {bounds}; adjacency: "
-            f"{self.adjacency}; independent noise and coins).",
+            f"{together} ({rounded_up(self.epsilon)}, {self.delta:.12g})-differentially private for every protected "
+            f"user (unit: {UNIT}; contribution bounds {bounds}; adjacency: {self.adjacency}; independent noise and "
+            "coins).",
+            *delta_warnings(self.delta, num_users=self.members[0].certificate.num_users),
             f"Under {OTHER_ADJACENCY[self.adjacency]} adjacency epsilon is {rounded_up(self.other_epsilon)} at the "
             "same delta.",
             f"Alone, at their own deltas: {runs}.",

@@ -13,7 +13,7 @@ from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.calibrate import ACCOUNTANT_VERSION, refuse_if_never_drawn
 from coowned.accounting.statement import FALSE_ALARMS, Statement, make_statement, rounded_down, rounded_up
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, refuse_large_delta
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
@@ -90,6 +90,11 @@ class PrivacyGuarantee:
     def shown_noise_multiplier(self) -> str:
         """The noise multiplier as people are shown it: as it was given where it was, else rounded down."""
         return f"{self.noise_multiplier:.12g}" if self.target_epsilon is None else rounded_down(self.noise_multiplier)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the claim: a delta that is too large for so many users. A test run claims nothing."""
+        users = self.certificate.num_users - sum(self.certificate.copies_per_user[:1])
+        return () if self.test_run else delta_warnings(self.delta, num_users=users)
 
     def attack_bound(self, adjacency: str) -> float:
         """The success of any attack on this run with 1% false alarms, at most; 1 where nothing can be proven."""

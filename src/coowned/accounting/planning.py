@@ -10,7 +10,7 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
@@ -125,6 +125,7 @@ def plan(
     contribution_bounds: Sequence[int] | None = None,
     selectors: Sequence[str] = DEFAULT_SELECTORS,
     mechanism: str = "all",
+    allow_large_delta: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
@@ -144,6 +145,7 @@ def plan(
 
     Args:
       contribution_bounds: by default those of `default_bounds`.
+      allow_large_delta: plan although delta is 0.1 or more.
 
     Guarantees:
       - The best row has the largest predicted signal-to-noise of all.   (test_best_has_the_most_signal)
@@ -158,7 +160,8 @@ def plan(
     for word in selectors:
         if word not in _BOUNDING:
             raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(_BOUNDING)}")
-    validate.one_of(tuple(OTHER_ADJACENCY), adjacency=adjacency)
+    check_terms(epsilon=epsilon, delta=delta, adjacency=adjacency)
+    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     asked = {
         **target,
@@ -180,7 +183,12 @@ def plan(
         choices.append(_min_separation_choice(graph, seed, target, asked))
     report(1.0, "done")
     choices = _mark_best(choices)
-    advice = [*_advice_on_noise(choices, target), *_advice_on_graph(graph, max(contribution_bounds, default=1))]
+    warnings = delta_warnings(delta, num_users=int(np.count_nonzero(graph.examples_per_user)))
+    advice = [
+        *warnings,
+        *_advice_on_noise(choices, target),
+        *_advice_on_graph(graph, max(contribution_bounds, default=1)),
+    ]
     return Plan(choices=tuple(choices), advice=tuple(advice))
 
 

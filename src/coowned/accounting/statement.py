@@ -5,7 +5,7 @@ import decimal
 import math
 from typing import TYPE_CHECKING
 
-from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT, delta_warnings
+from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
 from coowned.certificate import ContributionCertificate
 
 if TYPE_CHECKING:
@@ -78,9 +78,8 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
     """
     certificate = guarantee.certificate
     headline, unprotected = _headline(guarantee), unprotected_sentences(certificate)
-    claims = not guarantee.test_run
-    warnings = delta_warnings(guarantee.delta, num_users=users_in_selection(certificate)) if claims else ()
-    bounds = {name: guarantee.attack_bound(name) for name in ADJACENCIES} if claims else {}
+    warnings = guarantee.warnings()
+    bounds = {} if guarantee.test_run else {name: guarantee.attack_bound(name) for name in ADJACENCIES}
     protection = {name: _protection(bound) for name, bound in bounds.items()}
     plain = {name: _plain(guarantee, name, bound, protection[name]) for name, bound in bounds.items()}
     sentences = [
@@ -222,11 +221,6 @@ def _median(levels, total: int) -> str:
                 else f"; half of all users: epsilon {rounded_up(row['epsilon'])} or better"
             )
     return ""
-
-
-def users_in_selection(certificate: ContributionCertificate) -> int:
-    """Protected users with at least one copy in the training set."""
-    return certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
 
 
 def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:

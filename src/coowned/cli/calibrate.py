@@ -1,19 +1,16 @@
 """`coowned calibrate`: a certificate and a mechanism become a noise multiplier and a statement."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from coowned.cli import show
 from coowned.cli.certificates import read_certificate
-from coowned.cli.options import Adjacency, Delta, Json
+from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json
 from coowned.cli.overwriting import refuse_to_overwrite
 from coowned.files import whole_files
-
-if TYPE_CHECKING:
-    from coowned.certificate import ContributionCertificate
-    from coowned.mechanism.mechanism import Mechanism
 
 
 def run(
@@ -39,9 +36,7 @@ def run(
     simulated_batch_size: Annotated[
         int | None, typer.Option(help="Calibrate as if batches were this large; labelled a simulated epsilon.")
     ] = None,
-    allow_large_delta: Annotated[
-        bool, typer.Option("--allow-large-delta", help="Make the claim although delta is 0.1 or more.")
-    ] = False,
+    allow_large_delta: AllowLargeDelta = False,
     graph_statistics: Annotated[
         bool,
         typer.Option("--graph-statistics", help="Also say how many users have which epsilon; do not publish."),
@@ -60,13 +55,15 @@ def run(
         coowned calibrate --certificate S.certificate.json --noise-multiplier 2 --delta 1e-10 --adjacency replace
     """
     from coowned.accounting.guarantee import guarantee
+    from coowned.mechanism.registry import mechanism_class, mechanism_class_for
 
     refuse_to_overwrite([certificate], [output])
     proof = read_certificate(certificate)
-    chosen = make_mechanism(proof, mechanism, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
-    # The output is opened first, so that a path that cannot be written to is refused before the work.
+    kind = mechanism_class_for(proof) if mechanism is None else mechanism_class(mechanism)
+    chosen = kind.from_certificate(proof, batch_size=batch_size, iterations=iterations, num_bands=num_bands)
+    # The file is opened first: one that cannot be written is refused before the work.
     with whole_files(*([] if output is None else [output])) as files, show.progress("calibrating"):
-        found = guarantee(
+        claim = guarantee(
             proof,
             chosen,
             epsilon=epsilon,
@@ -77,28 +74,15 @@ def run(
             allow_large_delta=allow_large_delta,
         )
         for file in files:
-            file.write_text(found.to_json() + "\n", encoding="utf-8")
+            file.write_text(claim.to_json() + "\n", encoding="utf-8")
     if json:
-        show.line(found.to_json())
+        for warning in claim.warnings():
+            sys.stderr.write(f"{warning}\n")
+        show.line(claim.to_json())
         return
-    show.line(f"noise multiplier {found.noise_multiplier:.6g}")
+    show.line(f"noise multiplier {claim.noise_multiplier:.6g}")
     show.line()
-    show.line(found.statement(graph_statistics=graph_statistics))
+    show.line(claim.statement(graph_statistics=graph_statistics))
     if output is not None:
         show.line()
         show.written(output)
-
-
-def make_mechanism(
-    certificate: "ContributionCertificate",
-    word: str | None,
-    *,
-    batch_size: int | None,
-    iterations: int | None,
-    num_bands: int | None,
-) -> "Mechanism":
-    """The mechanism of this name, found from the certificate; missing or useless options are an error."""
-    from coowned.mechanism.registry import mechanism_class, mechanism_class_for
-
-    kind = mechanism_class_for(certificate) if word is None else mechanism_class(word)
-    return kind.from_certificate(certificate, batch_size=batch_size, iterations=iterations, num_bands=num_bands)

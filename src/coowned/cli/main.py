@@ -15,7 +15,20 @@ import typer.main
 
 import coowned
 from coowned import interrupts
-from coowned.cli import aliases, audit, calibrate, certify, demo, export_model, inspect, plan, report, select, train
+from coowned.cli import (
+    aliases,
+    audit,
+    calibrate,
+    certify,
+    compose,
+    demo,
+    export_model,
+    inspect,
+    plan,
+    report,
+    select,
+    train,
+)
 from coowned.errors import CertificateMismatchError, CoownedError
 
 EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -28,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, inspect, aliases, plan, select, certify, calibrate, train, audit, report, export_model):
+for verb in (demo, inspect, aliases, plan, select, certify, calibrate, train, audit, report, export_model, compose):
     app.command(name=verb.__name__.rsplit(".", 1)[-1].replace("_", "-"))(verb.run)
 
 # The base class of usage errors; typer may use a copy of click of its own, so it is looked up here.

@@ -14,6 +14,10 @@ from coowned.errors import InputError
 Delta = Annotated[
     float, typer.Option(metavar="D", help="Probability with which the promise may fail; far below 1 / users.")
 ]
+AllowLargeDelta = Annotated[
+    bool,
+    typer.Option("--allow-large-delta", help="Accept a delta of 0.1 or more, which promises hardly anything."),
+]
 Adjacency = Annotated[str, typer.Option(help="zero-out or replace; the other is shown beside it.")]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

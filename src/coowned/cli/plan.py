@@ -7,7 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
-from coowned.cli.options import Adjacency, Delta, Json, Seed
+from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, Seed
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -33,6 +33,7 @@ def run(
     ] = "greedy,greedy-with-duplicates,priced",
     mechanism: Annotated[str, typer.Option(help="poisson, min-separation or all.")] = "all",
     adjacency: Adjacency = "zero-out",
+    allow_large_delta: AllowLargeDelta = False,
     seed: Seed = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write the rows.")
@@ -71,6 +72,7 @@ def run(
             contribution_bounds=bounds,
             selectors=words,
             mechanism=mechanism,
+            allow_large_delta=allow_large_delta,
             seed=seed,
             progress=progress,
         )

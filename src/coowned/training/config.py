@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from coowned import codec, validate
-from coowned.accounting.terms import ADJACENCIES
+from coowned.accounting.terms import check_terms, refuse_large_delta
 from coowned.attribution.options import DataOptions
 from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
@@ -58,15 +58,14 @@ class PrivacySection:
     adjacency: str = "zero-out"
     simulated_batch_size: int | None = None
     public: bool = False
+    allow_large_delta: bool = False
 
     @property
     def is_private(self) -> bool:
         return not self.public and self.epsilon != "none"
 
     def __post_init__(self) -> None:
-        validate.one_of(ADJACENCIES, adjacency=self.adjacency)
-        if self.delta is not None:
-            validate.in_range(0, 1, open_low=True, open_high=True, delta=self.delta)
+        check_terms(adjacency=self.adjacency, delta=self.delta)
         if not self.is_private:
             for key in ("noise_multiplier", "simulated_batch_size"):
                 if getattr(self, key) is not None:
@@ -78,12 +77,10 @@ class PrivacySection:
             raise InputError(f'epsilon must be a number, or "none" for no guarantee, not {self.epsilon!r}')
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise InputError("needs exactly one of epsilon and noise_multiplier, or public = true")
-        if self.epsilon is not None:
-            validate.positive_number(epsilon=self.epsilon)
-        else:
-            validate.positive_number(noise_multiplier=self.noise_multiplier)
+        check_terms(adjacency=self.adjacency, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
         if self.delta is None:
             raise InputError("needs delta: the probability that the promise may fail, far below 1 / users")
+        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
         if self.simulated_batch_size is not None:
             validate.positive(simulated_batch_size=self.simulated_batch_size)
 

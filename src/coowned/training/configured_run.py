@@ -125,6 +125,7 @@ def make_plan(config: TrainConfig, graph: AttributionGraph, run_key: RunKey) -> 
             delta=privacy.delta,
             adjacency=privacy.adjacency,
             simulated_batch_size=privacy.simulated_batch_size,
+            allow_large_delta=privacy.allow_large_delta,
             test_run=run_key.is_test_run,
         )
     return _plan(config, certificate, selected, mechanism, made, run_key)

@@ -65,7 +65,8 @@ def claim(plan: TrainingPlan) -> str:
     made = plan.guarantee
     if made is None or made.test_run:
         return f"no guarantee, {plan.iterations:,} steps"
-    return f"epsilon {rounded_up(made.epsilon)} in all {plan.iterations:,} steps ({made.terms()})"
+    text = f"epsilon {made.shown_epsilon} in all {plan.iterations:,} steps ({made.terms()})"
+    return ". ".join([text, *made.warnings()])
 
 
 def privacy_so_far(plan: TrainingPlan, step: int) -> str:
@@ -80,10 +81,10 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
     if step == 0:
         return ""
     try:
-        spent = made.epsilon if step >= plan.iterations else _epsilon_after(plan, made, step)
+        spent = made.shown_epsilon if step >= plan.iterations else rounded_up(_epsilon_after(plan, made, step))
     except CoownedError:
         return ""
-    return f"epsilon {rounded_up(spent)} after {step:,} steps"
+    return f"epsilon {spent} after {step:,} steps"
 
 
 def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> float:

@@ -171,7 +171,7 @@ class Run:
             raise InputError(f"{folder}: no run is in this folder (no run.json); name one made by `coowned train -o`")
         if finished and record.state != "finished":
             raise InputError(f"{folder}: this run has not ended; run the same `coowned train` command again to resume")
-        if "guarantee.json" not in record.files:
+        if "guarantee.json" not in record.files or "members.parquet" in record.files:
             raise InputError(f"{folder}: a sweep or a run from Python, without guarantee.json; use `coowned train`")
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
@@ -272,6 +272,40 @@ class Run:
         """Writes audit.json; what canaries found was learned from the data, and is readable by its owner alone."""
         content = codec.encode_json(found, indent=2).encode() + b"\n"
         write_file(self.path / "audit.json", content, mode=0o600 if found.canaries else 0o644)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedClaim:
+    """What everything a folder may release costs one person, and how many models that is."""
+
+    guarantee: PrivacyGuarantee
+    num_models: int
+
+
+def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
+    """The claim for all that a finished run or sweep may release, to be composed with others.
+
+    Guarantees:
+      - A sweep counts with all its models, which share their batches.   (test_a_sweep_counts_with_all_its_models)
+    """
+    folder = Path(path)
+    record = RunRecord.read(folder) if folder.is_dir() else None
+    if record is None or "members.parquet" not in record.files:
+        return ReleasedClaim(Run.open(folder).claim, 1)
+    if "guarantee.json" not in record.files:
+        raise InputError(f"{folder}: this sweep has no guarantee for all its models; there is nothing to compose")
+    import polars as pl
+
+    from coowned.accounting.calculators import sweep_noise_multiplier
+
+    certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
+    guarantee = _parsed(
+        folder, record, "guarantee.json", lambda text: PrivacyGuarantee.from_json(text, certificate=certificate)
+    )
+    noise = pl.read_parquet(io.BytesIO(_checked(folder, record, "members.parquet")))["noise_multiplier"].to_list()
+    if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
+        raise CertificateMismatchError(f"{folder}: guarantee.json is not this sweep's; restore its own files")
+    return ReleasedClaim(guarantee, len(noise))
 
 
 def claim_terms(

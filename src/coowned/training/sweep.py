@@ -1,5 +1,6 @@
 """Many configurations on one stream of batches: one gather and one matrix product for all models."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from coowned.errors import InputError
+from coowned.accounting.calculators import sweep_noise_multiplier
+from coowned.accounting.guarantee import guarantee
+from coowned.errors import InputError, UncertifiableError
 from coowned.training.checkpoint import RunFolder
 from coowned.training.data import TrainingData
 from coowned.training.evaluate import example_losses
@@ -98,8 +101,6 @@ class SweptModels:
         Guarantees:
           - It is (sum of sigma^-2)^(-1/2), never above the smallest member's.   (test_noise_multiplier_of_all)
         """
-        from coowned.accounting.calculators import sweep_noise_multiplier
-
         if any(plan.guarantee is None for plan in self.plans):
             raise InputError("a member was trained without privacy: there is no guarantee for all together")
         return sweep_noise_multiplier([plan.noise_multiplier for plan in self.plans])
@@ -158,6 +159,8 @@ def sweep(
     """
     plans = tuple(plans)
     _check(plans)
+    if folder is not None and not folder.is_begun:
+        _prepare_claim(plans, folder)
 
     def report(done: int) -> None:
         if progress is not None:
@@ -178,6 +181,26 @@ def sweep(
     if folder is not None:
         folder.finish_sweep(*_result(swept))
     return swept
+
+
+def _prepare_claim(plans: tuple[TrainingPlan, ...], folder: RunFolder) -> None:
+    """The claim for all members together goes into the folder, for `coowned compose`; none where it is out of reach."""
+    first = plans[0].guarantee
+    if first is None:
+        return
+    with contextlib.suppress(UncertifiableError):
+        together = guarantee(
+            first.certificate,
+            first.mechanism,
+            noise_multiplier=sweep_noise_multiplier([plan.noise_multiplier for plan in plans]),
+            delta=first.delta,
+            adjacency=first.adjacency,
+            test_run=first.test_run,
+            run_id=first.run_id,
+            allow_large_delta=True,
+        )
+        folder.prepare("certificate.json", (first.certificate.to_json() + "\n").encode(), mode=0o644)
+        folder.prepare("guarantee.json", (together.to_json(embed_certificate=False) + "\n").encode(), mode=0o644)
 
 
 def _result(swept: SweptModels) -> tuple[list[dict[str, npt.NDArray[np.float32]]], list[dict[str, str]], bytes]:
@@ -235,14 +258,14 @@ def grid(
     Each guarantee must be made for `plan`'s certificate and mechanism.
     """
     made = []
-    for guarantee in noise:
+    for claim in noise:
         for clip_norm in clip_norms:
             for rate in learning_rates:
-                sigma = math.nan if guarantee is None else guarantee.noise_multiplier
+                sigma = math.nan if claim is None else claim.noise_multiplier
                 name = f"learning_rate={rate!r} clip_norm={clip_norm!r} noise_multiplier={sigma!r}"
                 made.append(
                     dataclasses.replace(
-                        plan, guarantee=guarantee, clip_norm=clip_norm, learning_rate=rate, configuration=name
+                        plan, guarantee=claim, clip_norm=clip_norm, learning_rate=rate, configuration=name
                     )
                 )
     return made

@@ -1,0 +1,45 @@
+"""`coowned compose`: what several runs together promise one person."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.cli.options import AllowLargeDelta, Delta, Json
+
+
+def run(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs on the same people.")],
+    delta: Delta,
+    allow_large_delta: AllowLargeDelta = False,
+    json: Json = False,
+) -> None:
+    """Adds up runs on the same attribution graph: the epsilon of one person whose data were in all of them.
+
+    Every run counts with what it released at most: a sweep, whose models share their batches, with all its models.
+    Name tuning runs too, whether or not their models were published, where their results decided anything.
+
+    Example:
+
+        coowned compose RUN1 RUN2 --delta 1e-6
+    """
+    from coowned.accounting.composition import compose
+    from coowned.training.run import read_claim
+
+    claims = [read_claim(folder) for folder in folders]
+    with show.progress("composing"):
+        composed = compose([claim.guarantee for claim in claims], delta=delta, allow_large_delta=allow_large_delta)
+    if json:
+        show.line(composed.to_json())
+        return
+    show.table(
+        "each run alone, at its own delta",
+        ("run", "models", "epsilon", "delta"),
+        [
+            (str(folder), claim.num_models, claim.guarantee.shown_epsilon, f"{claim.guarantee.delta:.12g}")
+            for folder, claim in zip(folders, claims, strict=True)
+        ],
+    )
+    show.line()
+    show.line(composed.statement())
