@@ -131,8 +131,8 @@ BAD_SETTINGS = [
     (["train", "run.toml", "-o", "mail.csv"], "mail.csv"),
     (["train", "run.toml", "-o", "mail.csv/RUN"], "mail.csv"),
     (["train", "run.toml", "-o", "full"], "full"),
-    (["demo", "-o", "mail.csv"], "mail.csv: no folder can be made there (File exists); name another with -o"),
-    (["demo", "-o", "mail.csv/demo"], "mail.csv/demo: no folder can be made there"),
+    (["demo", "-o", "mail.csv"], "mail.csv: cannot create the folder (File exists); choose another with -o"),
+    (["demo", "-o", "mail.csv/demo"], "mail.csv/demo: cannot create the folder"),
     (["demo", "--epsilon", "3"], "No such option"),
 ]  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_others_files_are_kept(tmp_path: Path, capsys, name: str):
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_text("years of work", encoding="utf-8")
     assert run(["demo", "-o", str(tmp_path)]) == 2
-    assert "no demo wrote it" in capsys.readouterr().err
+    assert "was not written by a demo" in capsys.readouterr().err
     assert theirs.read_text(encoding="utf-8") == "years of work"
 
 
@@ -88,7 +88,7 @@ def test_demo_as_json(tmp_path: Path, capsys, repeatable):
 def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path, capsys, monkeypatch):
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert run(["demo", "-o", str(tmp_path / "file" / "demo")]) == 2
-    assert "no folder can be made there (Not a directory)" in capsys.readouterr().err
+    assert "cannot create the folder (Not a directory)" in capsys.readouterr().err
 
     def forbidden(self, *given, **more):
         raise PermissionError(13, "Permission denied", str(self))
@@ -96,5 +96,5 @@ def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path, capsys, monke
     monkeypatch.setattr(Path, "mkdir", forbidden)
     assert run(["demo", "-o", str(tmp_path / "demo")]) == 2
     said = capsys.readouterr().err
-    assert "no folder can be made there (Permission denied); name another with -o" in said
+    assert "cannot create the folder (Permission denied); choose another with -o" in said
     assert said.count("\n") == 1

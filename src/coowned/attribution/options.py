@@ -52,7 +52,7 @@ class DataOptions:
     format: Annotated[
         str | None,
         Option(
-            "parquet, csv, jsonl, mail, arxiv, slack or sql; by default from the suffix, then the content.",
+            "parquet, csv, jsonl, mail, arxiv, slack or sql (default: by the suffix, then the content).",
             choices=FORMATS,
         ),
     ] = None
@@ -63,7 +63,7 @@ class DataOptions:
     user: Annotated[
         str | None,
         Option(
-            "The column with the user, where the data have one (example, user) pair a row.",
+            "The column with the user, if every row is one (example, user) pair.",
             formats=TABLES,
             metavar="COLUMN",
         ),
@@ -76,11 +76,11 @@ class DataOptions:
             metavar="COLUMN",
         ),
     ] = None
-    separator: Annotated[str | None, Option("What stands between two users in one cell.", formats=TABLES)] = None
+    separator: Annotated[str | None, Option("The separator between several users in one cell.", formats=TABLES)] = None
     addresses: Annotated[
         bool | None,
         Option(
-            "The user columns hold mail addresses, perhaps several in a cell (default: by the columns' names).",
+            "The user columns contain mail addresses, maybe several per cell (default: by the columns' names).",
             formats=TABLES,
             is_flag=True,
         ),
@@ -88,12 +88,14 @@ class DataOptions:
     aliases: Annotated[
         str | None,
         Option(
-            "CSV key,user: several addresses of one person, or a list for its members.", metavar="FILE", is_path=True
+            "CSV file key,user: other addresses of a person, or the members of a mailing list.",
+            metavar="FILE",
+            is_path=True,
         ),
     ] = None
     unprotected: Annotated[
         str | None,
-        Option("Keys, one a line, of users who are not to be protected.", metavar="FILE", is_path=True),
+        Option("File with the keys of users who are not to be protected, one per line.", metavar="FILE", is_path=True),
     ] = None
     attribute_to: Annotated[
         str | None,
@@ -106,7 +108,7 @@ class DataOptions:
     query: Annotated[
         str | None,
         Option(
-            "For SQLite: the query that gives the rows; it must not choose them by content.",
+            "For SQLite: the query that returns the rows; it must not select them by content.",
             formats=("sql",),
             metavar="SELECT",
         ),

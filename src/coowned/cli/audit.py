@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(
     folder: RunFolder,
-    alpha: Annotated[float, typer.Option(help="Probability of a false alarm, all tests together.")] = 1e-3,
+    alpha: Annotated[float, typer.Option(help="Probability of a false alarm over all tests together.")] = 1e-3,
     trials: Annotated[
         int | None, typer.Option(metavar="N", help="Trials of each curve (default: up to 200,000 in --seconds).")
     ] = None,
@@ -33,14 +33,14 @@ def run(
     canary_users: Annotated[int, typer.Option(metavar="N", help="Number of canary users, with --canaries.")] = 200,
     json: Json = False,
 ) -> None:
-    """Tries to break the claim of a run; exit code 1 where it breaks.
+    """Tries to break the claim of a run; exits with code 1 if it breaks.
 
     Trains the run's own plan many times on made-up data with worst-case users, and compares what is released with the
     claim: its noise, what one copy adds, and the whole curve of epsilon and delta. Keys are the audit's own: nothing of
     the run's secret key or data is used. Writes RUN/audit.json.
 
     With --canaries it also trains once more on the data, with users who do not exist, each in or out by a fair coin,
-    and says what the model gives away about them. That is learned from the data: the guarantee does not cover it.
+    and says what the model reveals about them. That is learned from the data: the guarantee does not cover it.
 
     Examples:
 
@@ -118,7 +118,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
                 for e, f in sorted(nearest.items())
             ],
         )
-        show.line(f"deltas below {curve.resolution:.1g} are not resolved by so many trials")
+        show.line(f"This many trials cannot resolve deltas below {curve.resolution:.1g}.")
         show.line()
     show.table(
         "direct tests",
@@ -135,7 +135,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
         f"({claim.terms()})"
     )
     if claim.test_run:
-        show.line("The run's key came from a given seed: it promises nothing, whatever its mechanism is worth.")
+        show.line("The run used a given seed, so it promises nothing, whatever its mechanism is worth.")
     show.line(found.verdict())
     if found.overtime():
         show.line(found.overtime())

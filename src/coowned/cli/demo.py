@@ -10,6 +10,7 @@ import typer
 import coowned as co
 from coowned.accounting.terms import UNIT
 from coowned.cli import show
+from coowned.cli.options import Json
 from coowned.errors import InputError
 from coowned.files import check_writable
 
@@ -29,16 +30,18 @@ _OURS = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "g
 
 
 def run(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the demo's files go.")] = Path(
-        "coowned-demo"
-    ),
-    trials: Annotated[int, typer.Option(metavar="N", help="Models trained for each half of Bob's story.")] = 200,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for machines.")] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where to write the demo's files.")
+    ] = Path("coowned-demo"),
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="Models to train for each attribution in Bob's story.")
+    ] = 200,
+    json: Json = False,
 ) -> None:
-    """Walks from made-up e-mails to private models, an audit and a page about them; needs no input.
+    """Goes from made-up e-mails to private models, an audit and a report; needs no input.
 
-    Plan, select, certify, calibrate, train at three epsilons, try to break the claim, and report. In between it tells
-    the story of Bob: a secret about him is in e-mails he received, and attributing them to their senders does not
+    Plans, selects, certifies, calibrates, trains at three epsilons, tries to break the claim, and reports. It also
+    tells the story of Bob: a secret about him is in e-mails he received, and attributing them to their senders does not
     protect him.
 
     Example:
@@ -163,7 +166,7 @@ def _make_room(output: Path) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{output}: no folder can be made there ({error.strerror}); name another with -o") from None
+        raise InputError(f"{output}: cannot create the folder ({error.strerror}); choose another with -o") from None
     check_writable(output)
     paths = [output / name for name in _OURS]
     for epsilon in (*_EPSILONS, None):
@@ -172,7 +175,7 @@ def _make_room(output: Path) -> None:
     if not marker.exists():
         for path in paths:
             if os.path.lexists(path):
-                raise InputError(f"{path}: is there already, and no demo wrote it; name another folder with -o")
+                raise InputError(f"{path}: exists already and was not written by a demo; choose another folder with -o")
         marker.write_text("Made by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
     for path in paths:
         if path.is_dir() and not path.is_symlink():
