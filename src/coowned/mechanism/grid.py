@@ -71,4 +71,6 @@ class Grid:
     @classmethod
     def for_linear(cls, clip_norm: float) -> Self:
         """The grid of linear models, finer because their gradients are an integer times an integer row."""
+        if not 1e-28 <= clip_norm <= 1e28:  # factors are float32
+            raise InputError(f"clip_norm ({clip_norm:g}) of a linear model must be between 1e-28 and 1e28")
         return cls(float(clip_norm), 33)

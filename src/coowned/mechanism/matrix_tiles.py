@@ -21,18 +21,19 @@ _VECTORS = 3
 _LANES = 16 if _WIDE else 8
 ROWS = 8 if _WIDE else 4  # with three vectors a row they fill the registers
 COLUMNS = _VECTORS * _LANES
+SUM_ROWS = ROWS // 2  # where the sums are float64
 STRIDE = LINE  # numbers that `multiply_four` and `add_four` do at once, on every machine
 
 
 @intrinsic
 def multiply_tile(typing_context, left, row, column, down, along, length, right, out, out_row):
-    """out[out_row + i, j] becomes, or is raised by, the sum over k of tile[i, k] * right[k, j], for i < ROWS.
+    """Sums over k of tile[i, k] * right[k, j]: written to float32 out[out_row + i, j], or added to float64.
 
-    tile[i, k] is what lies i * down + k * along numbers after left[row, column], so that its rows can be rows of `left`
-    or columns.
+    i < ROWS where out is float32, i < SUM_ROWS where it is float64. tile[i, k] is i * down + k * along numbers after
+    left[row, column], so that its rows can be rows of `left` or columns.
 
     Guarantees:
-      - Each sum is a chain of fused float32 operations in the order of k.   (test_equals_a_plain_loop)
+      - Each sum is a chain of fused operations of out's type in the order of k.   (test_equals_a_plain_loop)
       - It does not depend on i, j or other entries.   (test_a_sum_does_not_depend_on_its_place,
         test_what_is_not_a_number_stays_where_it_is)
     What it is not: checked. No bounds are looked at.
@@ -41,11 +42,13 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
       left: (n, m) float32, contiguous.
       row, column, down, along: where the tile lies in it.
       length: of the inner index, at least 1.
-      right: (length, COLUMNS) float32, contiguous.
-      out: (r, COLUMNS), contiguous: float32 is written over, to float64 it is added.
-      out_row: where its ROWS rows begin.
+      right: (length, COLUMNS) of out's type, contiguous.
+      out: (r, COLUMNS), contiguous: float32 is overwritten, to float64 it is added.
+      out_row: the first of its rows.
     """
-    adds, vector = out.dtype == types.float64, ir.VectorType(_FLOAT, _LANES)
+    adds, wide = out.dtype == types.float64, right.dtype == types.float64
+    rows, vectors = (SUM_ROWS, 2 * _VECTORS) if wide else (ROWS, _VECTORS)
+    vector = ir.VectorType(_DOUBLE, _LANES // 2) if wide else ir.VectorType(_FLOAT, _LANES)
 
     def generate(context, builder, signature, arguments):
         left, row, column, down, along, length, right, out, out_row = arguments
@@ -56,23 +59,24 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
         def step(k, sums):
             at, start = builder.mul(k, along), builder.mul(k, _INDEX(COLUMNS))
             factors = [
-                _load(builder, builder.gep(b, [builder.add(start, _INDEX(v * _LANES))]), vector)
-                for v in range(_VECTORS)
+                _load(builder, builder.gep(b, [builder.add(start, _INDEX(v * vector.count))]), vector)
+                for v in range(vectors)
             ]
-            for i in range(ROWS):
-                place = builder.gep(a, [builder.add(at, builder.mul(down, _INDEX(i)))])
-                number = _everywhere(builder, builder.load(place), vector)
-                for v in range(_VECTORS):
-                    yield _fused(builder, number, factors[v], sums[i * _VECTORS + v])
+            for i in range(rows):
+                number = builder.load(builder.gep(a, [builder.add(at, builder.mul(down, _INDEX(i)))]))
+                number = _everywhere(builder, builder.fpext(number, _DOUBLE) if wide else number, vector)
+                for v in range(vectors):
+                    yield _fused(builder, number, factors[v], sums[i * vectors + v])
 
-        sums = _sum_up(builder, [vector] * (ROWS * _VECTORS), length, 1, step)
-        for i in range(ROWS):
-            for v in range(_VECTORS):
-                place, added = builder.gep(c, [_INDEX(i * COLUMNS + v * _LANES)]), sums[i * _VECTORS + v]
+        sums = _sum_up(builder, [vector] * (rows * vectors), length, 1, step)
+        for i in range(rows):
+            for v in range(vectors):
+                place, total = builder.gep(c, [_INDEX(i * COLUMNS + v * vector.count)]), sums[i * vectors + v]
                 if adds:
-                    double = ir.VectorType(_DOUBLE, _LANES)
-                    added = builder.fadd(_load(builder, place, double), builder.fpext(added, double))
-                _store(builder, added, place)
+                    double = ir.VectorType(_DOUBLE, vector.count)
+                    total = total if wide else builder.fpext(total, double)
+                    total = builder.fadd(_load(builder, place, double), total)
+                _store(builder, total, place)
         return context.get_dummy_value()
 
     return types.void(left, *[types.intp] * 5, right, out, types.intp), generate

@@ -143,7 +143,8 @@ class Digits:
     """The digits of one normal: `word(0)` is its first word, `word(j)` the j-th further one.
 
     Guarantees:
-      - The answer of `exceeds` depends on the words alone, not on the precision it took.   (test_exceeds_is_that_of_mpmath)
+      - What `exceeds` answers depends on the words alone, not on the precision it took.
+        (test_exceeds_is_that_of_mpmath)
     """
 
     def __init__(self, word: Callable[[int], int]):
