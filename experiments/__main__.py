@@ -13,6 +13,7 @@ TABLES = {
     "selector_sizes": Path("docs/choosing-a-selector.md"),
     "private_abstracts": Path("docs/results.md"),
     "audit_power": Path("docs/trust.md"),
+    "canary_power": Path("docs/trust.md"),
     "spark_scaling": Path("docs/spark.md"),
 }
 

@@ -278,7 +278,8 @@ def audit_with_canaries(
     delta = plan.guarantee.delta
     bounds = _bounds(known, included, delta, alpha)
     best = _bounds(included, included, delta, alpha)
-    mu = gaussian_dp(plan.mechanism, noise_multiplier=plan.noise_multiplier, adjacency=plan.guarantee.adjacency).mu
+    claim = plan.guarantee
+    mu = gaussian_dp(plan.mechanism, noise_multiplier=claim.noise_multiplier, adjacency=claim.adjacency).mu
     return CanaryAudit(
         epsilon_lower_bound=bounds[0],
         gaussian_lower_bound=bounds[1],

@@ -7,7 +7,7 @@ import typer
 
 from coowned import codec, validate
 from coowned.cli import show
-from coowned.cli.options import Json, RunFolder
+from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
 from coowned.errors import CertificateMismatchError, InputError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def run(
         typer.Option(metavar="CONFIG.toml", help="The run's configuration: trains it once more with canary users."),
     ] = None,
     canary_users: Annotated[int, typer.Option(metavar="N", help="Number of canary users, with --canaries.")] = 200,
+    verify_key: VerifyKey = None,
     json: Json = False,
 ) -> None:
     """Tries to break the claim of a run; exits with code 1 if it breaks.
@@ -55,6 +56,7 @@ def run(
     if canary_users < 10:
         raise InputError(f"--canary-users must be at least 10, not {canary_users}")
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)  # before it is halved
+    check_signature(folder, verify_key)
     config = None
     if canaries is not None:
         from coowned.training.config import TrainConfig
@@ -98,6 +100,11 @@ def _show_canaries(known: "CanaryAudit") -> None:
         f"{known.contribution_bound:,}; delta {known.delta:.12g}; adjacency: {known.adjacency}). Learned from the "
         "data: not covered by the guarantee."
     )
+    if known.largest_bound < known.claimed_epsilon:
+        show.line(
+            f"{known.canaries} canary users prove at most {rounded_down(known.largest_bound)}, even where all are guessed "
+            "right: with more --canary-users less noise than claimed would show"
+        )
 
 
 def _show(found: "RunAudit", folder: Path) -> None:

@@ -22,8 +22,19 @@ Adjacency = Annotated[str, typer.Option(help="zero-out or replace; the other is 
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that `coowned train` made.")]
+VerifyKey = Annotated[
+    Path | None, typer.Option("--verify-key", metavar="FILE", help="Refuse a run that was not signed with this key.")
+]
 Engine = Annotated[str, typer.Option(help="local, or spark for the same result on a cluster.")]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
+
+
+def check_signature(folder: Path, key: Path | None) -> None:
+    """Refuses a run that was not signed with the key in a file, if one is given."""
+    if key is not None:
+        from coowned.training.signature import read_key, verify_run
+
+        verify_run(folder, read_key(key))
 
 
 def check_engine(engine: str, master: str | None, *paths: str) -> None:

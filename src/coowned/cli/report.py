@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Json, RunFolder
+from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
 from coowned.cli.overwriting import refuse_to_replace
 
 
@@ -25,6 +25,7 @@ def run(
     compare: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Another run to compare accuracies with; repeatable.")
     ] = None,
+    verify_key: VerifyKey = None,
     json: Json = False,
 ) -> None:
     """Writes one HTML page that opens offline: what is promised, what it cost, how well the model learned.
@@ -43,6 +44,7 @@ def run(
     from coowned.report.page import RELEASE, REPORT, write_report
     from coowned.training.run import Run
 
+    check_signature(folder, verify_key)
     refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))
     page = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
     if json:

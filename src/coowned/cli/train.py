@@ -26,6 +26,10 @@ def run(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="RUN", help="The folder of the run.")] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and exit.")] = False,
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Sign the finished run with this key, which is made where there is none."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Reads, splits, selects, certifies, accounts, trains and evaluates as a configuration file says.
@@ -49,8 +53,10 @@ def run(
     from coowned.training.checkpoint import RunFolder
     from coowned.training.config import TrainConfig
     from coowned.training.configured_run import run_configuration
+    from coowned.training.signature import sign_run, signing_key
 
     settings = TrainConfig.read(config)
+    key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
     with RunFolder.open(output) as folder, _bar(settings.mechanism.iterations) as (progress, announce):
         try:
@@ -71,6 +77,8 @@ def run(
                     advice = "fix this and run the same command again to resume from the last checkpoint"
                     raise OSError(error.errno, f"{place}{error.strerror or error}; {advice}") from error
             raise
+    if key is not None:
+        sign_run(output, key)
     _show(trained, output, json, time.monotonic() - began)
 
 

@@ -13,6 +13,7 @@ members.parquet         of a sweep: number, configuration and settings of every 
 metrics.parquet         training curves: not covered by any guarantee
 validation.parquet      evaluation on held-out examples, and test.parquet: not covered
 private-log.json        what reading the content showed: not covered, readable by its owner alone
+signature.json          of run.json, where the run was signed (`coowned.training.signature`)
 audit.json              written by `coowned audit`
 """
 

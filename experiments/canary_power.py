@@ -1,0 +1,88 @@
+"""How large an epsilon do so many canaries contradict where the noise is missing, and is an honest run left alone?
+
+A logistic regression with two features on 600 made-up examples, 60 steps, epsilon 2 claimed at delta 1e-6. GRID says
+the points, run(point) gives a row, draw(rows) a table.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
+from coowned.audit.canaries import audit_with_canaries, feature_canaries
+from coowned.mechanism.keys import RunKey
+from coowned.training.data import FeatureTable
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.plan import TrainingPlan
+
+BOUND, FEATURES, DELTA, ALPHA = 2, 2, 1e-6, 1e-3
+GRID = [{"canaries": count, "noise": share} for count in (50, 100, 200, 400, 1000) for share in (0.0, 0.01, 1.0)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LittleNoise(TrainingPlan):
+    """Claims all of the noise, and adds a part of it."""
+
+    share: float
+
+    @property
+    def noise_multiplier(self) -> float:
+        return max(self.share, 1e-9) * super().noise_multiplier
+
+
+def run(point: dict) -> dict:
+    """One training with canaries."""
+    random = np.random.default_rng(0)
+    graph = AttributionGraph.from_users_per_example([[i // 2] for i in range(600)])
+    data = FeatureTable(graph=graph, features=random.normal(size=(600, FEATURES)), labels=random.integers(0, 2, 600))
+    content = feature_canaries(point["canaries"], BOUND, num_features=FEATURES, length=4.0)
+
+    def plan(grown: AttributionGraph) -> TrainingPlan:
+        selection = Greedy(contribution_bound=BOUND).select(grown)
+        certificate = certify(grown, selection)
+        mechanism = PoissonSampling.from_certificate(certificate, batch_size=certificate.size // 8, iterations=60)
+        claim = guarantee(certificate, mechanism, epsilon=2.0, delta=DELTA, adjacency="zero-out", test_run=True)
+        return LittleNoise(
+            certificate=certificate,
+            selected=selection,
+            mechanism=mechanism,
+            guarantee=claim,
+            clip_norm=1.0,
+            optimizer="sgd",
+            learning_rate=0.1,
+            run_key=RunKey.from_seed(1),
+            share=point["noise"],
+        )
+
+    found = audit_with_canaries(
+        LogisticRegression(num_features=FEATURES + point["canaries"]),
+        data,
+        plan,
+        content,
+        per_user=BOUND,
+        alpha=ALPHA,
+        coins=RunKey.from_seed(2),
+    )
+    return point | {
+        "claimed": found.claimed_epsilon,
+        "at_least": found.epsilon_lower_bound,
+        "gaussian": found.gaussian_lower_bound,
+        "largest": found.largest_bound,
+        "alarm": not found.claim_holds,
+    }
+
+
+def draw(rows: list[dict]) -> str:
+    """A Markdown table: one line a number of canaries, one column a share of the noise."""
+    lines = [
+        "| canary users | all guessed right proves | without noise | with 1% of it | with all of it |",
+        "|---:|---:|---|---|---|",
+    ]
+    for count in dict.fromkeys(row["canaries"] for row in rows):
+        own = {row["noise"]: row for row in rows if row["canaries"] == count}
+        cells = [
+            f"{max(row['at_least'], row['gaussian']):.1f}{', alarm' if row['alarm'] else ''}"
+            for row in (own[share] for share in (0.0, 0.01, 1.0))
+        ]
+        lines.append(f"| {count} | {own[0.0]['largest']:.1f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
