@@ -28,7 +28,7 @@ class Statement:
       sentences: all of the statement, the headline among the first; `str()` numbers them.
       not_promised: what is not covered, promised or released, and for whom nothing holds: each also in `sentences`.
       warnings: what is wrong with the claim, such as a large delta; each also in `sentences`.
-      plain: by adjacency, the sentence for people who do not know what an epsilon is; each also in `sentences`.
+      plain: by adjacency, what it means for people who do not know what an epsilon is; each also in `sentences`.
       protection: by adjacency, "strong", "moderate" or "little", which `plain` says in words.
       attack_bounds: by adjacency, the success of any attack with 1% false alarms, at most.
     """
@@ -82,6 +82,10 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
     bounds = {} if guarantee.test_run else {name: guarantee.attack_bound(name) for name in ADJACENCIES}
     protection = {name: _protection(bound) for name, bound in bounds.items()}
     plain = {name: _plain(guarantee, name, bound, protection[name]) for name, bound in bounds.items()}
+    epsilons = {
+        guarantee.adjacency: guarantee.shown_epsilon,
+        OTHER_ADJACENCY[guarantee.adjacency]: rounded_up(guarantee.other_epsilon),
+    }
     sentences = [
         *_simulated(guarantee),
         headline,
@@ -89,7 +93,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         "The unit is one person with every example they are part of, in whatever role; the attribution graph, who is "
         "part of what, is the same in both worlds that are compared. The curator sees the data and is trusted with "
         "them (central model).",
-        *plain.values(),
+        *(f"Under {name} adjacency, epsilon {epsilons[name]}: {plain[name]}" for name in plain),
         f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
         f"one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy and "
         "divided by the public batch size.",
@@ -153,9 +157,6 @@ def _protection(attack_bound: float) -> str:
 
 def _plain(guarantee: "PrivacyGuarantee", adjacency: str, attack_bound: float, protection: str) -> str:
     """What the guarantee means under one adjacency, for people; honest about a large epsilon."""
-    shown = rounded_up(guarantee.other_epsilon)
-    if adjacency == guarantee.adjacency:
-        shown = guarantee.shown_epsilon
     person = "any protected person" if guarantee.certificate.num_unprotected_users else "any person"
     learned = {
         "strong": f"someone with the model learns nearly the same about {person} as if",
@@ -165,8 +166,8 @@ def _plain(guarantee: "PrivacyGuarantee", adjacency: str, attack_bound: float, p
     }[protection]
     success = min(100.0, math.ceil(1000 * attack_bound) / 10)
     return (
-        f"Under {adjacency} adjacency, epsilon {shown}: {learned} {_OTHER_WORLD[adjacency]}; an attack with "
-        f"{FALSE_ALARMS:.0%} false alarms succeeds in at most {success:.1f}% of cases."
+        f"{learned} {_OTHER_WORLD[adjacency]}; an attack with {FALSE_ALARMS:.0%} false alarms succeeds in at most "
+        f"{success:.1f}% of cases."
     )
 
 

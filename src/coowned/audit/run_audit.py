@@ -13,7 +13,6 @@ import msgspec
 import coowned
 from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
-from coowned.accounting.statement import rounded_up
 from coowned.audit.canaries import CanaryAudit
 from coowned.audit.checks import CheckedLaw
 from coowned.audit.claims import MechanismClaim
@@ -91,7 +90,7 @@ class RunAudit:
             return (
                 f"Not broken: {len(self.curves) + len(self.laws)} tests with up to "
                 f"{max(curve.trials for curve in self.curves):,} trials found nothing against epsilon "
-                f"{rounded_up(self.claim.epsilon)} ({self.claim.terms()}; {odds})."
+                f"{self.claim.shown_epsilon} ({self.claim.terms()}; {odds})."
             )
         return (
             f"Broken: {' and '.join(f'the {name} test' for name in self.alarms)} contradict what is claimed ({odds})."

@@ -108,7 +108,7 @@ def _show_canaries(known: "CanaryAudit") -> None:
 
 
 def _show(found: "RunAudit", folder: Path) -> None:
-    from coowned.accounting.statement import rounded_down, rounded_up
+    from coowned.accounting.statement import rounded_down
     from coowned.audit.run_audit import NOT_SEEN
 
     for curve in found.curves:
@@ -138,7 +138,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
     show.line()
     claim = found.claim
     show.line(
-        f"epsilon is at least {rounded_down(found.epsilon_lower_bound)}; claimed: {rounded_up(claim.epsilon)} "
+        f"epsilon is at least {rounded_down(found.epsilon_lower_bound)}; claimed: {claim.shown_epsilon} "
         f"({claim.terms()})"
     )
     if claim.test_run:

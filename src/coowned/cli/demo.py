@@ -135,7 +135,7 @@ def run(
         "chosen from who wrote to whom, not from what they say, and a recount found nobody in more than "
         f"{trained.contribution_bound} copies.\n"
         "Noise in training then hides whether any one person's e-mails, sent or received, said what they said:\n"
-        f"epsilon {rounded_up(trained.epsilon)} ({trained.terms()}).\n"
+        f"epsilon {trained.shown_epsilon} ({trained.terms()}).\n"
         "Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob."
     )
     if json:

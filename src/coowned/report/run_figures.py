@@ -264,7 +264,7 @@ def _axis_label(run: Run) -> str:
     if not run.claims:
         return "no guarantee"
     simulated = run.claim.simulated_epsilon
-    return rounded_up(run.claim.epsilon) + ("" if simulated is None else f" (simulated {rounded_up(simulated)})")
+    return run.claim.shown_epsilon + ("" if simulated is None else f" (simulated {rounded_up(simulated)})")
 
 
 def audit(run: Run, measured: float | None, *, verdict: str | None = None) -> Figure | None:

@@ -15,7 +15,7 @@ from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import TITLES
 from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
-from coowned.report.figures import Figure, Mark, percent, percent_up, shown
+from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
 from coowned.training.run import Run
 
@@ -45,7 +45,8 @@ class RunPage:
       claim: None where no epsilon may be stated.
       epsilons: adjacency and epsilon, the claimed one first; as asked for where that was proven.
       proven: the proven value of the claimed epsilon, where it is not the one shown; with the words around it.
-      found_at_most: share of members that a membership attack finds, at most, when 1% are wrongly accused.
+      plain: what the claim means for people; follows the bound on attacks.
+      warnings: what is wrong with the claim.
       cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
       figures: by name, in the order of the page.
       compared: other runs were named.
@@ -59,7 +60,8 @@ class RunPage:
     not_promised: tuple[str, ...]
     epsilons: tuple[tuple[str, str], ...]
     proven: str
-    found_at_most: str
+    plain: str
+    warnings: tuple[str, ...]
     tiles: tuple[Tile, ...]
     adjacencies: tuple[TableRow, ...]
     kept: tuple[TableRow, ...]
@@ -106,7 +108,6 @@ def gather(
         figures += [run_figures.membership(run), run_figures.delta_curve(run)]
     figures += _audits(run, release=release)
     statement = run.guarantee.statement_parts() if run.guarantee else None
-    asked = _asked_epsilon(run)
     return RunPage(
         run=run,
         claim=claim,
@@ -115,13 +116,16 @@ def gather(
         sentences=statement.sentences if statement else (run.statement,),
         not_promised=statement.not_promised if statement else (),
         epsilons=(
-            (claim.adjacency, asked or rounded_up(claim.epsilon)),
+            (claim.adjacency, claim.shown_epsilon),
             (OTHER_ADJACENCY[claim.adjacency], rounded_up(claim.other_epsilon)),
         )
         if claim
         else (),
-        proven="" if claim is None or asked is None else f"; proven: {rounded_up(claim.epsilon)}",
-        found_at_most=percent_up(run_figures.true_positives(run, 0.01)) if claim else "",
+        proven=f"; proven: {rounded_up(claim.epsilon)}"
+        if claim and claim.shown_epsilon != rounded_up(claim.epsilon)
+        else "",
+        plain=statement.plain[claim.adjacency] if claim and statement else "",
+        warnings=statement.warnings if statement else (),
         tiles=_tiles(run, with_graph=with_graph),
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
@@ -139,14 +143,6 @@ def gather(
             ]
         ),
     )
-
-
-def _asked_epsilon(run: Run) -> str | None:
-    """The epsilon that the configuration asks for, where a smaller one was proven: that one holds too."""
-    asked = tomllib.loads(run.config_text).get("privacy", {}).get("epsilon")
-    if not run.claims or not isinstance(asked, int | float) or not run.claim.epsilon < asked:
-        return None
-    return f"{asked:g}"
 
 
 def _check_same_task(run: Run, other: Run) -> None:

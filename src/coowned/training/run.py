@@ -217,7 +217,7 @@ class Run:
         """The claim in one line, with its unit, bound, delta and adjacency; or that there is none."""
         if not self.claims:
             return f"no guarantee ({self.reason})"
-        text = f"epsilon {rounded_up(self.claim.epsilon)} ({self.claim.terms()})"
+        text = f"epsilon {self.claim.shown_epsilon} ({self.claim.terms()})"
         if self.claim.simulated_epsilon is not None:
             return f"simulated epsilon {rounded_up(self.claim.simulated_epsilon)}, true {text}"
         return text
