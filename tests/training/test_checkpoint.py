@@ -165,7 +165,7 @@ def test_damaged_key_is_named(small, tmp_path, monkeypatch, damage):
     (tmp_path / "run" / "run-key.json").write_bytes(damage)
     with (
         RunFolder.open(tmp_path / "run") as folder,
-        pytest.raises(InputError, match=r"run-key\.json: not the key .* begin in another place"),
+        pytest.raises(InputError, match=r"run-key\.json: not the key .* name another folder"),
     ):
         folder.run_key(3)
 
@@ -347,6 +347,12 @@ def test_bad_folders(small, tmp_path, monkeypatch):
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(InputError, match="is not JSON"):
         take_up(tmp_path / "run", plan, small.data)
+
+
+def test_xla_flags_are_part_of_the_machine(monkeypatch):
+    before = checkpoint.machine()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert checkpoint.machine() != before
 
 
 def test_code_digest_reads_the_files(tmp_path, monkeypatch):

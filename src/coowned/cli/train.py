@@ -122,12 +122,12 @@ def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
 
 @contextlib.contextmanager
 def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
-    """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line each tenth.
+    """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line every 30 seconds.
 
     What was announced last, which has the whole claim, is written above both when the first step has been taken, and in
-    every line, which may be read alone.
+    every line of a log, which may be read alone.
     """
-    announced, begun, tenth = "", False, 0
+    announced, begun = "", False
 
     def announce(text: str) -> None:
         nonlocal announced
@@ -135,14 +135,14 @@ def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable
         update(0.0, text)
 
     def progress(done: int, text: str) -> None:
-        nonlocal begun, tenth
-        text = text or "begun"
+        nonlocal begun
         if not begun:
             sys.stderr.write(f"{announced}\n")
-        if 10 * done // iterations > tenth and not sys.stderr.isatty():
-            sys.stderr.write(f"step {done:,} of {iterations:,}: {text}; {announced.removeprefix('training: ')}\n")
-        begun, tenth = True, 10 * done // iterations
-        update(done / iterations, f"{100 * done // iterations}%: {text}")
+        begun = True
+        if sys.stderr.isatty():
+            update(done / iterations, f"{100 * done // iterations}%: {text or 'started'}")
+        else:
+            update(done / iterations, f"{text}; {announced.removeprefix('training: ')}")
 
     with show.progress("training", time_left=False) as update:
         yield progress, announce

@@ -31,8 +31,9 @@ OWN_FILES = (
     "private-log.json", "signature.json",
 )  # fmt: skip
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
+_NOT_TRAINING = ("audit/", "cli/", "report/", "spark/", "testing/")  # folders that decide nothing of a step
 _MEMBER = re.compile(r"model-\d+\.safetensors")
-# What a run must agree in when it is taken up again, and what to say where it does not.
+# What a resumed run must agree in, and what an error calls it.
 _BOUND = {
     "plan": "selection, mechanism, noise, clip norm or optimizer",
     "model": "model",
@@ -41,7 +42,7 @@ _BOUND = {
     "initial": "parameters it starts from",
     "code": "code or versions of coowned, jax, numpy, numba or optax",
     "devices": "number of devices",
-    "platform": "kind of device or processor",
+    "platform": "kind of device or processor, or other XLA_FLAGS",
     "key": "run key",
 }
 
@@ -57,8 +58,8 @@ class RunFolder:
     """A folder that holds one run and nothing else, for one process at a time.
 
     Noise and coins of a step follow from the run key, so the same step on other data, settings or code would put the
-    same noise under two different gradients, which gives both away: `begin` refuses that. The key is needed to take a
-    run up again and worth nothing afterwards but to an attacker, so `finish` destroys it.
+    same noise under two different gradients, which gives both away: `begin` refuses that. The key is needed to resume a
+    run and worth nothing afterwards but to an attacker, so `finish` destroys it.
 
     Nothing is on the disk before `begin`: until then the key and the files that the run begins with are in memory
     alone. `begin` first writes down, in run.json, which files it is going to write and their digests, and last that
@@ -89,46 +90,46 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: str | os.PathLike[str]) -> Iterator["RunFolder"]:
-        """Makes the folder or takes an earlier one, and keeps other processes out until the end.
+        """Makes the folder or opens an earlier one, and keeps other processes out until the end.
 
         A folder that it made, and in which no run has begun, is removed again.
         """
-        place = Path(path)
-        if os.path.lexists(place) and not place.is_dir():
-            raise InputError(f"{place}: not a folder; name another place for the run")
-        if place.is_dir():
-            check_writable(place)
-            with cls._locked(place) as folder:
-                yield folder
+        folder = Path(path)
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise InputError(f"{folder}: not a folder; name another folder for the run")
+        if folder.is_dir():
+            check_writable(folder)
+            with cls._locked(folder) as opened:
+                yield opened
             return
-        if not place.parent.is_dir():
-            raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
-        with making(place):
-            place.mkdir()
+        if not folder.parent.is_dir():
+            raise InputError(f"{folder}: the folder {folder.parent} does not exist; make it first")
+        with making(folder):
+            folder.mkdir()
         try:
-            with cls._locked(place) as folder:
-                yield folder
+            with cls._locked(folder) as opened:
+                yield opened
         finally:
             with contextlib.suppress(OSError):  # something is in it
-                place.rmdir()
+                folder.rmdir()
 
     @classmethod
     @contextlib.contextmanager
-    def _locked(cls, place: Path) -> Iterator["RunFolder"]:
-        foreign = sorted(file.name for file in place.iterdir() if not _is_own(file.name))
+    def _locked(cls, path: Path) -> Iterator["RunFolder"]:
+        foreign = sorted(
+            file.name for file in path.iterdir() if not file.name.startswith(".") and not _is_own(file.name)
+        )
         if foreign:
             raise InputError(
-                f"{place}: a folder that holds other things ({foreign[0]}); name another place for the run"
+                f"{path}: a folder that holds other things ({foreign[0]}); name another folder for the run"
             )
-        handle = os.open(place, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system gives it up when the process ends
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except OSError:
-                raise InputError(
-                    f"{place}: another process is training there; wait for it or name another place"
-                ) from None
-            folder = cls(place)
+                raise InputError(f"{path}: another process is training there; wait, or name another folder") from None
+            folder = cls(path)
             folder._clear_unbegun()
             folder._refuse_files_of_others()
             yield folder
@@ -151,7 +152,7 @@ class RunFolder:
             self._destroy_secrets()  # where the process was killed just before
             raise InputError(
                 f"{self.path}: this run has ended; training on would spend privacy nobody accounted for; name another "
-                "place"
+                "folder"
             )
 
     def run_key(self, seed: int | None = None) -> RunKey:
@@ -163,7 +164,7 @@ class RunFolder:
             else:
                 self._key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
         if self._key.seed != seed:
-            raise CertificateMismatchError(f"{self.path}: the run was begun with another seed; name another place")
+            raise CertificateMismatchError(f"{self.path}: the run was begun with another seed; name another folder")
         return self._key
 
     def _stored_key(self) -> RunKey:
@@ -172,12 +173,10 @@ class RunFolder:
             return RunKey.from_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CertificateMismatchError(
-                f"{self.path}: the run's key is gone, so it cannot be taken up; name another place"
+                f"{self.path}: the run's key is gone, so it cannot be resumed; name another folder"
             ) from None
         except ValueError:  # without what was read: it may hold the secret
-            raise InputError(
-                f"{file}: not the key of a run, so it cannot be taken up; begin in another place"
-            ) from None
+            raise InputError(f"{file}: not the key of a run, so it cannot be resumed; name another folder") from None
 
     def begin(self, record: RunRecord) -> Checkpoint | None:
         """Starts the run that `record` describes, or gives the state an earlier process left; refuses another run."""
@@ -190,8 +189,8 @@ class RunFolder:
         for name, what in _BOUND.items():
             if getattr(stored, name) != getattr(record, name):
                 raise CertificateMismatchError(
-                    f"{self.path}: the run was begun with another {what}; going on would use the same noise for two "
-                    "different gradients. Restore what it was, or name another place"
+                    f"{self.path}: the run was begun with another {what}; resuming would use the same noise for two "
+                    "different gradients. Restore what it was, or name another folder"
                 )
         self._files = dict(stored.files)
         return self._read_checkpoint()
@@ -234,11 +233,11 @@ class RunFolder:
         if self.is_begun:
             return
         first = self._half("run.json").name  # what a kill leaves of the first file: nobody's work
-        there = sorted(name for name in os.listdir(self.path) if _is_of_a_run(_written_as(name)) and name != first)
+        there = sorted(name for name in os.listdir(self.path) if _is_own(_written_as(name)) and name != first)
         if there:
             raise InputError(
                 f"{self.path / there[0]}: is there without the record of a run that wrote it (run.json); move it, or "
-                "name another place for the run"
+                "name another folder for the run"
             )
 
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -247,7 +246,7 @@ class RunFolder:
         self._write_arrays("checkpoint.safetensors", tensors, metadata)
 
     def finish(self, model: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], metrics: bytes) -> None:
-        """Writes the result, marks the run as ended, and only then destroys what it could be taken up with."""
+        """Writes the result, marks the run as ended, and only then destroys what it could be resumed from."""
         self.write("metrics.parquet", metrics)
         self._write_arrays("model.safetensors", model, metadata, mode=0o644)
         self._end()
@@ -298,10 +297,10 @@ class RunFolder:
                 metadata = opened.metadata() or {}
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             step = int(metadata["step"])
-        except Exception as error:  # safetensors has no one kind of error
-            raise InputError(f"{file}: the checkpoint cannot be read ({error}); begin in another place") from error
+        except Exception as error:  # safetensors raises various kinds
+            raise InputError(f"{file}: the checkpoint cannot be read ({error}); name another folder") from error
         if metadata.get("run") != self._record_digest():
-            raise CertificateMismatchError(f"{file}: the checkpoint is of another run; begin in another place")
+            raise CertificateMismatchError(f"{file}: the checkpoint is of another run; name another folder")
         return Checkpoint(step, tensors)
 
     def _record_digest(self) -> str:
@@ -331,10 +330,6 @@ def _written_as(name: str) -> str:
 
 
 def _is_own(name: str) -> bool:
-    return name.startswith(".") or _is_of_a_run(name)
-
-
-def _is_of_a_run(name: str) -> bool:
     return name in OWN_FILES or _MEMBER.fullmatch(name) is not None
 
 
@@ -350,8 +345,9 @@ def platform() -> str:
 
 
 def machine() -> str:
-    """The kind of device, with the processor's name and a digest of what instructions it has: compilers choose by both,
-    and another order of operations is another last digit.
+    """The kind of device, with the processor's name and a digest of its instructions and of XLA_FLAGS.
+
+    Compilers choose by them, and another order of operations is another last digit.
 
     >>> machine().split()[0] == platform()
     True
@@ -359,6 +355,7 @@ def machine() -> str:
     from llvmlite import binding
 
     features = json.dumps(sorted(name for name, there in binding.get_host_cpu_features().items() if there))
+    features += os.environ.get("XLA_FLAGS", "")
     digest = hashlib.sha256(features.encode()).hexdigest()[:16]
     return f"{platform()} {binding.get_host_cpu_name()} {digest}"
 
@@ -374,8 +371,8 @@ def code_digest() -> str:
     for name in ("jax", "jaxlib", "numpy", "numba", "optax"):
         hashed.update(f" {name} {importlib.metadata.version(name)}".encode())
     root = Path(coowned.__file__).parent
-    parts = ("attribution", "selection", "synthetic", "certificate.py", "mechanism", "accounting", "training")
-    files = [file for part in parts for file in [root / part, *sorted((root / part).rglob("*.py"))] if file.is_file()]
-    for file in files:
-        hashed.update(f" {file.relative_to(root).as_posix()} ".encode() + hashlib.sha256(file.read_bytes()).digest())
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root).as_posix()
+        if not name.startswith(_NOT_TRAINING):
+            hashed.update(f" {name} ".encode() + hashlib.sha256(file.read_bytes()).digest())
     return hashed.hexdigest()
