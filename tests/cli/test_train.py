@@ -123,7 +123,7 @@ def test_finished_run_is_not_trained_on(folder: Path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
-def test_interrupted_and_taken_up(folder: Path, monkeypatch, capsys, kind: str):
+def test_interrupted_and_resumed(folder: Path, monkeypatch, capsys, kind: str):
     changes = [SEEDED]
     if kind == "dp-mf":
         changes += [
@@ -286,7 +286,7 @@ def test_swallowed_interrupt_ends_at_the_next_step(folder: Path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_damaged_files_are_named_when_taken_up(folder: Path, monkeypatch, capsys, private: bool):
+def test_damaged_files_are_named_when_resumed(folder: Path, monkeypatch, capsys, private: bool):
     changes = [] if private else [("epsilon = 8.0", 'epsilon = "none"'), ("delta = 1e-6", "")]
     write(folder, SEEDED, *changes)
     with monkeypatch.context() as patch:
@@ -313,7 +313,7 @@ def test_damaged_files_are_named_when_taken_up(folder: Path, monkeypatch, capsys
     assert go(folder) == 0
 
 
-def test_changes_are_refused_when_taken_up(folder: Path, monkeypatch, capsys):
+def test_changes_are_refused_when_resumed(folder: Path, monkeypatch, capsys):
     write(folder, SEEDED)
 
     def leave(self, step, tensors):

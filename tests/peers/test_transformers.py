@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from tests.training.models.test_bert_files import write_bert_folder
 
 from coowned.training.models.bert import BertConfig, BertMaskedLM
-from coowned.training.models.bert_files import read_bert_folder, write_bert_folder
+from coowned.training.models.bert_files import read_bert_folder
 
 CONFIG = BertConfig(
     vocab_size=60,

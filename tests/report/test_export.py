@@ -27,6 +27,16 @@ def test_only_what_is_covered(audited, tmp_path):
     assert (output / "model.safetensors").read_bytes() == (audited / "model.safetensors").read_bytes()
 
 
+def test_counts_of_users_stay(audited, tmp_path):
+    """As on a page for a release: how many users are in how many copies stays with the curator."""
+    export_model(audited, tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "certificate.json").read_text(encoding="utf-8"))
+    certificate = Run.open(audited).certificate
+    assert stored["contribution_bound"] == certificate.contribution_bound
+    assert stored["graph_digest"] == certificate.graph_digest
+    assert not {"copies_per_user", "group_copies_per_user", "groups", "checksum"} & stored.keys()
+
+
 def test_public_data_say_so(runs, tmp_path):
     export_model(runs["public"], tmp_path / "model")
     readme = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")

@@ -80,6 +80,12 @@ class Small:
         return TrainingPlan(**(fields | changes))
 
 
+def part_of(table, examples):
+    """These examples alone, as the splits of a run have them."""
+    rows = np.asarray(examples) if table.rows is None else table.rows[examples]
+    return dataclasses.replace(table, graph=table.graph.subgraph(examples), rows=rows)
+
+
 def forged(made, **changes):
     """A guarantee that `guarantee` never made: what the trainer must refuse, or a real run for a test's sake."""
     return dataclasses.replace(made, maker=_MADE_BY_GUARANTEE, **changes)

@@ -1,4 +1,4 @@
-"""Run folders: taken up after any kill, refused where anything has changed, closed when ended."""
+"""Run folders: resumed after any kill, refused where anything has changed, closed when ended."""
 
 import errno
 import json
@@ -49,7 +49,7 @@ def begin_and_stop(place, small, steps, monkeypatch, kind="dp-mf", **changes):
     return plan
 
 
-def take_up(place, plan, data, model=MODEL, **options):
+def resume(place, plan, data, model=MODEL, **options):
     with RunFolder.open(place) as folder:
         return train(plan, model, data, folder=folder, **options)
 
@@ -57,10 +57,10 @@ def take_up(place, plan, data, model=MODEL, **options):
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
 @pytest.mark.parametrize("steps", [1, 5])
-def test_taken_up_run_is_bit_identical(small, tmp_path, monkeypatch, kind, steps):
+def test_resumed_run_is_bit_identical(small, tmp_path, monkeypatch, kind, steps):
     plan = begin_and_stop(tmp_path / "run", small, steps, monkeypatch, kind)
     whole = train(plan, MODEL, small.data)
-    again = take_up(tmp_path / "run", plan, small.data)
+    again = resume(tmp_path / "run", plan, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
     assert whole.metrics.equals(again.metrics)
     stored = load_file(tmp_path / "run" / "model.safetensors")
@@ -74,7 +74,7 @@ def test_replaying_other_noise_would_be_seen(small, tmp_path, monkeypatch):
     whole = train(plan, MODEL, small.data)
     read = RunFolder._read_checkpoint
     monkeypatch.setattr(RunFolder, "_read_checkpoint", lambda self: read(self)._replace(step=3))
-    again = take_up(tmp_path / "run", plan, small.data)
+    again = resume(tmp_path / "run", plan, small.data)
     assert not np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
 
 
@@ -83,7 +83,7 @@ def test_key_is_secret_then_gone(small, tmp_path, monkeypatch):
     plan = begin_and_stop(place, small, 5, monkeypatch)
     assert stat.S_IMODE((place / "run-key.json").stat().st_mode) == 0o600
     assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
-    take_up(place, plan, small.data)
+    resume(place, plan, small.data)
     assert sorted(file.name for file in place.iterdir()) == ["metrics.parquet", "model.safetensors", "run.json"]
 
 
@@ -129,27 +129,27 @@ def test_changed_run_is_refused(small, tmp_path, monkeypatch):
     edited[7] = 1 - edited[7]
     table = FeatureTable(graph=small.graph, features=features, labels=edited)
     with pytest.raises(CertificateMismatchError, match="another data"):
-        take_up(place, plan, table)
+        resume(place, plan, table)
     for changes in ({"learning_rate": 0.06}, {"clip_norm": 0.2}, {"optimizer": "sgd"}, {"noise_multiplier": 0.8}):
         with pytest.raises(CertificateMismatchError, match="another selection, mechanism, noise"):
-            take_up(place, small.plan(**changes), small.data)
+            resume(place, small.plan(**changes), small.data)
     with pytest.raises(CertificateMismatchError, match="another selection"):
-        take_up(place, small.plan(seed=4), small.data)
+        resume(place, small.plan(seed=4), small.data)
     with pytest.raises(CertificateMismatchError, match="configuration file"):
-        take_up(place, plan, small.data, configuration_digest="other")
+        resume(place, plan, small.data, configuration_digest="other")
     with pytest.raises(CertificateMismatchError, match="starts from"):
-        take_up(place, plan, small.data, initial={"coefficients": np.ones(NUM_FEATURES + 1, np.float32)})
+        resume(place, plan, small.data, initial={"coefficients": np.ones(NUM_FEATURES + 1, np.float32)})
     with monkeypatch.context() as patch:
         patch.setattr(loop, "code_digest", lambda: "other")
         with pytest.raises(CertificateMismatchError, match="code or versions"):
-            take_up(place, plan, small.data)
+            resume(place, plan, small.data)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "machine", lambda: "cpu of another kind")
         with pytest.raises(CertificateMismatchError, match="another kind of device"):
-            take_up(place, plan, small.data)
+            resume(place, plan, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another seed"):
         folder.run_key(4)
-    take_up(place, plan, small.data)  # and what has not changed is still taken up
+    resume(place, plan, small.data)  # and what has not changed is still resumed
 
 
 def test_lost_key_is_refused(small, tmp_path, monkeypatch):
@@ -262,18 +262,18 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, stage, fa
 
 
 def test_full_disk(small, tmp_path, monkeypatch):
-    """While a checkpoint is written: the one before stays, and the run is taken up from it."""
+    """While a checkpoint is written: the one before stays, and the run is resumed from it."""
     place = tmp_path / "run"
     plan = begin_and_stop(place, small, 5, monkeypatch, "dp-sgd")
     whole, before, there = train(plan, MODEL, small.data), (place / "checkpoint.safetensors").read_bytes(), names(place)
     with monkeypatch.context() as patch:
         break_at(STAGES[0], patch, OSError(errno.ENOSPC, "No space left on device"))
         with pytest.raises(OSError, match="No space left") as raised:
-            take_up(place, plan, small.data, checkpoint_every=2)
+            resume(place, plan, small.data, checkpoint_every=2)
     assert raised.value.filename == str(place / "checkpoint.safetensors")
     assert names(place) == there
     assert (place / "checkpoint.safetensors").read_bytes() == before
-    again = take_up(place, plan, small.data)
+    again = resume(place, plan, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
 
 
@@ -343,10 +343,10 @@ def test_bad_folders(small, tmp_path, monkeypatch):
     plan = begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
     (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match="cannot be read"):
-        take_up(tmp_path / "run", plan, small.data)
+        resume(tmp_path / "run", plan, small.data)
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(InputError, match="is not JSON"):
-        take_up(tmp_path / "run", plan, small.data)
+        resume(tmp_path / "run", plan, small.data)
 
 
 def test_xla_flags_are_part_of_the_machine(monkeypatch):

@@ -6,6 +6,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.training.conftest import part_of
 
 from coowned import InputError, from_table, threads
 from coowned.attribution.graph import AttributionGraph
@@ -154,7 +155,7 @@ def test_bad_arrays(small):
 def test_fill_gives_the_rows(small):
     features, labels = small.world.batch(np.arange(300))
     data = FeatureTable(graph=small.graph, features=features, labels=labels)
-    part = data.subset(np.arange(100, 200)).subset(np.array([5, 3]))
+    part = part_of(part_of(data, np.arange(100, 200)), np.array([5, 3]))
     assert part.graph.num_examples == 2
     found = filled(part, [1, 0, 1])
     assert np.array_equal(found["features"], features[[103, 105, 103]])
@@ -166,7 +167,7 @@ def test_rows_in_place_are_those_of_fill(small):
     table = FeatureTable(graph=small.graph, features=features, labels=labels)
     stored = WorldData.part(small.world.materialize(), np.arange(50, 90))
     wanted = np.array([7, 2, 7, 0])
-    for data in (table, table.subset(np.array([9, 8, 3, 1, 4, 6, 11, 200])), stored):
+    for data in (table, part_of(table, np.array([9, 8, 3, 1, 4, 6, 11, 200])), stored):
         for read in (data, with_norms(data)):
             place = rows_in_place(read, wanted)
             assert place is not None
@@ -215,8 +216,8 @@ def test_digest_follows_content(small):
         data.digest,
         dataclasses.replace(data, features=other).digest,
         dataclasses.replace(data, labels=1 - labels).digest,
-        data.subset(np.arange(299)).digest,
-        data.subset(np.arange(300)[::-1]).digest,
+        part_of(data, np.arange(299)).digest,
+        part_of(data, np.arange(300)[::-1]).digest,
         WorldData.part(small.world).digest,
         WorldData.part(small.world, np.arange(299)).digest,
     }
@@ -238,7 +239,7 @@ def test_norms_are_those_of_the_rows(small):
     table = FeatureTable(graph=small.graph, features=features, labels=labels)
     found = []
     for data in (
-        table.subset(chosen),
+        part_of(table, chosen),
         WorldData.part(small.world, chosen),
         WorldData.part(small.world.materialize(), chosen),
     ):

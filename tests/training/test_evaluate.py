@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from tests.training.conftest import NUM_FEATURES
+from tests.training.conftest import NUM_FEATURES, part_of
 
 from coowned import InputError
 from coowned.training.data import FeatureTable
@@ -60,7 +60,7 @@ def test_not_finite_counts_as_wrong(small):
     features, labels = small.world.batch(np.arange(300))
     features[:10] = np.nan
     table = FeatureTable(graph=small.graph, features=features, labels=labels)
-    clean = FeatureTable(graph=small.graph, features=features, labels=labels).subset(np.arange(10, 300))
+    clean = part_of(FeatureTable(graph=small.graph, features=features, labels=labels), np.arange(10, 300))
     spoiled, rest = (evaluate(MODEL, PARAMETERS, d, split="test").row(0, named=True) for d in (table, clean))
     assert spoiled["loss"] == pytest.approx(rest["loss"], rel=1e-5)
     assert spoiled["accuracy"] == pytest.approx(rest["accuracy"] * 290 / 300)
@@ -68,7 +68,7 @@ def test_not_finite_counts_as_wrong(small):
 
 
 def test_nothing_to_evaluate(small):
-    nothing = FeatureTable(graph=small.graph, features=np.zeros((300, 6)), labels=np.zeros(300)).subset(np.arange(0))
+    nothing = FeatureTable(graph=small.graph.subgraph([]), features=np.zeros((0, 6)), labels=np.zeros(0))
     row = evaluate(MODEL, PARAMETERS, nothing, split="test").row(0, named=True)
     assert row["examples"] == 0
     assert row["accuracy"] is None

@@ -175,17 +175,17 @@ def begin_and_stop(place, small, steps, kind="dp-sgd"):
     return plans
 
 
-def take_up(place, plans, data, **options):
+def resume(place, plans, data, **options):
     with RunFolder.open(place) as folder:
         return sweep(plans, options.pop("model", MODEL), data, folder=folder, **options)
 
 
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize(("kind", "steps"), [("dp-sgd", 1), ("dp-sgd", 6), ("dp-mf", 5)])
-def test_taken_up_sweep_is_bit_identical(small, tmp_path, kind, steps):
+def test_resumed_sweep_is_bit_identical(small, tmp_path, kind, steps):
     plans = begin_and_stop(tmp_path / "run", small, steps, kind)
     whole = sweep(plans, MODEL, small.data)
-    again = take_up(tmp_path / "run", plans, small.data)
+    again = resume(tmp_path / "run", plans, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
     for number in range(len(plans)):
         stored = load_file(tmp_path / "run" / f"model-{number}.safetensors")
@@ -198,7 +198,7 @@ def test_a_sweep_at_another_step_would_be_seen(small, tmp_path, monkeypatch):
     plans = begin_and_stop(tmp_path / "run", small, 5)
     read = RunFolder._read_checkpoint
     monkeypatch.setattr(RunFolder, "_read_checkpoint", lambda self: read(self)._replace(step=3))
-    again = take_up(tmp_path / "run", plans, small.data)
+    again = resume(tmp_path / "run", plans, small.data)
     assert not np.array_equal(
         again.parameters["coefficients"], sweep(plans, MODEL, small.data).parameters["coefficients"]
     )
@@ -209,7 +209,7 @@ def test_files_of_a_sweep(small, tmp_path):
     place = tmp_path / "run"
     plans = begin_and_stop(place, small, 5)
     assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
-    swept = take_up(place, plans, small.data)
+    swept = resume(place, plans, small.data)
     models = [f"model-{number}.safetensors" for number in range(8)]
     assert sorted(file.name for file in place.iterdir()) == sorted(
         [*models, "members.parquet", "run.json", "certificate.json", "guarantee.json"]
@@ -229,10 +229,10 @@ def test_files_of_a_sweep(small, tmp_path):
 
 def test_finished_sweep_is_refused(small, tmp_path):
     plans = begin_and_stop(tmp_path / "run", small, 5)
-    take_up(tmp_path / "run", plans, small.data)
+    resume(tmp_path / "run", plans, small.data)
     before = (tmp_path / "run" / "model-0.safetensors").read_bytes()
     with pytest.raises(InputError, match="has ended"):
-        take_up(tmp_path / "run", plans, small.data)
+        resume(tmp_path / "run", plans, small.data)
     assert (tmp_path / "run" / "model-0.safetensors").read_bytes() == before
 
 
@@ -242,24 +242,24 @@ def test_changed_sweep_is_refused(small, tmp_path, monkeypatch):
     changed = dataclasses.replace(plans[7], learning_rate=0.2)
     for other in (plans[:7], [*plans[:7], changed], plans[::-1], plans[:1]):
         with pytest.raises(CertificateMismatchError, match="another selection, mechanism, noise"):
-            take_up(place, other, small.data)
+            resume(place, other, small.data)
     features, labels = small.world.batch(np.arange(300))
     table = FeatureTable(graph=small.graph, features=features, labels=1 - labels)
     with pytest.raises(CertificateMismatchError, match="another data"):
-        take_up(place, plans, table)
+        resume(place, plans, table)
     with pytest.raises(CertificateMismatchError, match="configuration file"):
-        take_up(place, plans, small.data, configuration_digest="other")
+        resume(place, plans, small.data, configuration_digest="other")
     with pytest.raises(CertificateMismatchError, match="another selection"):
-        take_up(place, [dataclasses.replace(plan, run_key=RunKey.from_seed(4)) for plan in plans][:2], small.data)
+        resume(place, [dataclasses.replace(plan, run_key=RunKey.from_seed(4)) for plan in plans][:2], small.data)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "code_digest", lambda: "other")
         with pytest.raises(CertificateMismatchError, match="code or versions"):
-            take_up(place, plans, small.data)
+            resume(place, plans, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another selection"):
         train(plans[0], MODEL, small.data, folder=folder)  # a member is not the sweep
     with pytest.raises(InputError, match="checkpoint_every"):
-        take_up(place, plans, small.data, checkpoint_every=0)
-    take_up(place, plans, small.data)  # and what has not changed is still taken up
+        resume(place, plans, small.data, checkpoint_every=0)
+    resume(place, plans, small.data)  # and what has not changed is still resumed
 
 
 PROGRAM = """

@@ -199,7 +199,7 @@ def test_vocabulary_larger_than_the_model(corpus, tmp_path):
         make_task(config, config.source().read().payload.schema)
 
 
-def test_interrupted_text_run_is_taken_up(corpus, tmp_path):
+def test_interrupted_text_run_is_resumed(corpus, tmp_path):
     """Masks, coins and noise follow from the key: the run that stopped ends in the bits of the one that did not."""
     config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")
     seeded = text + "[run]\nseed = 7\ncheckpoint_every = 2\n"
@@ -218,6 +218,6 @@ def test_interrupted_text_run_is_taken_up(corpus, tmp_path):
             run_configuration(config, opened, text=seeded)
     assert not (tmp_path / "stopped" / "model.safetensors").exists()
     run(config, seeded, tmp_path / "stopped")
-    whole, taken_up = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
+    whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
     for name in whole:
-        np.testing.assert_array_equal(whole[name], taken_up[name])
+        np.testing.assert_array_equal(whole[name], resumed[name])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.training.conftest import part_of
 
 from coowned import InputError, from_table, read_mail
 from coowned.mechanism.keys import RunKey
@@ -93,7 +94,7 @@ def test_masks_are_new_for_every_step_and_copy():
 
 def test_part_equals_the_whole():
     data = table(corpus())
-    part = data.subset(np.arange(10, 25)).subset(np.array([5, 3, 9]))
+    part = part_of(part_of(data, np.arange(10, 25)), np.array([5, 3, 9]))
     assert part.graph.num_examples == 3
     assert same(filled(part, [1, 0, 2]), filled(data, [13, 15, 19]))
     which = draw(7, [0, 2, 1], 3)
@@ -184,8 +185,8 @@ def test_token_digest_follows_content():
         table(texts[::-1], id=list("abcdef")).digest,
         table(texts, id=list("abcdeg")).digest,
         table(texts).digest,
-        data.subset(np.arange(5)).digest,
-        data.subset(np.arange(6)[::-1]).digest,
+        part_of(data, np.arange(5)).digest,
+        part_of(data, np.arange(6)[::-1]).digest,
         # One set of ids and users, one list of texts; but whose text is whose differs.
         from_examples(from_table(swapped, example_id="id")).digest,
         from_examples(from_table(backwards, example_id="id")).digest,

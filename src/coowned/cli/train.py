@@ -85,13 +85,13 @@ def run(
 def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
     import polars as pl
 
-    made = trained.plan.guarantee
+    guarantee = trained.plan.guarantee
     splits = {name: pl.read_parquet(output / f"{name}.parquet") for name in ("validation", "test")}
     if json:
         show.as_json(
             {
                 "run": str(output),
-                "guarantee": made is not None and not made.test_run,
+                "guarantee": guarantee is not None and not guarantee.test_run,
                 "noise_multiplier": trained.plan.noise_multiplier,
                 "statement": trained.statement(),
                 **{name: table.row(0, named=True) for name, table in splits.items()},

@@ -1,5 +1,6 @@
 """A folder with a model and what is promised of it, taken from a run without anything that is not covered."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from coowned.files import whole_files
 from coowned.training.run import Run
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
+RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-1"
+_LEFT_OUT = ("copies_per_user", "group_copies_per_user", "groups")
 BESIDE = ("config.json", "vocab.txt")
 """What some models need to be opened: their shape, and the public vocabulary of a text model."""
 
@@ -15,12 +18,13 @@ BESIDE = ("config.json", "vocab.txt")
 def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
     """Makes `output` with the model, its guarantee and certificate, and a README that says what they promise.
 
-    guarantee.json and certificate.json hold statistics of the graph (how many users are in how many copies), which a
-    fixed-graph guarantee does not hide; the README says so.
+    The certificate goes out without how many users are in how many copies and without groups. What it still holds are
+    statistics of the graph, which a fixed-graph guarantee does not hide; the README says so.
 
     Guarantees:
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
         (test_only_what_is_covered)
+      - The certificate that goes out has no counts of users by copies.   (test_counts_of_users_stay)
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
       - A model of another run is refused, and one whose own statement is not the guarantee's.
         (test_foreign_model_is_refused, test_claim_plan_and_model_must_agree)
@@ -43,8 +47,15 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
         temporary.mkdir()
         for name in names:
             (temporary / name).write_bytes((run.path / name).read_bytes())
+        (temporary / "certificate.json").write_text(_released_certificate(run), encoding="utf-8")
         (temporary / "README.md").write_text(_readme(run), encoding="utf-8")
     return [*names, "README.md"]
+
+
+def _released_certificate(run: Run) -> str:
+    stored = json.loads(run.certificate.to_json())
+    counts = {name: value for name, value in stored.items() if name not in (*_LEFT_OUT, "format", "checksum")}
+    return json.dumps({"format": RELEASED_CERTIFICATE_FORMAT, **counts}, indent=2) + "\n"
 
 
 def _readme(run: Run) -> str:
@@ -57,9 +68,9 @@ def _readme(run: Run) -> str:
     lines += [
         "- `certificate.json`: the recount of the training set that the claim rests on.",
         "",
-        "Both JSON files hold graph statistics (how many users are in how many copies, digests, names of columns). A "
-        "guarantee for a fixed graph does not hide them: publish them only where the graph may be known, or keep them "
-        "with those who check the claim.",
+        "Both JSON files hold graph statistics (numbers of examples and users, digests, names of columns); how many "
+        "users are in how many copies was left out. A guarantee for a fixed graph does not hide them: publish them "
+        "only where the graph may be known, or keep them with those who check the claim.",
         "",
     ]
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -116,13 +116,9 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def _locked(cls, path: Path) -> Iterator["RunFolder"]:
-        foreign = sorted(
-            file.name for file in path.iterdir() if not file.name.startswith(".") and not _is_own(file.name)
-        )
+        foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not _is_own(name))
         if foreign:
-            raise InputError(
-                f"{path}: a folder that holds other things ({foreign[0]}); name another folder for the run"
-            )
+            raise InputError(f"{path}: a folder that holds other things ({foreign[0]}); name another one for the run")
         handle = os.open(path, os.O_RDONLY)
         try:
             try:
@@ -245,22 +241,20 @@ class RunFolder:
         metadata = {"step": str(step), "run": self._record_digest()}
         self._write_arrays("checkpoint.safetensors", tensors, metadata)
 
-    def finish(self, model: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], metrics: bytes) -> None:
-        """Writes the result, marks the run as ended, and only then destroys what it could be resumed from."""
-        self.write("metrics.parquet", metrics)
-        self._write_arrays("model.safetensors", model, metadata, mode=0o644)
-        self._end()
-
-    def finish_sweep(
-        self, models: Sequence[Mapping[str, npt.NDArray[Any]]], metadata: Sequence[Mapping[str, str]], members: bytes
+    def finish(
+        self, models: Mapping[str, tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, str]]], files: Mapping[str, bytes]
     ) -> None:
-        """The same for a sweep: a file for each member, as secret as the data until one of them is chosen."""
-        for number, (model, own) in enumerate(zip(models, metadata, strict=True)):
-            self._write_arrays(f"model-{number}.safetensors", model, own)
-        self.write("members.parquet", members)
-        self._end()
+        """Writes the result, marks the run as ended, and only then destroys what it could be resumed from.
 
-    def _end(self) -> None:
+        Args:
+          models: arrays and metadata by the name of their file. Members of a sweep are as secret as the data until one
+            of them is chosen.
+          files: other files by name.
+        """
+        for name, content in files.items():
+            self.write(name, content)
+        for name, (arrays, metadata) in models.items():
+            self._write_arrays(name, arrays, metadata, mode=0o644 if name == "model.safetensors" else 0o600)
         self._write_record("finished", self._files)
         self._destroy_secrets()
 

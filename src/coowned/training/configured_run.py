@@ -46,14 +46,14 @@ def run_configuration(
 ) -> TrainedModel:
     """Runs a configuration in a folder, from the start or from where an earlier process was interrupted.
 
-    S and the guarantee are made once and stored before the first step; a run that is taken up reads them back. Whatever
-    fails before that leaves nothing in the folder.
+    S and the guarantee are made once and stored before the first step; a resumed run reads them back. Whatever fails
+    before that leaves nothing in the folder.
     Validation and test are evaluated once, at the end, into files of their own.
 
     Guarantees:
       - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
       - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
-      - A run that is interrupted and taken up is the run that was not.   (test_interrupted_and_taken_up)
+      - A run that is interrupted and resumed is the run that was not.   (test_interrupted_and_resumed)
       - One that ended before its record was written leaves nothing, and begins anew with a new key.
         (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
 
@@ -113,11 +113,11 @@ def make_plan(config: TrainConfig, graph: AttributionGraph, run_key: RunKey) -> 
     selected = _select(config, graph)
     certificate = certify(graph, selected)
     mechanism = _mechanism(config, certificate)
-    privacy, made = config.privacy, None
+    privacy, claimed = config.privacy, None
     if privacy.is_private:
         assert not isinstance(privacy.epsilon, str)
         assert privacy.delta is not None
-        made = guarantee(
+        claimed = guarantee(
             certificate,
             mechanism,
             epsilon=privacy.epsilon,
@@ -128,7 +128,7 @@ def make_plan(config: TrainConfig, graph: AttributionGraph, run_key: RunKey) -> 
             allow_large_delta=privacy.allow_large_delta,
             test_run=run_key.is_test_run,
         )
-    return _plan(config, certificate, selected, mechanism, made, run_key)
+    return _plan(config, certificate, selected, mechanism, claimed, run_key)
 
 
 def _plan(
@@ -136,7 +136,7 @@ def _plan(
     certificate: ContributionCertificate,
     selected: Selection | Schedule,
     mechanism: Mechanism,
-    made: PrivacyGuarantee | None,
+    claimed: PrivacyGuarantee | None,
     run_key: RunKey,
 ) -> TrainingPlan:
     clip_norm = config.mechanism.clip_norm
@@ -144,7 +144,7 @@ def _plan(
         certificate=certificate,
         selected=selected,
         mechanism=mechanism,
-        guarantee=made,
+        guarantee=claimed,
         clip_norm=math.inf if clip_norm is None else clip_norm,
         learning_rate=config.optimizer.learning_rate,
         optimizer=config.optimizer.name,

@@ -136,11 +136,6 @@ class FeatureTable:
         labels[(labels != 0) & (labels != 1)] = np.nan
         return cls(graph=examples.graph, features=matrix, labels=labels)
 
-    def subset(self, examples: npt.NDArray[np.int64]) -> "FeatureTable":
-        """These examples alone, with their subgraph; nothing is copied but the row numbers."""
-        rows = np.asarray(examples, np.int64) if self.rows is None else self.rows[examples]
-        return dataclasses.replace(self, graph=self.graph.subgraph(examples), rows=rows)
-
     @property
     def num_unusable(self) -> int:
         """Rows with a value that is missing or not finite, or a label that is not 0 or 1: for a private log alone."""

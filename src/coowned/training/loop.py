@@ -132,7 +132,7 @@ def train(
             "plan": plan.digest,
             "model": json.dumps(model.describe()),
         }
-        folder.finish(trained.arrays, metadata, _metrics_file(metrics))
+        folder.finish({"model.safetensors": (trained.arrays, metadata)}, {"metrics.parquet": _metrics_file(metrics)})
     return trained
 
 

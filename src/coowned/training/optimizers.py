@@ -32,10 +32,10 @@ def optimizer_names() -> tuple[str, ...]:
 
     names = []
     for name in dir(optax):
-        made = getattr(optax, name)
-        if not inspect.isfunction(made) or name.startswith("_") or name in _NO_OPTIMIZERS:
+        function = getattr(optax, name)
+        if not inspect.isfunction(function) or name.startswith("_") or name in _NO_OPTIMIZERS:
             continue
-        parameters = inspect.signature(made).parameters
+        parameters = inspect.signature(function).parameters
         needed = [
             p
             for p in parameters.values()

@@ -52,9 +52,9 @@ class TrainingPlan:
       >>> selection = Greedy(contribution_bound=1).select(graph)
       >>> certificate = certify(graph, selection)
       >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=20)
-      >>> made = guarantee(certificate, mechanism, noise_multiplier=1.0, delta=1e-6, adjacency="zero-out",
+      >>> claim = guarantee(certificate, mechanism, noise_multiplier=1.0, delta=1e-6, adjacency="zero-out",
       ...                  test_run=True)
-      >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=made,
+      >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=claim,
       ...                     clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
       >>> plan.iterations, plan.batch_size, plan.statement()[:15]
       (20, 10, '1. No guarantee')
@@ -91,22 +91,22 @@ class TrainingPlan:
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
         object.__setattr__(self, "strategy", self.mechanism.check_strategy(self.strategy))
 
-    def _check_guarantee(self, made: PrivacyGuarantee) -> None:
-        if not isinstance(made, PrivacyGuarantee):
-            raise InputError(f"guarantee must come from guarantee(...), not be {type(made).__name__}")
+    def _check_guarantee(self, guarantee: PrivacyGuarantee) -> None:
+        if not isinstance(guarantee, PrivacyGuarantee):
+            raise InputError(f"guarantee must come from guarantee(...), not be {type(guarantee).__name__}")
         validate.positive_number(clip_norm=self.clip_norm)
-        if made.certificate != self.certificate:
+        if guarantee.certificate != self.certificate:
             raise CertificateMismatchError(
                 "the guarantee was made from another certificate; make it again from this one"
             )
-        if made.mechanism != self.mechanism:
+        if guarantee.mechanism != self.mechanism:
             raise CertificateMismatchError("the guarantee was made for another mechanism; make it again for this one")
-        if self.run_key.is_test_run and not made.test_run:
+        if self.run_key.is_test_run and not guarantee.test_run:
             raise InputError(
                 "the run key comes from a given seed, so noise and coins are known: there is no guarantee; make it "
                 "with guarantee(..., test_run=True), or use RunKey.from_operating_system()"
             )
-        if made.test_run and not self.run_key.is_test_run:
+        if guarantee.test_run and not self.run_key.is_test_run:
             raise InputError(
                 "a test run takes its key from a seed; use RunKey.from_seed, or a guarantee for a real run"
             )

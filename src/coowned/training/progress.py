@@ -12,7 +12,7 @@ from coowned.training.plan import TrainingPlan
 
 StepProgress = Callable[[int, str], None]
 """Called as progress(steps done, message)."""
-_PAUSE = 0.2  # seconds between two tellings
+_PAUSE = 0.2  # seconds between two reports
 _WINDOW = 10.0  # seconds that steps a second are counted over
 
 
@@ -62,11 +62,11 @@ class Report:
 
 def claim(plan: TrainingPlan) -> str:
     """The whole claim in one line, to stand above every epsilon that is told while the run goes on."""
-    made = plan.guarantee
-    if made is None or made.test_run:
+    guarantee = plan.guarantee
+    if guarantee is None or guarantee.test_run:
         return f"no guarantee, {plan.iterations:,} steps"
-    text = f"epsilon {made.shown_epsilon} in all {plan.iterations:,} steps ({made.terms()})"
-    return ". ".join([text, *made.warnings()])
+    text = f"epsilon {guarantee.shown_epsilon} in all {plan.iterations:,} steps ({guarantee.terms()})"
+    return ". ".join([text, *guarantee.warnings()])
 
 
 def privacy_so_far(plan: TrainingPlan, step: int) -> str:
@@ -75,20 +75,20 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
     A claim only for a step that was fixed beforehand: a run that is stopped early keeps the epsilon of all its steps.
     Before the first step, and where so few cannot be accounted for, there is none: training goes on without it.
     """
-    made = plan.guarantee
-    if made is None or made.test_run:
+    guarantee = plan.guarantee
+    if guarantee is None or guarantee.test_run:
         return "no guarantee"
     if step == 0:
         return ""
     try:
-        spent = made.shown_epsilon if step >= plan.iterations else rounded_up(_epsilon_after(plan, made, step))
+        spent = guarantee.shown_epsilon if step >= plan.iterations else rounded_up(_epsilon_after(plan, guarantee, step))
     except CoownedError:
         return ""
     return f"epsilon {spent} after {step:,} steps"
 
 
-def _epsilon_after(plan: TrainingPlan, made: PrivacyGuarantee, step: int) -> float:
+def _epsilon_after(plan: TrainingPlan, guarantee: PrivacyGuarantee, step: int) -> float:
     from coowned.accounting import calculators
 
-    part = plan.mechanism.after(step)
-    return calculators.epsilon(part, noise_multiplier=made.noise_multiplier, delta=made.delta, adjacency=made.adjacency)
+    claim = {"noise_multiplier": guarantee.noise_multiplier, "delta": guarantee.delta}
+    return calculators.epsilon(plan.mechanism.after(step), adjacency=guarantee.adjacency, **claim)

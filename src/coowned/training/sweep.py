@@ -95,6 +95,16 @@ class SweptModels:
             "multiplier of all together."
         )
 
+    def released(self, number: int) -> tuple[dict[str, npt.NDArray[np.float32]], dict[str, str]]:
+        """(arrays, metadata) of the file of one member, with the statement for the case that it is the one released."""
+        metadata = {
+            "format": "pt",
+            "statement": self.statement(number),
+            "model": json.dumps(self.model.describe()),
+            "configuration": self.plans[number].configuration,
+        }
+        return self.model.to_arrays(self.member(number)), metadata
+
     def noise_multiplier_of_all(self) -> float:
         """The noise multiplier of the one mechanism that releases every member: pass it to `guarantee`.
 
@@ -131,7 +141,7 @@ def sweep(
       - Members' noise is independent.   (test_members_have_their_own_noise)
       - Plans that cannot share a pass are refused.   (test_plans_that_differ_are_refused)
       - A sweep that was killed anywhere ends in the same bits.   (test_killed_sweep_is_bit_identical,
-        test_taken_up_sweep_is_bit_identical)
+        test_resumed_sweep_is_bit_identical)
       - A folder is refused where members, their order, data, model, code, devices or key are not what they were, and
         where the sweep has ended.   (test_changed_sweep_is_refused, test_finished_sweep_is_refused)
     Cost: for each step one gather and two matrix products of (batch, features) with (features, members).
@@ -179,7 +189,10 @@ def sweep(
     )
     swept = SweptModels(model=model, plans=plans, parameters=parameters)
     if folder is not None:
-        folder.finish_sweep(*_result(swept))
+        models = {f"model-{number}.safetensors": swept.released(number) for number in range(len(plans))}
+        members = io.BytesIO()
+        swept.members().write_parquet(members)
+        folder.finish(models, {"members.parquet": members.getvalue()})
     return swept
 
 
@@ -201,25 +214,6 @@ def _prepare_claim(plans: tuple[TrainingPlan, ...], folder: RunFolder) -> None:
         )
         folder.prepare("certificate.json", (first.certificate.to_json() + "\n").encode(), mode=0o644)
         folder.prepare("guarantee.json", (together.to_json(embed_certificate=False) + "\n").encode(), mode=0o644)
-
-
-def _result(swept: SweptModels) -> tuple[list[dict[str, npt.NDArray[np.float32]]], list[dict[str, str]], bytes]:
-    """Arrays and metadata of every member's file, and the table of the members."""
-    numbers = range(len(swept.plans))
-    arrays = [swept.model.to_arrays(swept.member(number)) for number in numbers]
-    model = json.dumps(swept.model.describe())
-    metadata = [
-        {
-            "format": "pt",
-            "statement": swept.statement(number),
-            "model": model,
-            "configuration": swept.plans[number].configuration,
-        }
-        for number in numbers
-    ]
-    buffer = io.BytesIO()
-    swept.members().write_parquet(buffer)
-    return arrays, metadata, buffer.getvalue()
 
 
 def _check(plans: tuple[TrainingPlan, ...]) -> None:
@@ -263,9 +257,9 @@ def grid(
             for rate in learning_rates:
                 sigma = math.nan if claim is None else claim.noise_multiplier
                 name = f"learning_rate={rate!r} clip_norm={clip_norm!r} noise_multiplier={sigma!r}"
-                made.append(
+                plans.append(
                     dataclasses.replace(
                         plan, guarantee=claim, clip_norm=clip_norm, learning_rate=rate, configuration=name
                     )
                 )
-    return made
+    return plans

@@ -39,7 +39,7 @@ class TokenTable:
         (test_masks_are_new_for_every_step_and_copy)
       - What one example gets does not depend on what others hold.   (test_examples_do_not_depend_on_each_other)
       - Two tables with other tokens, rows, ids or attribution have other digests.   (test_token_digest_follows_content)
-    Cost: `fill` takes some microseconds a copy, without Python's lock; `subset` copies row numbers alone.
+    Cost: `fill` takes some microseconds a copy, without Python's lock.
 
     Attributes:
       graph: whose examples these are.
@@ -85,11 +85,6 @@ class TokenTable:
             joined = pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
         texts = tokenize(joined, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
         return cls(graph=examples.graph, texts=texts)
-
-    def subset(self, examples: npt.NDArray[np.int64]) -> "TokenTable":
-        """These examples alone, with their subgraph; nothing is copied but the row numbers."""
-        rows = np.asarray(examples, np.int64) if self.rows is None else self.rows[examples]
-        return dataclasses.replace(self, graph=self.graph.subgraph(examples), rows=rows)
 
     @functools.cached_property
     def _most(self) -> int:

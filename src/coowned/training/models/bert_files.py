@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.files import whole_files
 from coowned.training.models.bert import ACTIVATIONS, BertConfig
 
 CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "config.json", "model.safetensors", "vocab.txt"
@@ -23,79 +21,33 @@ _UNUSED = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_id
 _NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
-def write_bert_folder(
-    folder: str | os.PathLike[str],
-    config: BertConfig,
-    arrays: Mapping[str, npt.ArrayLike],
-    vocabulary_file: str | os.PathLike[str],
-) -> None:
-    """Writes a folder that `transformers.BertForMaskedLM.from_pretrained` opens; all three files or none.
-
-    Guarantees:
-      - `read_bert_folder` gives back what was written.   (test_folder_round_trip)
-      - transformers gives the same logits, padding or not.   (test_transformers_opens_what_is_written)
-      - After an error no file has changed.   (test_nothing_half_written)
-
-    Args:
-      folder: made where it is missing; files of these names are replaced.
-      config: sizes.
-      arrays: as `BertMaskedLM.to_arrays` gives them.
-      vocabulary_file: the `vocab.txt` the model was trained with; copied.
-
-    Example:
-      >>> import tempfile
-      >>> from coowned.training.models.bert import BertMaskedLM
-      >>> small = BertConfig(vocab_size=3, hidden_size=4, intermediate_size=4, max_position_embeddings=8)
-      >>> model = BertMaskedLM(config=small, sequence_length=8)
-      >>> place = Path(tempfile.mkdtemp())
-      >>> _ = (place / "words.txt").write_text("[PAD] [UNK] [MASK]".replace(" ", chr(10)))
-      >>> write_bert_folder(place / "model", small, model.to_arrays(model.initial()), place / "words.txt")
-      >>> read_bert_folder(place / "model")[0] == small
-      True
-    """
-    from safetensors.numpy import save
-
-    parameters = parameters_from(config, arrays)
-    vocabulary = Path(vocabulary_file)
-    _check_vocabulary(vocabulary, config)
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: not a folder; name another place")
-    folder.mkdir(parents=True, exist_ok=True)
-    described = describe_config(config)
-    packed = save(parameters, metadata={"format": "pt"})  # transformers asks for that word
-    targets = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE)]
-    with whole_files(*targets) as (to_config, to_weights, to_vocabulary):
-        to_config.write_text(described, encoding="utf-8")
-        to_weights.write_bytes(packed)
-        shutil.copyfile(vocabulary, to_vocabulary)
-
-
 def read_bert_folder(folder: str | os.PathLike[str]) -> tuple[BertConfig, dict[str, npt.NDArray[np.float32]]]:
-    """(sizes, parameters) of a folder that transformers or `write_bert_folder` has written.
+    """(sizes, parameters) of a folder that transformers has written, or of a finished run.
 
     Older names (gamma, beta) are understood; the pooler and the next-sentence head are left; the decoder, where it is
     stored, must be the word embedding.
 
     Guarantees:
-      - Raises InputError with the place and the remedy for a missing or damaged file, a model that is not a BERT, an
+      - It reads what `describe_config` and `BertMaskedLM.to_arrays` give, and so does transformers, with the same
+        logits, padding or not.   (test_folder_round_trip, test_transformers_opens_what_is_written)
+      - Raises InputError with the file and the remedy for a missing or damaged file, a model that is not a BERT, an
         unsupported setting and tensors of other shapes.   (test_bad_folders)
     """
-    place = Path(folder)
-    if not place.is_dir():
-        raise InputError(f"{place}: no such folder; name one with {CONFIG_FILE}, {WEIGHTS_FILE} and {VOCABULARY_FILE}")
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; name one with {CONFIG_FILE}, {WEIGHTS_FILE} and {VOCABULARY_FILE}")
     for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE):
-        if not (place / name).is_file():
+        if not (path / name).is_file():
             remedy = (
                 "save the model again with transformers' save_pretrained" if name == WEIGHTS_FILE else "put it there"
             )
-            raise InputError(f"{place}: there is no {name}; {remedy}")
-    config = read_config(place / CONFIG_FILE)
-    _check_vocabulary(place / VOCABULARY_FILE, config)
+            raise InputError(f"{path}: there is no {name}; {remedy}")
+    config = read_config(path / CONFIG_FILE)
+    _check_vocabulary(path / VOCABULARY_FILE, config)
     try:
-        return config, parameters_from(config, _read_tensors(place / WEIGHTS_FILE))
+        return config, parameters_from(config, _read_tensors(path / WEIGHTS_FILE))
     except InputError as error:
-        raise InputError(f"{place / WEIGHTS_FILE}: {error}") from None
+        raise InputError(f"{path / WEIGHTS_FILE}: {error}") from None
 
 
 def read_config(path: str | os.PathLike[str]) -> BertConfig:
@@ -173,11 +125,7 @@ def _name_today(name: str) -> str:
 
 def describe_config(config: BertConfig) -> str:
     """The text of a `config.json`."""
-    return json.dumps(_described(config), indent=2, sort_keys=True) + "\n"
-
-
-def _described(config: BertConfig) -> dict[str, Any]:
-    return {
+    described = {
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",
         **dataclasses.asdict(config),
@@ -189,6 +137,7 @@ def _described(config: BertConfig) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
+    return json.dumps(described, indent=2, sort_keys=True) + "\n"
 
 
 def _check_vocabulary(path: Path, config: BertConfig) -> None:
