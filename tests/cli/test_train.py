@@ -372,12 +372,12 @@ def test_progress_in_a_log(folder: Path, capsys, monkeypatch):
 def test_a_line_every_30_seconds(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(train.show.time, "monotonic", lambda: now[0])
-    with train._bar(1000) as (progress, announce):
+    with train._bar() as (progress, announce):
         announce("reading")
         announce("training: the claim")
         for done in range(1, 1001):
             now[0] += 0.125
-            progress(done, f"text {done}")
+            progress(done / 1000, f"text {done}")
     assert capsys.readouterr().err.splitlines() == [
         "training: the claim",
         *(f"training: {done / 1000:.0%}, text {done}; the claim" for done in (240, 480, 720, 960)),
@@ -390,9 +390,9 @@ def test_progress_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "80")
     text = "1,234 steps/s, 1:02:05 left, epsilon 3.21 after 900,000 steps"
-    with train._bar(1_000_000) as (progress, announce):
+    with train._bar() as (progress, announce):
         announce("the claim")
-        for done in (1, 905_000, 906_000):
+        for done in (1e-6, 0.905, 0.906):
             progress(done, text)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     assert f"90%: {text} ━" in shown

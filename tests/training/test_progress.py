@@ -69,7 +69,7 @@ def test_privacy_is_told_for_tenths_alone(small, monkeypatch):
     plan, clock, told = real_run(small, iterations=25), Clock(monkeypatch), []
     asked = []
     monkeypatch.setattr(calculators, "epsilon", lambda part, **named: asked.append(part.iterations) or 0.125)
-    report = Report(plan, lambda done, text: told.append((done, text.split(", ")[-1])))
+    report = Report(plan, lambda done, text: told.append((round(25 * done), text.split(", ")[-1])))
     for done in range(1, 26):
         clock.now += 1.0
         report(done)

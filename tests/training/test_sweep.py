@@ -171,7 +171,14 @@ def begin_and_stop(place, small, steps, kind="dp-sgd"):
     with RunFolder.open(place) as folder:
         plans = members(small, kind, run_key=folder.run_key(3))
         with pytest.raises(Stopped):
-            sweep(plans, MODEL, small.data, folder=folder, checkpoint_every=2, progress=stop_after(steps))
+            sweep(
+                plans,
+                MODEL,
+                small.data,
+                folder=folder,
+                checkpoint_every=2,
+                progress=stop_after(steps / plans[0].iterations),
+            )
     return plans
 
 

@@ -1,6 +1,7 @@
 """`coowned train`: from data to a model, as one configuration says; resumable."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from coowned import interrupts
 from coowned.cli import show
 from coowned.cli.options import Json
 from coowned.errors import InputError
+from coowned.progress import Progress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,7 +60,7 @@ def run(
     settings = TrainConfig.read(config)
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
-    with RunFolder.open(output) as folder, _bar(settings.mechanism.iterations) as (progress, announce):
+    with RunFolder.open(output) as folder, _bar() as (progress, announce):
         try:
             trained = run_configuration(
                 settings,
@@ -121,7 +123,7 @@ def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
 
 
 @contextlib.contextmanager
-def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable[[str], None]]]:
+def _bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line every 30 seconds.
 
     What was announced last, which has the whole claim, is written above both when the first step has been taken, and in
@@ -134,15 +136,15 @@ def _bar(iterations: int) -> Iterator[tuple[Callable[[int, str], None], Callable
         announced = text
         update(0.0, text)
 
-    def progress(done: int, text: str) -> None:
+    def progress(done: float, text: str) -> None:
         nonlocal begun
         if not begun:
             sys.stderr.write(f"{announced}\n")
         begun = True
         if sys.stderr.isatty():
-            update(done / iterations, f"{100 * done // iterations}%: {text or 'started'}")
+            update(done, f"{math.floor(100 * done)}%: {text or 'started'}")
         else:
-            update(done / iterations, f"{text}; {announced.removeprefix('training: ')}")
+            update(done, f"{text}; {announced.removeprefix('training: ')}")
 
     with show.progress("training", time_left=False) as update:
         yield progress, announce

@@ -17,6 +17,7 @@ from coowned.errors import ConfigError, InputError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
+from coowned.progress import Progress
 from coowned.selection.selection_files import write_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
@@ -24,7 +25,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.loop import TrainedModel, train
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import StepProgress, claim
+from coowned.training.progress import claim
 from coowned.training.run import Run, guarantee_text
 from coowned.training.splits import split_examples
 from coowned.training.tasks import make_task
@@ -40,7 +41,7 @@ def run_configuration(
     folder: RunFolder,
     *,
     text: str = "",
-    progress: StepProgress | None = None,
+    progress: Progress | None = None,
     announce: Callable[[str], None] = lambda text: None,
     advise: Callable[[str], object] = lambda text: None,
 ) -> TrainedModel:

@@ -15,13 +15,14 @@ from coowned import interrupts, validate
 from coowned.errors import InputError
 from coowned.mechanism.fused_clipping import MOST_COPIES
 from coowned.mechanism.noise import most_copies, regrouping_factor
+from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine, platform
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
 from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Report, StepProgress
+from coowned.training.progress import Report
 from coowned.training.run import RunRecord
 from coowned.training.step import compiled_loss, compiled_step, gathered
 from coowned.training.sweep_noise import SweepNoise
@@ -68,7 +69,7 @@ def train(
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
     devices: int = 1,
-    progress: StepProgress | None = None,
+    progress: Progress | None = None,
     at_end: Callable[["TrainedModel"], None] | None = None,
 ) -> TrainedModel:
     """Trains one model under its plan, or resumes the run that a folder holds: a sweep of one.

@@ -2,22 +2,19 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.errors import CoownedError
-from coowned.progress import duration
+from coowned.progress import Progress, duration
 from coowned.training.plan import TrainingPlan
 
-StepProgress = Callable[[int, str], None]
-"""Called as progress(steps done, message)."""
 _PAUSE = 0.2  # seconds between two reports
 _WINDOW = 10.0  # seconds that steps a second are counted over
 
 
 class Report:
-    """Tells a `StepProgress` of steps a second, time left and privacy so far, at most a few times a second.
+    """Tells a `Progress` of steps a second, time left and privacy so far, at most a few times a second.
 
     Guarantees:
       - Steps a second and time left are those of the last seconds: the first step, which waits for the compiler, and
@@ -26,7 +23,7 @@ class Report:
         (test_privacy_is_told_for_tenths_alone)
     """
 
-    def __init__(self, plan: TrainingPlan, progress: StepProgress | None):
+    def __init__(self, plan: TrainingPlan, progress: Progress | None):
         self._plan, self._progress = plan, progress
         self._told: deque[tuple[float, int]] = deque()  # when, and after how many steps, within the last seconds
         self._spent = (0, "")
@@ -40,7 +37,7 @@ class Report:
         told.append((now, done))
         while len(told) > 2 and now - told[0][0] > _WINDOW:
             told.popleft()
-        self._progress(done, ", ".join([*self._speed(), *self._privacy(done)]))
+        self._progress(done / self._plan.iterations, ", ".join([*self._speed(), *self._privacy(done)]))
 
     def _speed(self) -> list[str]:
         (began, first), (now, done) = self._told[0], self._told[-1]

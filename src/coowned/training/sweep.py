@@ -14,13 +14,13 @@ import numpy.typing as npt
 from coowned.accounting.calculators import sweep_noise_multiplier
 from coowned.accounting.guarantee import guarantee
 from coowned.errors import InputError, UncertifiableError
+from coowned.progress import Progress
 from coowned.training.checkpoint import RunFolder
 from coowned.training.data import TrainingData
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import run_plans
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import StepProgress
 
 if TYPE_CHECKING:
     import polars as pl
@@ -125,7 +125,7 @@ def sweep(
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
     devices: int = 1,
-    progress: StepProgress | None = None,
+    progress: Progress | None = None,
 ) -> SweptModels:
     """Trains configurations that share data, S, batch size, iterations and optimizer, all in one pass.
 
@@ -174,7 +174,7 @@ def sweep(
 
     def report(done: int) -> None:
         if progress is not None:
-            progress(done, f"{len(plans)} models, step {done:,} of {plans[0].iterations:,}")
+            progress(done / plans[0].iterations, f"{len(plans)} models, step {done:,} of {plans[0].iterations:,}")
 
     parameters, _ = run_plans(
         plans,
