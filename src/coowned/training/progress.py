@@ -78,7 +78,9 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
     if step == 0:
         return ""
     try:
-        spent = guarantee.shown_epsilon if step >= plan.iterations else rounded_up(_epsilon_after(plan, guarantee, step))
+        spent = (
+            guarantee.shown_epsilon if step >= plan.iterations else rounded_up(_epsilon_after(plan, guarantee, step))
+        )
     except CoownedError:
         return ""
     return f"epsilon {spent} after {step:,} steps"

@@ -251,7 +251,7 @@ def grid(
 
     Each guarantee must be made for `plan`'s certificate and mechanism.
     """
-    made = []
+    plans = []
     for claim in noise:
         for clip_norm in clip_norms:
             for rate in learning_rates:
