@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 from tests.training.run_folders import reseal
 
 from coowned import AttributionGraph, interrupts
-from coowned.accounting.statement import rounded_up
 from coowned.cli import main, train
 from coowned.errors import CertificateMismatchError
 from coowned.synthetic.logistic_data import LogisticData
@@ -366,7 +365,7 @@ def test_progress_in_a_log(folder: Path, capsys, monkeypatch):
     assert [line for line in lines if line.startswith("training: epsilon")]
     assert all(made.terms() in line for line in lines if "epsilon" in line)
     assert lines[-1].startswith("training: 100%, ")
-    assert f"epsilon {rounded_up(made.epsilon)} after 20 steps" in lines[-1]
+    assert f"epsilon {made.shown_epsilon} after 20 steps" in lines[-1]
 
 
 def test_a_line_every_30_seconds(capsys, monkeypatch):
