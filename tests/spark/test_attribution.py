@@ -61,7 +61,7 @@ def test_keys_are_the_local_ones(spark, columns, named):
     ("columns", "named", "message"),
     [
         ({"example_id": ["a", None], "users": [["x"], ["y"]]}, {}, "example_id"),
-        ({"example_id": ["a", ""], "users": [["x"], ["y"]]}, {}, "column 'example_id' is empty"),
+        ({"example_id": ["a", "", ""], "users": [["x"], ["y"], ["z"]]}, {}, "column 'example_id' is empty"),
         ({"example_id": ["a", "b"], "users": [["x"], None]}, {}, "no list of users"),
         ({"example_id": ["a", "b"], "users": [["x"], [None]]}, {}, "a null user"),
         ({"example_id": ["a", "b"], "users": [["x"], [""]]}, {}, "a blank user in column 'users' at the row with id "),

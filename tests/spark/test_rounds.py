@@ -4,7 +4,7 @@ import pytest
 
 import coowned as co
 from coowned.spark import attribute, rounds
-from coowned.spark.order import ordered
+from coowned.spark.rounds import ordered
 
 pytestmark = pytest.mark.full
 PAIRS_TOGETHER = 100

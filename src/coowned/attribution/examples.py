@@ -256,11 +256,14 @@ def attribute(
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
     name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
     ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
-    if ids is not None and pa.types.is_large_string(ids.type) and (empty := np.asarray(pc.equal(ids, ""))).any():
-        raise InputError(f"{name} is empty at {where.row(first_true(empty))}; give every row an id")
     found = {**(notes or {}), **_doubtful_keys(pl.Series(key_array))}
     if ids is not None and pl.Series(ids).n_unique() < len(ids):
         rows = len(ids)
+        empty = np.flatnonzero((pl.Series(ids).cast(pl.String) == "").to_numpy())
+        if len(empty) > 1:
+            raise InputError(
+                f"{name} is empty at {where.row(empty[0])} and {where.row(empty[1])}; give every row an id"
+            )
         ids, indptr, codes, payload = _merge_copies(ids, indptr, codes, payload)
         found |= {repeats: rows - len(ids)} if repeats else {}
     if len(spelling_users) == len(spellings) == len(keys):

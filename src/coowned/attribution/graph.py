@@ -25,11 +25,11 @@ class AttributionGraph:
     Guarantees:
       - Neither the object nor its arrays can be changed.                (test_graph_is_immutable)
       - A user repeated inside one example counts once.                  (test_repeated_users_collapse)
-      - Examples without users are legal and keep their place.           (test_examples_without_users)
+      - Examples without users are legal and keep their index.           (test_examples_without_users)
       - `digest` depends on the ids and the set of (id, key) pairs only. (test_digest_ignores_order_and_labels)
 
     Cost: O(pairs) time and memory; `digest` hashes every example once, when first asked for.
-    What it is not: a place for content. Nothing a selector may see is made from the text of examples.
+    What it is not: a store of content. Nothing a selector may see is made from the text of examples.
 
     Example:
       >>> graph = AttributionGraph.from_users_per_example([[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]])
@@ -118,9 +118,9 @@ class AttributionGraph:
         validate.same_length(len(example), user=user)
         outside = (example < 0) | (example >= num_examples)
         if outside.any():
-            place = int(np.flatnonzero(outside)[0])
+            pair = int(np.flatnonzero(outside)[0])
             raise InputError(
-                f"pair {place} has example {example[place]}, but num_examples is {num_examples}, so that examples "
+                f"pair {pair} has example {example[pair]}, but num_examples is {num_examples}, so that examples "
                 "are at least 0 and below that; correct it or raise num_examples"
             )
         grouped = np.empty(len(user), dtype=user.dtype)

@@ -134,7 +134,7 @@ def read_slack(
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
     builder = ExampleBuilder(_PAYLOAD, _BATCH_CHARACTERS)
-    counts = dict.fromkeys(
+    counts: dict[str, int] = dict.fromkeys(
         ("messages", "repeated_messages", "notices_left_out", "bot_messages", "messages_without_author"), 0
     )
     with _open_export(export) as files:

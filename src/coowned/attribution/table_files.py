@@ -224,15 +224,15 @@ def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
     """Says the row, counted from 0 after the header, and never shows a cell: cells are somebody's data."""
     message = one_line(error)
     row = re.search(r"Row #(\d+):", message)
-    place = f"{file}, row {int(row[1]) - 2}" if row and int(row[1]) > 1 else str(file)
+    where = f"{file}, row {int(row[1]) - 2}" if row and int(row[1]) > 1 else str(file)
     width = re.search(r"Expected (\d+) columns, got (\d+)", message)
     if width:
         return InputError(
-            f"{place}: {width[2]} cells where the header has {width[1]}; quote cells that hold the delimiter or a quote"
+            f"{where}: {width[2]} cells where the header has {width[1]}; quote cells that hold the delimiter or a quote"
         )
     if "Empty CSV" in message:
-        return InputError(f"{place}: the file has no header line, at byte 0; give one with data")
-    return InputError(f"{place}: {message.split(' conversion error')[0]}; correct the file or name its format")
+        return InputError(f"{where}: the file has no header line, at byte 0; give one with data")
+    return InputError(f"{where}: {message.split(' conversion error')[0]}; correct the file or name its format")
 
 
 def _larger_block(file: Path, block_bytes: int, why: str) -> int:
@@ -281,24 +281,27 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
     """What Arrow's reader refuses, read line by line: a field of several types becomes text, a bad line is an error."""
+    metadata = [*options.user_columns(), options.example_id]
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []  # the line of each row
     for number, line in _lines(file):
         where = f"{file}, line {number}"
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
         try:
-            fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), object_pairs_hook=_unrepeated)
-        except UnicodeDecodeError as error:
-            raise InputError(f"{where}: not UTF-8 at byte {error.start} of the line; save the file as UTF-8") from None
+            fields = json.loads(text, object_pairs_hook=unrepeated)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON ({one_line(error)}); write one whole object a line") from None
         if not isinstance(fields, dict):
             raise InputError(f"{where}: {_kind(fields)} where an object was expected; write one object a line")
         for name in fields.keys() - columns.keys():
             columns[name] = [None] * len(numbers)
+        for name in metadata:
+            if "\ufffd" in text and "\ufffd" in str(fields.get(name)) and "\ufffd".encode() not in line:
+                raise InputError(f"{where}: {name!r} is not UTF-8; save the file as UTF-8")
         for name, values in columns.items():
             values.append(fields.get(name))
         numbers.append(number)
-    for name in (*options.user_columns(), options.example_id):
+    for name in metadata:
         given = [(row, _kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
         other = next((row for row, kind in given if (kind == "a list") != (given[0][1] == "a list")), None)
         if other is not None:
@@ -310,7 +313,8 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
     return pa.table([values_to_arrow(values) for values in columns.values()], names=names)
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object of which no field is there twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a field is there twice in one object")

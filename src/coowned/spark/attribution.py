@@ -18,7 +18,6 @@ from coowned.attribution.tables import attribute_table, table_options
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.spark.checkpoints import Checkpoints, running_session
-from coowned.spark.digest import sum_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -164,14 +163,15 @@ def attribute(
     )
     rows = _by_sql(data, reading) if _needs_no_python(data, reading) else _by_python(data, reading)
     if user is not None:
-        rows = _merge_copies(rows)
+        rows = _merge_copies(rows, example_id)
     checkpoints = Checkpoints(spark, checkpoint_dir)
     try:
         examples = checkpoints.save(rows, "attributed")
         _refuse_problems(examples)
         if user is None and not examples.groupBy("id").count().where("count > 1").isEmpty():
-            examples = checkpoints.save(_merge_copies(examples), "merged")
+            examples = checkpoints.save(_merge_copies(examples, example_id), "merged")
             checkpoints.remove("attributed")
+            _refuse_problems(examples)
         examples, gone = _without(examples.drop("problem"), list(unprotected), rules, checkpoints)
     except BaseException:
         checkpoints.clear()
@@ -183,6 +183,19 @@ def attribute(
         num_unprotected_users=gone,
         checkpoints=checkpoints,
     )
+
+
+def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
+    """The sums of `coowned.attribution.digest` of one text a row.
+
+    A decimal of 38 digits holds the sum of 10^18 lanes of 64 bits.
+    """
+    from pyspark.sql import functions as F
+
+    hashed = table.select(F.sha2(text, 256).alias("hash"))  # 64 hexadecimal digits
+    lanes = [F.conv(F.substring("hash", 1 + 16 * lane, 16), 16, 10).cast("decimal(20, 0)") for lane in range(4)]
+    row = hashed.agg(F.count(F.lit(1)), *(F.sum(lane.cast("decimal(38, 0)")) for lane in lanes)).collect()[0]
+    return digests.RowSums(row[0], tuple(int(value or 0) % 2**64 for value in row[1:]))
 
 
 def as_graph(data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None) -> SparkGraph:
@@ -258,7 +271,6 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
         ).when(F.exists(listed, lambda one: ~F.is_valid_utf8(one)), F.lit(_not_utf8(name)))
     if pa.types.is_string(reading.types[reading.example_id]):
         problem = problem.when(~F.is_valid_utf8(own), F.lit(_not_utf8(reading.example_id)))
-        problem = problem.when(own == "", F.lit(f"column {reading.example_id!r} is empty; give every row an id"))
     return data.select(
         own.cast(_internal(reading.types[reading.example_id])).alias("id"),
         F.array_distinct(listed.cast(f"array<{entry}>")).alias("users"),
@@ -326,13 +338,15 @@ class _RowsById(Location):
         return f"the row with id {self.ids[number].as_py()!r}"
 
 
-def _merge_copies(rows: "DataFrame") -> "DataFrame":
+def _merge_copies(rows: "DataFrame", example_id: str) -> "DataFrame":
     """Rows with the same id become one, with the users of all."""
     from pyspark.sql import functions as F
 
+    several = (F.col("id").cast("string") == "") & (F.count(F.lit(1)) > 1)
+    empty = F.when(several, F.lit(f"column {example_id!r} is empty in several rows; give every row an id"))
     return rows.groupBy("id").agg(
         F.array_distinct(F.flatten(F.collect_list("users"))).alias("users"),
-        F.first("problem", ignorenulls=True).alias("problem"),
+        F.coalesce(F.first("problem", ignorenulls=True), empty).alias("problem"),
     )
 
 

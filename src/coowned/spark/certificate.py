@@ -11,9 +11,8 @@ from coowned.attribution import digest as digests
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Selector
-from coowned.spark.attribution import SparkGraph, as_graph
+from coowned.spark.attribution import SparkGraph, as_graph, sum_rows
 from coowned.spark.checkpoints import Checkpoints
-from coowned.spark.digest import sum_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -52,10 +52,10 @@ class Checkpoints:
         file_system.delete(path, True)
 
 
-def hadoop_path(spark: "SparkSession", place: str) -> tuple[Any, Any]:
-    """The file system a place is on, and the place, as Hadoop's own objects."""
+def hadoop_path(spark: "SparkSession", address: str) -> tuple[Any, Any]:
+    """The file system of an address, and its path there, as Hadoop's own objects."""
     context: Any = spark.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(place)
+    path = context._jvm.org.apache.hadoop.fs.Path(address)
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path
 
 
@@ -76,7 +76,7 @@ def _base_directory(spark: "SparkSession", directory: str | os.PathLike[str] | N
         return configured
     if not (spark.sparkContext.master or "").startswith("local"):
         raise InputError(
-            "a cluster needs a place for checkpoints that every executor can reach; set spark.checkpoint.dir, "
+            "a cluster needs a folder for checkpoints that every executor can reach; set spark.checkpoint.dir, "
             "or give checkpoint_dir="
         )
     return Path(tempfile.gettempdir()).resolve().as_uri()

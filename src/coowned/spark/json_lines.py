@@ -1,4 +1,4 @@
-"""JSON lines on Spark: looked through once, so that no value is taken for one of another type."""
+"""JSON lines on Spark: looked through once, so that ids and users have the types they have on one machine."""
 
 import dataclasses
 import functools
@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coowned.attribution.identifiers import one_line
+from coowned.attribution.table_files import unrepeated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NOTHING, _LIST, _EMPTY = "nothing", "a list (", "a list (nothing)"
-_KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number", dict: "an object"}
-_ARROW = {
-    "text": pa.string(), "a whole number": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_(),
-    "an object": pa.struct([]), "a list": pa.list_(pa.null()), _NOTHING: pa.null(),
+_NOTHING = "nothing"
+_KINDS = {
+    type(None): _NOTHING, str: "text", bool: "true or false", int: "a whole number", float: "a number",
+    dict: "an object", list: "a list",
 }  # fmt: skip
+_ARROW = {"text": pa.string(), "a whole number": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_()}
+
+Kind = tuple[bool, str]  # whether it is inside a list, and what it is
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -26,7 +29,7 @@ class Survey:
     """What some lines of one file hold: its fields, the kinds of value in the named ones, and the first fault."""
 
     fields: set[str] = dataclasses.field(default_factory=set)
-    kinds: dict[str, set[str]]
+    kinds: dict[str, set[Kind]]
     problem: str | None = None
 
     def join(self, other: "Survey") -> None:
@@ -44,17 +47,18 @@ def survey(lines: "DataFrame", names: Sequence[str]) -> dict[str, Survey]:
     return found
 
 
-def arrow_type(kinds: set[str]) -> pa.DataType | None:
-    """The one type that all these kinds of value are of, or None."""
-    told = kinds - {_NOTHING}
-    if told - {_EMPTY} and all(kind.startswith(_LIST) for kind in told):
-        told -= {_EMPTY}
-    kind = next(iter(told), _NOTHING)
-    if len(told) > 1 or ", " in kind:
+def arrow_type(kinds: set[Kind]) -> pa.DataType | None:
+    """The type of a column with these kinds of value, text where they differ; None for lists beside other values."""
+    told = {kind for kind in kinds if kind != (False, _NOTHING)}
+    if len({in_list for in_list, _ in told}) > 1:
         return None
-    if not kind.startswith(_LIST):
-        return _ARROW[kind]
-    return pa.list_(_ARROW[kind.removeprefix(_LIST).removesuffix(")")])
+    words = {word for _, word in told} - {_NOTHING}
+    words = {"a number"} if words == {"a whole number", "a number"} else words
+    if len(words) == 1:
+        entry = _ARROW.get(next(iter(words)), pa.struct([]))
+    else:
+        entry = pa.string() if words else pa.null()
+    return pa.list_(entry) if any(in_list for in_list, _ in told) else entry
 
 
 def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple[str, Survey]]:
@@ -62,51 +66,34 @@ def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple
     found: dict[str, Survey] = {}
     for text, file, valid in rows:
         part = found.setdefault(file, Survey(kinds={name: set() for name in names}))
-        if part.problem is not None:
-            continue
-        if not valid:
-            part.problem = "not UTF-8; save the file as UTF-8"
-            continue
-        if not text.strip():
+        if part.problem is not None or not text.strip():
             continue
         try:
-            fields = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_unrepeated)
+            fields = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=unrepeated)
         except (ValueError, RecursionError) as error:
             part.problem = f"not JSON ({one_line(error)}); write one whole object a line"
             continue
         if not isinstance(fields, dict):
-            part.problem = f"{_kind(fields).split(' (')[0]} where an object was expected; write one object a line"
+            part.problem = f"{_KINDS[type(fields)]} where an object was expected; write one object a line"
             continue
         part.fields.update(fields)
         for name in names:
             value = fields.get(name)
-            part.kinds[name].add(_kind(value))
-            if "\\" in text and not _is_unicode(value):
-                part.problem = f"half a surrogate pair in {name!r}; save the file as UTF-8"
+            part.kinds[name].update(_kinds(value))
+            if not valid and "\ufffd" in str(value):  # what Spark makes of bytes that are not UTF-8
+                part.problem = f"column {name!r} is not UTF-8; save the file as UTF-8"
     yield from found.items()
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a field is there twice in one object")
-    return fields
+def _kinds(value: Any) -> Iterator[Kind]:
+    if isinstance(value, list):
+        yield True, _NOTHING
+        yield from ((True, _kind(entry)) for entry in value)
+    else:
+        yield False, _kind(value)
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return _NOTHING
-    if isinstance(value, list):
-        entries = {_kind(entry).split(" (")[0] for entry in value} - {_NOTHING}
-        return f"{_LIST}{', '.join(sorted(entries)) or _NOTHING})"
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return "a number"
     return _KINDS[type(value)]
-
-
-def _is_unicode(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

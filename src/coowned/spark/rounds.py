@@ -1,23 +1,92 @@
-"""Greedy by rounds: every user votes for her first undecided examples, and the unanimous ones are selected.
+"""Greedy by rounds: every user votes for their first undecided examples, and the unanimous ones are selected.
 
-One round, for a user who has room for c more copies: she votes for the first c of her undecided examples in the common
-order. An example that all its users vote for is selected; one with a user who has no room left is dropped. The
+One round: a user who has room for c more copies votes for the first c of their undecided examples in the common order.
+An example that all its users vote for is selected; one with a user who has no room left is dropped. The
 result is that of the sequential walk; docs/spark.md has the proof.
 
     undecided   id, users, num_users, first, second    one row an example, none with a user without room
     taken       user, copies, new                      copies each user is in; new: the last round added to them
     ballots     user, part, id, num_users, first, second     one row a pair
     winners     id, users, num_users, first, second, copies  what was selected, with its number of copies so far
+
+The order is two columns, `first` and `second`; equal ones are ordered by the id's bytes. Greedy: users per example,
+then Spark's xxhash64 of (seed, id), which `coowned.selection.order` repeats. Interleaved: the number of a run, then the
+rank within the list. Spark compares hashes as signed numbers and text by its bytes, as the local order does, so both
+are total and depend on nothing but the graph's ids, its users per example and the seed.
 """
 
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from coowned.selection import kernels
+from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.spark.checkpoints import Checkpoints
-from coowned.spark.order import order_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+_LONGEST_RUN = 1 << 62  # longer ones hold the whole list too
+
+
+def ordered(examples: "DataFrame", seed: int) -> "DataFrame":
+    """id, users, num_users, first, second of the examples that have users, fewest users first."""
+    from pyspark.sql import functions as F
+
+    size = F.size("users")
+    return examples.where(size > 0).select(
+        "id",
+        "users",
+        size.alias("num_users"),
+        size.cast("bigint").alias("first"),
+        F.xxhash64(F.lit(seed).cast("bigint"), F.col("id").cast("string")).alias("second"),
+    )
+
+
+def order_columns() -> "list[Column]":
+    """What to sort by."""
+    from pyspark.sql import functions as F
+
+    return [F.col("first"), F.col("second"), F.col("id").cast("string")]
+
+
+def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, checkpoints: Checkpoints) -> "DataFrame":
+    """The same columns in the order of `BiasMitigating`: runs of few-user and many-user examples in turn.
+
+    Rank r of a list visited in runs of c is in run r div c; runs of equal number go few-user first. Ranks come from a
+    distributed sort: a row's index in its sorted part, and the sizes of the parts before it. The sorted table is a
+    checkpoint, so that a part computed again later cannot shift them.
+    """
+    from pyspark.sql import functions as F
+
+    walk = ordered(examples, seed)
+    index = F.monotonically_increasing_id()  # part * 2^33 + index in the part
+    table = walk.select("id", "num_users", "first", "second").orderBy(*order_columns()).select(
+        "id", "num_users", index.alias("index")
+    )  # fmt: skip
+    indexed = checkpoints.save(table, "rounds/sorted").withColumn("part", F.shiftrightunsigned("index", 33))
+    sizes = sorted(map(tuple, indexed.groupBy("part").count().collect()))
+    begins, total = [], 0
+    for part, size in sizes:
+        begins.append((part, total))
+        total += size
+    num_few = indexed.where(F.col("num_users") <= selector.threshold).count()
+    offsets = F.broadcast(examples.sparkSession.createDataFrame(begins, "part bigint, begin bigint"))
+    within = F.col("index").bitwiseAND(F.lit((1 << 33) - 1))
+    ranked = indexed.join(offsets, "part").select("id", "num_users", (F.col("begin") + within).alias("rank"))
+    many = F.col("num_users") > selector.threshold
+    in_list = F.col("rank") - F.when(many, F.lit(num_few)).otherwise(F.lit(0)).cast("bigint")
+    few_run, many_run = min(selector.few_user_run, _LONGEST_RUN), min(selector.many_user_run, _LONGEST_RUN)
+    run = F.when(many, F.lit(many_run)).otherwise(F.lit(few_run)).cast("bigint")
+    keys = ranked.select("id", in_list.alias("second"), run.alias("run"), many.cast("bigint").alias("list"))
+    keys = keys.select("id", F.expr("2 * (second div run) + list").alias("first"), "second")
+    joined = walk.drop("first", "second").join(keys, "id").select("id", "users", "num_users", "first", "second")
+    saved = checkpoints.save(joined, "rounds/interleaved")
+    checkpoints.remove("rounds/sorted")
+    return saved
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +128,7 @@ def cast_ballots(undecided: "DataFrame", electorate: Electorate) -> "DataFrame":
 def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate) -> "DataFrame":
     """The winners of a round, without their copies.
 
-    A user's first c in two levels: the first k of each of her parts, then the first c of those.
+    A user's first c in two levels: the first k of each of their parts, then the first c of those.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -67,11 +136,11 @@ def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate
     bound = electorate.contribution_bound
     group = ["user"] if electorate.heavy is None else ["user", "part"]
     in_part = F.row_number().over(Window.partitionBy(*group).orderBy(*order_columns()))
-    leading = ballots.withColumn("place", in_part).where(F.col("place") <= bound).drop("place", "part")
+    leading = ballots.withColumn("rank", in_part).where(F.col("rank") <= bound).drop("rank", "part")
     overall = F.row_number().over(Window.partitionBy("user").orderBy(*order_columns()))
     room = F.lit(bound) - F.coalesce("copies", F.lit(0))
-    votes = leading.join(taken.select("user", "copies"), "user", "left").withColumn("place", overall)
-    votes = votes.where(F.col("place") <= room)
+    votes = leading.join(taken.select("user", "copies"), "user", "left").withColumn("rank", overall)
+    votes = votes.where(F.col("rank") <= room)
     counted = votes.groupBy("id").agg(
         F.count(F.lit(1)).alias("votes"),
         F.collect_list("user").alias("users"),
@@ -109,10 +178,48 @@ def drop_decided(
 
     if electorate.heavy is None:
         vetoes = ballots.join(full, "user", "left_semi").select("id")
-    else:  # a row for each part of a heavy user, so that her pairs stay spread
+    else:  # a row for each part of a heavy user, so that their pairs stay spread
         last = F.coalesce(F.col("parts") - 1, F.lit(0))
         parted = full.join(F.broadcast(electorate.heavy), "user", "left")
         parted = parted.select("user", F.explode(F.sequence(F.lit(0), last)).alias("part"))
         vetoes = ballots.join(parted, ["user", "part"], "left_semi").select("id")
     decided = vetoes if winners is None else vetoes.union(winners.select("id"))
     return undecided.join(decided.distinct(), "id", "left_anti")
+
+
+def finish_locally(
+    undecided: "DataFrame", taken: "DataFrame", *, contribution_bound: int, copies: int, to_the_end: bool
+) -> pa.Table:
+    """Walks the undecided examples in order with the room that is left, on the driver.
+
+    Args:
+      copies: what an example has that this pass takes.
+      to_the_end: further passes follow here, until one adds nothing.
+
+    Returns the examples taken, columns as `undecided` and `copies`.
+    """
+    from pyspark.sql import functions as F
+
+    rows = pl.DataFrame(undecided.toArrow())
+    walk = rows.with_columns(pl.col("id").cast(pl.String).alias("text")).sort("first", "second", "text").drop("text")
+    entries = walk["users"].explode()
+    keys = entries.unique(maintain_order=True)
+    users = pl.DataFrame({"user": entries}).join(
+        pl.DataFrame({"user": keys}).with_row_index("label"), on="user", how="left", maintain_order="left"
+    )["label"].to_numpy().astype(np.int64)  # fmt: skip
+    owners = undecided.select(F.explode("users").alias("user")).distinct()
+    used = pl.DataFrame(taken.join(owners, "user", "left_semi").select("user", "copies").toArrow())
+    used = pl.DataFrame({"user": keys}).join(used, on="user", how="left", maintain_order="left")["copies"].fill_null(0)
+    room = (contribution_bound - used.to_numpy().astype(np.int64)).astype(np.min_scalar_type(contribution_bound))
+    indptr = np.concatenate([[0], np.cumsum(walk["num_users"].to_numpy(), dtype=np.int64)])
+    order = np.arange(len(walk), dtype=np.int64)
+    taken_copies = np.zeros(len(walk), np.int32)
+    kept, number = len(walk), copies
+    while kept:
+        kept = kernels.greedy_pass(order, indptr, users, 0, kept, 0, room)
+        taken_copies[order[:kept]] = number
+        number += 1
+        if not to_the_end:
+            break
+    chosen = walk.with_columns(pl.Series("copies", taken_copies)).filter(pl.col("copies") > 0)
+    return chosen.select("id", "users", "num_users", "first", "second", "copies").to_arrow()

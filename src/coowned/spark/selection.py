@@ -13,8 +13,7 @@ from coowned.selection.selector import Progress, Selector
 from coowned.spark import rounds
 from coowned.spark.attribution import SparkGraph, as_graph
 from coowned.spark.checkpoints import Checkpoints
-from coowned.spark.order import interleaved, ordered
-from coowned.spark.residue import finish_locally
+from coowned.spark.rounds import finish_locally, interleaved, ordered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,7 +46,7 @@ def select(
       seed: public; the same seed gives the same S, on one machine too.
       residue: when no more than this many pairs are undecided, the driver collects and finishes them; 0 never does.
       progress: called after every round as progress(done, message).
-      heavy_user: a user in more examples than this has her votes found in several parts, on several executors.
+      heavy_user: a user in more examples than this has their votes found in several parts, on several executors.
       checkpoint_dir: where the tables between two rounds are kept; as in `attribute`.
 
     Guarantees:

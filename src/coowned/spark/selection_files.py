@@ -34,13 +34,12 @@ def write_selection(
       - Under the names given there is what was there before, or all of the new.   (test_appears_whole)
       - What a crash left half-written is replaced, and never read.                 (test_half_written_is_replaced)
 
-    Returns both places.
+    Returns both paths.
     """
     spark = running_session(selection)
-    place = os.fspath(path)
-    if "://" in place:
-        return _write_by_spark(spark, selection, certificate, place)
-    target = Path(place)
+    if "://" in os.fspath(path):
+        return _write_by_spark(spark, selection, certificate, os.fspath(path))
+    target = Path(path)
     beside = target.with_name(f"{target.stem}.certificate.json")
     with whole_files(target, beside) as (folder, file):
         write_parts(selection, certificate, folder)
@@ -76,17 +75,17 @@ def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "Data
         return read_parquet(spark, path, ["example_id", "copies"], check)
 
 
-def read_certificate(spark: "SparkSession", place: str) -> str:
+def read_certificate(spark: "SparkSession", address: str) -> str:
     """The text of a certificate that lies at an address."""
-    with spark_errors(place):
-        system, path = hadoop_path(spark, place)
+    with spark_errors(address):
+        system, path = hadoop_path(spark, address)
         if not system.exists(path):
-            raise InputError(f"{place}: no certificate can be read there (no such file); say --certificate FILE")
+            raise InputError(f"{address}: no certificate can be read there (no such file); say --certificate FILE")
         stream = system.open(path)
         try:
             return bytes(stream.readAllBytes()).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"{place}: not a certificate (not UTF-8); say --certificate FILE") from error
+            raise InputError(f"{address}: not a certificate (not UTF-8); say --certificate FILE") from error
         finally:
             stream.close()
 
@@ -112,28 +111,30 @@ def write_parts(selection: "DataFrame", certificate: ContributionCertificate, fo
         )
 
 
-def _write_by_spark(spark, selection: "DataFrame", certificate: ContributionCertificate, place: str) -> tuple[str, str]:
+def _write_by_spark(
+    spark, selection: "DataFrame", certificate: ContributionCertificate, address: str
+) -> tuple[str, str]:
     """On any file system: all under hidden names, then renamed."""
-    place = place.rstrip("/")
-    parent, _, name = place.rpartition("/")
+    address = address.rstrip("/")
+    parent, _, name = address.rpartition("/")
     beside = f"{parent}/{name.removesuffix('.parquet')}.certificate.json"
     hidden = f"{parent}/.{name}.{uuid.uuid4().hex}"
-    system, target = hadoop_path(spark, place)
+    system, target = hadoop_path(spark, address)
     old = hadoop_path(spark, f"{hidden}/replaced")[1]
     try:
         if system.exists(target) and system.getFileStatus(target).isDirectory():
             for status in system.listStatus(target):
                 found = status.getPath().getName()
                 if not found.endswith(".parquet") and found[0] not in "._":
-                    raise InputError(f"{place}: a folder that holds other things ({found}); name another place")
+                    raise InputError(f"{address}: a folder that holds other things ({found}); choose another path")
         selection.write.parquet(f"{hidden}/{name}", compression="zstd")
         stream = system.create(hadoop_path(spark, f"{hidden}/certificate")[1], True)
         stream.write(bytearray((certificate.to_json() + "\n").encode()))
         stream.close()
         # A certificate without its S is refused by every reader; an S with the certificate of another is too.
         if system.exists(target):
-            _rename(system, target, old, place)
-        _rename(system, hadoop_path(spark, f"{hidden}/{name}")[1], target, place)
+            _rename(system, target, old, address)
+        _rename(system, hadoop_path(spark, f"{hidden}/{name}")[1], target, address)
         new = hadoop_path(spark, beside)[1]
         system.delete(new, False)
         _rename(system, hadoop_path(spark, f"{hidden}/certificate")[1], new, beside)
@@ -143,9 +144,9 @@ def _write_by_spark(spark, selection: "DataFrame", certificate: ContributionCert
         raise
     finally:
         system.delete(hadoop_path(spark, hidden)[1], True)
-    return place, beside
+    return address, beside
 
 
-def _rename(system, source, target, place: str) -> None:
+def _rename(system, source, target, address: str) -> None:
     if not system.rename(source, target):
-        raise InputError(f"{place}: the file system did not let it take its place; check who may write there")
+        raise InputError(f"{address}: the file system refused to rename a file to it; check who may write there")

@@ -100,7 +100,7 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
 
 
 @contextlib.contextmanager
-def spark_errors(place: str, *, unreadable: str = "Spark cannot read it; write it again") -> Iterator[None]:
+def spark_errors(source: str, *, unreadable: str = "Spark cannot read it; write it again") -> Iterator[None]:
     """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError.
 
     What Spark says of a row is never shown: it quotes cells, and cells are somebody's data.
@@ -114,8 +114,8 @@ def spark_errors(place: str, *, unreadable: str = "Spark cannot read it; write i
         text = " ".join(str(error).split())
         blame = re.search(r"\[((?:MALFORMED|FAILED_READ_FILE|CANNOT_READ|UNABLE_TO_INFER|PATH_NOT_FOUND)\w*)", text)
         if blame is not None:
-            raise InputError(f"{place}: {unreadable} (Spark: {blame[1]})") from error
-        raise OSError(f"{place}: Spark failed ({text.split(' SQLSTATE')[0][:300]})") from error
+            raise InputError(f"{source}: {unreadable} (Spark: {blame[1]})") from error
+        raise OSError(f"{source}: Spark failed ({text.split(' SQLSTATE')[0][:300]})") from error
 
 
 def _local_settings() -> dict[str, str]:

@@ -83,8 +83,8 @@ def attribute_source(
     kind = check_source(source)
     unprotected = [] if source.unprotected is None else read_keys(source.unprotected)
     aliases = read_aliases(source.aliases)
-    place = str(source.path)
-    with spark_errors(place, unreadable=_UNREADABLE[kind]), _errors_name(place):
+    named = str(source.path)
+    with spark_errors(named, unreadable=_UNREADABLE[kind]), _errors_name(named):
         return attribute(
             _read(spark, source, kind),
             None if source.user is not None and not source.users else source.users or ["users"],
@@ -99,13 +99,13 @@ def attribute_source(
 
 
 @contextlib.contextmanager
-def _errors_name(place: str) -> Iterator[None]:
+def _errors_name(path: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if str(error).startswith(place):
+        if str(error).startswith(path):
             raise
-        raise InputError(f"{place}: {error}") from error
+        raise InputError(f"{path}: {error}") from error
 
 
 def read_parquet(
@@ -146,12 +146,16 @@ def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
         return _read_json_lines(spark, source, files, columns)
     schemas = _schemas(spark, files, kind)
     _refuse_columns(source, _one_schema(list(files.values()), schemas))
-    _refuse_other_than_utf8(spark, files)
     groups: dict[str, list[str]] = {}
     for address in files:
         groups.setdefault(_delimiter(address), []).append(address)
     tables = [_read_csv(spark, group, schemas[0].names, columns) for group in groups.values()]
-    return functools.reduce(lambda one, other: one.unionByName(other), tables)
+    table = functools.reduce(lambda one, other: one.unionByName(other), tables)
+    if not _lines(spark, files).where("not valid").isEmpty():  # Spark has put a replacement character there
+        for name in columns:
+            if not table.where(_column(name).contains("\ufffd")).isEmpty():
+                raise InputError(f"column {name!r} is not UTF-8; save the file as UTF-8")
+    return table
 
 
 def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> dict[str, str]:
@@ -166,21 +170,21 @@ def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[
     return files
 
 
-def _files_at(spark: "SparkSession", place: str, suffixes: tuple[str, ...]) -> list[str]:
+def _files_at(spark: "SparkSession", path: str, suffixes: tuple[str, ...]) -> list[str]:
     """What `files_of` gives, on any file system."""
-    system, root = hadoop_path(spark, place)
+    system, root = hadoop_path(spark, path)
     if not system.exists(root):
-        raise InputError(f"{place}: no such file or folder; check the address")
+        raise InputError(f"{path}: no such file or folder; check the address")
     if system.getFileStatus(root).isFile():
-        return [place]
+        return [path]
     base, found = system.makeQualified(root).toString(), []
     listing = system.listFiles(root, True)
     while listing.hasNext():
         inside = listing.next().getPath().toString().removeprefix(base).strip("/")
         if inside.lower().endswith(suffixes) and not any(part.startswith((".", "_")) for part in inside.split("/")):
-            found.append(f"{place}/{inside}")
+            found.append(f"{path}/{inside}")
     if not found:
-        raise InputError(f"{place}: the folder has no {' or '.join(suffixes)} file; check the address or the format")
+        raise InputError(f"{path}: the folder has no {' or '.join(suffixes)} file; check the address or the format")
     return sorted(found)
 
 
@@ -296,19 +300,13 @@ def _lines(spark: "SparkSession", files: dict[str, str]) -> "DataFrame":
     from pyspark.sql import functions as F
 
     text = _reader(spark).text(_literal(files))
-    return text.select("value", F.col("_metadata.file_path"), F.is_valid_utf8("value"))
+    return text.select("value", F.col("_metadata.file_path").alias("file"), F.is_valid_utf8("value").alias("valid"))
 
 
 def _named(address: str, files: dict[str, str]) -> str:
     """The name of a file that Spark reports, which spells addresses in more than one way."""
     plain = re.sub(r"^file:/+", "file:///", unquote(address))
     return next((name for file, name in files.items() if re.sub(r"^file:/+", "file:///", file) == plain), address)
-
-
-def _refuse_other_than_utf8(spark: "SparkSession", files: dict[str, str]) -> None:
-    found = _lines(spark, files).toDF("text", "file", "valid").where("not valid").select("file").limit(1).collect()
-    if found:
-        raise InputError(f"{_named(found[0][0], files)}: not UTF-8; save the file as UTF-8")
 
 
 def _read_json_lines(
@@ -325,13 +323,12 @@ def _read_json_lines(
     _one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in names])
     fields = {field: pa.null() for field in (names[0] if names else ())}
     for column in columns:
-        kinds = set().union(*(part.kinds[column] for part in found.values()))
-        kind = arrow_type(kinds)
+        kind = arrow_type(set().union(*(part.kinds[column] for part in found.values())))
         if kind is None:
-            raise InputError(f"{column!r} is {' or '.join(sorted(kinds - {'nothing'}))}; give it one type")
+            raise InputError(f"{column!r} is a list in one line and none in another; give it one type")
         if column in fields:
             fields[column] = kind
     _refuse_columns(source, pa.schema(list(fields.items())))
     known = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
     schema = from_arrow_schema(pa.schema([(name, known.get(fields[name], fields[name])) for name in columns]))
-    return _reader(spark).schema(schema).json(_literal(files), mode="FAILFAST")
+    return _reader(spark).schema(schema).json(_literal(files), mode="FAILFAST", encoding="UTF-8", lineSep="\n")
