@@ -102,3 +102,12 @@ def test_heavy_users_are_told():
 def test_bad_input(regular_graph, wrong):
     with pytest.raises(InputError):
         plan(regular_graph, **{**TARGET, **wrong})
+
+
+def test_large_delta_of_a_plan():
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
+    settings = {"epsilon": 4.0, "batch_size": 20, "iterations": 5, "adjacency": "zero-out", "selectors": ("greedy",)}
+    found = plan(graph, delta=0.01, contribution_bounds=(1,), mechanism="poisson", **settings)
+    assert found.advice[0].startswith("Warning: delta 0.01 is above 1 / (users")
+    with pytest.raises(InputError, match="allow-large-delta"):
+        plan(graph, delta=0.1, contribution_bounds=(1,), mechanism="poisson", **settings)

@@ -103,3 +103,24 @@ def test_batch_larger_than_the_training_set(certificate: Path, capsys):
     assert "at most the size of S" in capsys.readouterr().err
     assert run(arguments) == 2
     assert "--batch-size" in capsys.readouterr().err
+
+
+def test_large_delta(certificate: Path, capsys):
+    settings = ["--epsilon", "4", "--batch-size", "10", "--iterations", "20"]
+    arguments = ["calibrate", "--certificate", str(certificate), *settings]
+    capsys.readouterr()
+    assert run([*arguments, "--delta", "0.1"]) == 2
+    assert "--allow-large-delta" in capsys.readouterr().err
+    assert run([*arguments, "--delta", "0.1", "--allow-large-delta"]) == 0
+    assert "Warning: delta 0.1 is above 1 / (users" in capsys.readouterr().out
+    assert run([*arguments, "--delta", "2e-5", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "Warning: delta 2e-05 is above 1e-05" in printed.err
+    assert json.loads(printed.out)["target_epsilon"] == 4.0
+
+
+def test_noise_that_is_hardly_needed_is_refused(certificate: Path, capsys):
+    settings = ["--noise-multiplier", "0.1", "--delta", "0.09", "--batch-size", "1", "--iterations", "1"]
+    capsys.readouterr()
+    assert run(["calibrate", "--certificate", str(certificate), *settings]) == 2
+    assert "is not below the chance" in capsys.readouterr().err

@@ -54,6 +54,7 @@ def test_nothing_far_fetched_is_suggested():
         ("epsilon = 8.0", "epsilon = inf", r"configuration: \[privacy\] epsilon"),
         ("epsilon = 8.0", "noise_multiplier = 0", r"configuration: \[privacy\] noise_multiplier"),
         ("delta = 1e-6", "delta = 1.0", r"configuration: \[privacy\] delta"),
+        ("delta = 1e-6", "delta = 0.1", r"\[privacy\] delta = 0.1 lets the promise fail.*allow_large_delta"),
         ("delta = 1e-6", "", r"configuration: \[privacy\] needs delta"),
         ("clip_norm = 1.0", "clip_norm = 0", r"configuration: \[mechanism\] clip_norm"),
         ("clip_norm = 1.0", "clip_norm = 1e30", r"configuration: \[mechanism\] clip_norm"),

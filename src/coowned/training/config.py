@@ -352,7 +352,7 @@ seed = 0                         # public; ties in the order
 
 [privacy]
 epsilon = 8.0                    # or noise_multiplier = ...; or epsilon = "none" or public = true for no guarantee
-delta = 1e-6                     # far below 1 / users
+delta = 1e-6                     # far below 1 / users; 0.1 or more only with allow_large_delta = true
 adjacency = "zero-out"           # or "replace"
 
 [mechanism]
