@@ -44,6 +44,7 @@ _HOME = {
     "IntegerProgram": "coowned.selection.integer_program",
     "MinSeparationProgram": "coowned.selection.min_separation_program",
     "Priced": "coowned.selection.priced",
+    "CyclicGroups": "coowned.selection.cyclic_groups",
     "pareto": "coowned.selection.pareto",
     "ContributionCertificate": "coowned.certificate",
     "certify": "coowned.certificate",

@@ -32,6 +32,7 @@ _SETTINGS: dict[str, tuple[type, Option]] = {
     "few_user_run": (int, Option("bias-mitigating: few-user examples visited in a row.")),
     "many_user_run": (int, Option("bias-mitigating: many-user examples visited in a row.")),
     "allow_duplicates": (bool, Option("Allow an example to be selected more than once.")),
+    "num_groups": (int, Option("cyclic-groups: groups of users that share no selected example.", metavar="G")),
     "distinct_weight": (float, Option("priced: extra weight of the first copy of an example.")),
     "time_limit": (float, Option("For the programs and priced.", metavar="SECONDS")),
     "size": (int, Option("random-subset: number of examples.")),
@@ -63,7 +64,7 @@ def run(
         str,
         typer.Option(
             help="greedy, greedy-with-duplicates, greedy-min-separation, bias-mitigating, integer-program, "
-            "min-separation-program, priced or random-subset."
+            "min-separation-program, priced, cyclic-groups or random-subset."
         ),
     ] = "greedy",
     seed: Seed = 0,
@@ -110,6 +111,9 @@ def run(
     copies = counted(certificate.size, "copy", "copies")
     show.line(f"{copies} of {certificate.num_distinct:,} of {certificate.num_examples:,} examples{proven}")
     show.line(f"no user is in more than {certificate.contribution_bound:,} of them")
+    if certificate.group_sizes is not None:
+        low, high = min(certificate.group_sizes, default=0), max(certificate.group_sizes, default=0)
+        show.line(f"no user is in two of the {len(certificate.group_sizes):,} groups of {low:,} to {high:,} copies")
     if certificate.min_separation is not None:
         show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
     if unprotected := certificate.num_unprotected_users:

@@ -169,3 +169,93 @@ def fill_batches(batches, budget):
             verdict = 2
     state[0], state[1], state[2], state[3] = filled, t, row, in_vain
     return verdict
+
+
+# ---- groups of users -------------------------------------------------------------------------------------------------
+
+
+@_njit
+def join_users(indptr, users, weights, most):
+    """(num_users,) clusters: the users of each row, in order, are joined unless that would weigh more than `most`."""
+    parent, total = np.arange(weights.shape[0]), weights.copy()
+    for row in range(indptr.shape[0] - 1):
+        for p in range(indptr[row] + 1, indptr[row + 1]):
+            a, b = users[indptr[row]], users[p]
+            while parent[a] != a:
+                parent[a] = parent[parent[a]]
+                a = parent[a]
+            while parent[b] != b:
+                parent[b] = parent[parent[b]]
+                b = parent[b]
+            if a != b and total[a] + total[b] <= most:
+                parent[max(a, b)] = min(a, b)
+                total[min(a, b)] = total[a] + total[b]
+    for u in range(parent.shape[0]):
+        while parent[u] != parent[parent[u]]:
+            parent[u] = parent[parent[u]]
+    return parent
+
+
+@_njit
+def assign_rest(indptr, users, groups):
+    """Gives each user without a group (-1) that of the first row whose other users are all in one group."""
+    for row in range(indptr.shape[0] - 1):
+        group = -1
+        for p in range(indptr[row], indptr[row + 1]):
+            found = groups[users[p]]
+            if found >= 0:
+                group = found if group in (-1, found) else -2
+        if group >= 0:
+            for p in range(indptr[row], indptr[row + 1]):
+                groups[users[p]] = group
+
+
+@_njit
+def fill_lightest(order, weights, held, groups):
+    """Puts each of `order` in the group of which held (groups,) is least so far."""
+    for i in order:
+        lightest = np.argmin(held)
+        groups[i] = lightest
+        held[lightest] += weights[i]
+
+
+@_njit
+def move_users(indptr, users, user_indptr, rows, weights, most, groups, held):
+    """Moves each user, in turn, to the group that most of their rows would be whole in, while it weighs at most `most`.
+
+    user_indptr, rows: the rows of each user. Returns how many users were moved; groups and held are changed.
+    """
+    moved = 0
+    whole = np.zeros(held.shape[0], np.int64)  # rows of the user whose other users are all in this group
+    for u in range(weights.shape[0]):
+        for j in range(user_indptr[u], user_indptr[u + 1]):
+            group = _group_of_others(indptr, users, rows[j], u, groups)
+            if group >= 0:
+                whole[group] += 1
+        own, best = groups[u], groups[u]
+        for j in range(user_indptr[u], user_indptr[u + 1]):
+            group = _group_of_others(indptr, users, rows[j], u, groups)
+            if group >= 0 and whole[group] > whole[best] and held[group] + weights[u] <= most:
+                best = group
+        for j in range(user_indptr[u], user_indptr[u + 1]):
+            group = _group_of_others(indptr, users, rows[j], u, groups)
+            if group >= 0:
+                whole[group] = 0
+        if best != own:
+            groups[u] = best
+            held[own] -= weights[u]
+            held[best] += weights[u]
+            moved += 1
+    return moved
+
+
+@_njit
+def _group_of_others(indptr, users, row, u, groups):
+    """The group of all users of a row but u; -1 where they are in several or there are none."""
+    group = -1
+    for p in range(indptr[row], indptr[row + 1]):
+        if users[p] != u:
+            if group >= 0 and groups[users[p]] != group:
+                return -1
+            group = groups[users[p]]
+    return group

@@ -13,6 +13,7 @@ CLASSES = {
     "integer-program": "coowned.selection.integer_program.IntegerProgram",
     "min-separation-program": "coowned.selection.min_separation_program.MinSeparationProgram",
     "priced": "coowned.selection.priced.Priced",
+    "cyclic-groups": "coowned.selection.cyclic_groups.CyclicGroups",
 }
 """The dotted path of every selector's class by its word; importing none of them."""
 

@@ -1,0 +1,204 @@
+"""Groups of users between which no selected example is shared, for DP-MF with cyclic sampling."""
+
+import dataclasses
+import functools
+import importlib.util
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import threads, validate
+from coowned.attribution import kernels as attribution_kernels
+from coowned.attribution.graph import AttributionGraph
+from coowned.progress import Progress
+from coowned.selection import kernels, packing_kernels
+from coowned.selection.greedy import Greedy
+from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
+from coowned.selection.order import ordered_rows, part
+from coowned.selection.packing import pack
+from coowned.selection.selector import BoundedSelector, Selection
+
+_IMBALANCE = 0.1  # part by which a group may exceed the mean
+_WEIGHT = 60  # of an example, divided among its users: whole for up to six of them
+_CLUSTERS_PER_GROUP = 8  # label propagation: a cluster has at most this part of a group
+_ROUNDS = 10  # of label propagation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicGroups(BoundedSelector):
+    """Divides users into `num_groups` groups and selects greedily among examples whose users are all in one.
+
+    The greedy selection without groups says which examples matter: its users are divided so that few of its examples
+    cross groups and every group has about equally many. Examples that cross are dropped, and the greedy selector
+    chooses again among all others, so that room left by a dropped example is used. The partition is made by Mt-KaHyPar
+    (deterministic preset) where the extra `coowned[cyclic]` is installed, else by label propagation, which loses more;
+    `selector["partitioner"]` of the selection says which.
+
+    Guarantees:
+      - No user is in more than `contribution_bound` selected copies.   (test_check_suite)
+      - No user is in two groups.   (test_groups_share_no_user)
+      - The same seed gives the same selection, with any number of threads.   (test_check_suite, test_threads)
+      - With one group, exactly the selection of `Greedy`, or of `GreedyWithDuplicates`.   (test_one_group_is_greedy)
+
+    Args:
+      num_groups: number of groups of users; some may be empty on a small graph.
+      contribution_bound: most selected copies that contain one user.
+      allow_duplicates: whether an example may be selected more than once.
+      unattributed: "keep" takes every example without users once, spread evenly over the groups.
+
+    Cost: two greedy selections, and a partition of the first one's users.
+    What it is not: maximal. An example that crosses groups may fit under the bound.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0, 1], [1, 2], [3, 4], [4, 5]])
+      >>> CyclicGroups(num_groups=2, contribution_bound=2).select(graph).copies
+      array([1, 1, 1, 1], dtype=int32)
+
+    References: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153; Gottesbüren et al. (2024), Mt-KaHyPar,
+      https://arxiv.org/abs/2303.17679
+    """
+
+    num_groups: int
+    allow_duplicates: bool = False
+
+    name: ClassVar[str] = "cyclic-groups"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=2**15 - 1, num_groups=self.num_groups)
+
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
+        kind = GreedyWithDuplicates if self.allow_duplicates else Greedy
+        greedy = kind(contribution_bound=self.contribution_bound, ties=self.ties)
+        free = greedy.select(graph, seed=seed, progress=part(progress, 0.0, 0.2))
+        partitioner, group_of_user = "none", np.zeros(graph.num_users, np.int64)
+        copies = free.copies.copy()
+        if self.num_groups > 1:
+            partitioner, group_of_user = self._divide(graph, free, part(progress, 0.2, 0.8))
+            inside = np.flatnonzero(_groups_of_examples(graph, group_of_user) >= 0)
+            again = greedy.select(graph.subgraph(inside), seed=seed, progress=part(progress, 0.8, 1.0))
+            copies[:] = 0
+            copies[inside] = again.copies
+        groups = np.where(copies > 0, _groups_of_examples(graph, group_of_user), -1)
+        if self.unattributed == "keep":
+            alone = np.flatnonzero(graph.users_per_example == 0)
+            copies[alone] = 1
+            groups[alone] = np.arange(len(alone)) % self.num_groups
+        return Selection(
+            graph=graph,
+            copies=copies,
+            groups=groups.astype(np.int32),
+            selector=self.settings() | {"partitioner": partitioner},
+            seed=seed,
+        )
+
+    def _divide(
+        self, graph: AttributionGraph, free: Selection, progress: Progress
+    ) -> tuple[str, npt.NDArray[np.int64]]:
+        """The partitioner's name and the group of each user, such that few of the freely selected examples are cut.
+
+        Users are numbered by their examples first, so that the groups do not depend on the users' labels.
+        """
+        progress(0.0, "dividing users into groups")
+        seed = free.seed or 0
+        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=lambda done, message: None)
+        packing = pack(rows, graph.num_users, contribution_bound=1, limit=1)
+        keys = np.empty(graph.num_users, np.uint64)
+        packing_kernels.user_keys(packing.user_indptr, packing.items, packing.capacity, keys)
+        label = np.empty(graph.num_users, np.int64)
+        label[np.argsort(keys, kind="stable")] = np.arange(graph.num_users)
+        chosen = free.copies[rows.examples] > 0  # (rows,)
+        indptr = np.concatenate([[0], np.cumsum(np.diff(rows.indptr)[chosen])])
+        users = _sorted_rows(indptr, label[rows.users[np.repeat(chosen, np.diff(rows.indptr))]], graph.num_users)
+        active, users = np.unique(users, return_inverse=True)  # of the users, those who are in a row
+        shares = np.repeat(_WEIGHT // np.maximum(np.diff(indptr), 1), np.diff(indptr))  # (pairs,)
+        weights = np.maximum(np.bincount(users, weights=shares), 1).astype(np.int64)
+        if importlib.util.find_spec("mtkahypar") is not None:
+            name, found = "mt-kahypar", _by_mtkahypar(indptr, users, weights, self.num_groups, seed)
+        else:
+            name, found = "label-propagation", _by_label_propagation(indptr, users, weights, self.num_groups)
+        groups = np.full(graph.num_users, -1, np.int64)
+        groups[active] = found
+        groups = groups[label]
+        kernels.assign_rest(rows.indptr, rows.users, groups)
+        return name, np.maximum(groups, 0)
+
+
+def _sorted_rows(indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], num_users: int) -> npt.NDArray[np.int64]:
+    """The same rows, the users of each increasing."""
+    rows = np.empty(len(users), np.int64)
+    user_indptr = attribution_kernels.transpose(indptr, users, num_users, rows)
+    increasing = np.empty_like(users)
+    attribution_kernels.transpose(user_indptr, rows, len(indptr) - 1, increasing)
+    return increasing
+
+
+def _groups_of_examples(graph: AttributionGraph, group_of_user: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """(num_examples,) the group of all users of an example; -1 where they are in several, or there are none."""
+    attributed = graph.users_per_example > 0
+    groups = np.full(graph.num_examples, -1, np.int64)
+    if attributed.any():
+        of_pairs, starts = group_of_user[graph.users], graph.indptr[:-1][attributed]
+        lowest, highest = np.minimum.reduceat(of_pairs, starts), np.maximum.reduceat(of_pairs, starts)
+        groups[attributed] = np.where(lowest == highest, lowest, -1)
+    return groups
+
+
+def _by_mtkahypar(
+    indptr: npt.NDArray[np.int64],
+    users: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.int64],
+    num_groups: int,
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """(num_users,) groups that cut few rows and have nearly equal weight."""
+    import mtkahypar
+
+    shared = np.flatnonzero(np.diff(indptr) > 1)
+    if not len(shared):  # nothing can be cut
+        return _lightest_first(weights, num_groups)
+    rows = [users[indptr[row] : indptr[row + 1]].tolist() for row in shared]
+    library = _mtkahypar()
+    mtkahypar.set_seed(seed % (2**31 - 1))
+    context = library.context_from_preset(mtkahypar.PresetType.DETERMINISTIC)
+    context.logging = False
+    context.set_partitioning_parameters(num_groups, _IMBALANCE, mtkahypar.Objective.CUT)
+    graph = library.create_hypergraph(context, len(weights), len(rows), rows, weights.tolist(), [1] * len(rows))
+    return np.array(graph.partition(context).get_partition(), np.int64)
+
+
+@functools.cache
+def _mtkahypar() -> Any:
+    """The library can be initialized once in a process."""
+    import mtkahypar
+
+    return mtkahypar.initialize(threads.cores(), False)
+
+
+def _by_label_propagation(
+    indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], num_groups: int
+) -> npt.NDArray[np.int64]:
+    """The same without a library: users who share rows are joined to clusters, clusters to groups, and users moved."""
+    mean = -(-int(weights.sum()) // num_groups)
+    cluster = kernels.join_users(indptr, users, weights, mean // _CLUSTERS_PER_GROUP)
+    names, cluster = np.unique(cluster, return_inverse=True)
+    total = np.bincount(cluster, weights=weights, minlength=len(names)).astype(np.int64)
+    groups = _lightest_first(total, num_groups)[cluster]
+    held = np.bincount(groups, weights=weights, minlength=num_groups).astype(np.int64)
+    rows = np.empty(len(users), np.int64)
+    user_indptr = attribution_kernels.transpose(indptr, users, len(weights), rows)
+    for _ in range(_ROUNDS):
+        if not kernels.move_users(
+            indptr, users, user_indptr, rows, weights, int(mean * (1 + _IMBALANCE)), groups, held
+        ):
+            break
+    return groups
+
+
+def _lightest_first(weights: npt.NDArray[np.int64], num_groups: int) -> npt.NDArray[np.int64]:
+    """Each, heaviest first, in the group that is lightest so far."""
+    groups = np.empty(len(weights), np.int64)
+    held = np.zeros(num_groups, np.int64)
+    kernels.fill_lightest(np.argsort(-weights, kind="stable"), weights, held, groups)
+    return groups
