@@ -86,6 +86,19 @@ def test_the_whole_road(folder: Path, capsys):
         assert pl.read_parquet(place / f"{name}.parquet")["split"].unique().to_list() == [name]
 
 
+def test_cyclic_groups_of_users(folder: Path, capsys):
+    cyclic = ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"')
+    write(folder, cyclic)
+    assert go(folder) == 2
+    assert "'greedy' does not go with [mechanism] kind 'cyclic-dp-mf'; use 'cyclic-groups'" in capsys.readouterr().err
+    write(folder, cyclic, ('selector = "greedy" ', 'selector = "cyclic-groups"\nnum_groups = 4  '))
+    assert go(folder) == 0
+    made = Run.open(folder / "RUN").guarantee
+    assert (made.mechanism.num_groups, made.mechanism.num_bands, len(made.certificate.group_sizes)) == (4, 4, 4)
+    assert sum(made.certificate.group_sizes) == made.certificate.size
+    assert run(["report", str(folder / "RUN")]) == 0
+
+
 def test_each_split_is_evaluated_on_its_own_examples(folder: Path):
     assert go(folder) == 0
     config = TrainConfig.read(folder / "run.toml")

@@ -59,7 +59,6 @@ def test_nothing_far_fetched_is_suggested():
         ("clip_norm = 1.0", "clip_norm = 0", r"configuration: \[mechanism\] clip_norm"),
         ("clip_norm = 1.0", "clip_norm = 1e30", r"configuration: \[mechanism\] clip_norm"),
         ('name = "adam"', 'name = "adan2000x"', r"configuration: \[optimizer\] optax has no optimizer"),
-        ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"', "groups, which no selector makes yet"),
         (
             'kind = "dp-sgd"',
             'kind = "dp-mf"\nmin_separation = 501',

@@ -97,11 +97,6 @@ class MechanismSection:
     min_separation: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "cyclic-dp-mf":
-            raise InputError(
-                "kind 'cyclic-dp-mf' needs a selection with groups, which no selector makes yet; train from Python "
-                "with Selection.from_copies(..., groups=...), or use 'dp-sgd' or 'dp-mf'"
-            )
         validate.one_of(tuple(known.training_kind for known in MECHANISMS), kind=self.kind)
         validate.positive(batch_size=self.batch_size)
         validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=self.iterations)
@@ -356,12 +351,12 @@ delta = 1e-6                     # far below 1 / users; 0.1 or more only with al
 adjacency = "zero-out"           # or "replace"
 
 [mechanism]
-kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule). "cyclic-dp-mf" only from Python: it
-                                 # needs a selection with groups, and a selector that makes them comes later
+kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule), or "cyclic-dp-mf" (the same with
+                                 # sampling; takes the selector cyclic-groups with num_groups)
 batch_size = 256                 # expected and public: gradients are divided by it
 iterations = 500
 clip_norm = 1.0                  # longest gradient of one copy
-# num_bands = 8                  # dp-mf: at most min_separation (default: equal to it)
+# num_bands = 8                  # dp-mf: at most min_separation (default: equal to it); cyclic-dp-mf: num_groups
 # min_separation = 8             # dp-mf: default: the largest that fits
 
 [model]

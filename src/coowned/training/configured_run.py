@@ -160,10 +160,12 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
     kind, chosen = selector_class(config.selection.selector), config.selection
     settings = dict(chosen.settings)
-    schedules = "min_separation" in {field.name for field in dataclasses.fields(kind)}
-    needs_schedule = mechanism_class(config.mechanism.kind).needs_schedule
-    if schedules != needs_schedule:
-        wanted = "greedy-min-separation" if needs_schedule else "greedy"
+    fields = {field.name for field in dataclasses.fields(kind)}
+    schedules = "min_separation" in fields
+    mechanism = mechanism_class(config.mechanism.kind)
+    if schedules != mechanism.needs_schedule or (mechanism.needs_groups and "num_groups" not in fields):
+        wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
+        wanted = "cyclic-groups" if mechanism.needs_groups else wanted
         raise ConfigError(
             f"[selection] selector {chosen.selector!r} does not go with [mechanism] kind {config.mechanism.kind!r}; "
             f"use {wanted!r}"
