@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.training.run_folders import reseal, write_run
 
-from coowned import AttributionGraph, Greedy, InputError, PoissonSampling, certify, guarantee, plan
+from coowned import AttributionGraph, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee, plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.retraining import MeasuredLeak
@@ -128,18 +128,37 @@ def test_both_adjacencies_are_as_large(runs, tmp_path: Path):
     text = read(write_report(runs["scheduled"], tmp_path / "page.html", release=True))
     large = re.findall(r'<p class="claim-big"><span class="claim-word">epsilon </span>([^<]*)</p>', text)
     assert large == ["8", rounded_up(claim.other_epsilon)]
-    assert "adjacency: replace; same unit, bound and delta)" in text
+    assert "adjacency: replace; same unit, bound and delta</p>" in text
 
 
-def test_epsilon_is_shown_as_asked(runs, tmp_path: Path):
-    """With the proven value beside it, and a sentence that follows from it."""
-    claim = Run.open(runs["scheduled"]).claim
-    assert claim.target_epsilon == 8.0
-    text = read(write_report(runs["scheduled"], tmp_path / "page.html", release=True))
-    assert "epsilon </span>8</p>" in text
-    assert ("; proven: " in text) == (rounded_up(claim.epsilon) != "8")
-    plain = claim.statement_parts().plain[claim.adjacency]
-    assert f'<p class="lead">{plain[0].upper()}{plain[1:]}</p>' in text
+def claim_of(epsilon: float, *, copies: int = 10, delta: float = 1e-6) -> PrivacyGuarantee:
+    graph = AttributionGraph.from_users_per_example([[i % 100] for i in range(100 * copies)])
+    certificate = certify(graph, Greedy(contribution_bound=copies).select(graph))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=128, iterations=100)
+    return guarantee(certificate, mechanism, epsilon=epsilon, delta=delta, adjacency="zero-out")
+
+
+def test_epsilon_is_shown_as_asked(tmp_path: Path):
+    """With the proven value beside it."""
+    claim = claim_of(64.0)
+    proven = rounded_up(claim.epsilon)
+    assert proven != "64"
+    text = read(write_report(write_run(tmp_path, claim), release=True))
+    assert "epsilon </span>64</p>" in text
+    assert f"Asked for: epsilon 64; proven: {proven}." in text
+
+
+def test_plain_sentences_and_warnings_are_the_statements(tmp_path: Path):
+    """At a large epsilon the page does not say that nothing is learned, and a large delta is warned of."""
+    claim = claim_of(64.0, delta=0.02)
+    parts = claim.statement_parts()
+    text = html.unescape(read(write_report(write_run(tmp_path, claim), release=True)))
+    assert "hero-weak" in text
+    assert "learns nearly the same" not in text
+    hero = text[text.index('class="hero') : text.index('id="promise"')]
+    assert parts.warnings
+    for sentence in (*parts.plain.values(), *parts.warnings, parts.headline):
+        assert sentence in hero
 
 
 def test_other_runs_are_labelled(real: Path):
@@ -326,10 +345,7 @@ def test_plan_page(tmp_path: Path):
 @pytest.mark.parametrize("copies", [10, 100])
 def test_a_curve_that_cannot_be_certified_is_not_fatal(tmp_path: Path, copies: int):
     """At epsilon 64 delta is all but 1 at small epsilons under replace."""
-    graph = AttributionGraph.from_users_per_example([[i % 100] for i in range(100 * copies)])
-    certificate = certify(graph, Greedy(contribution_bound=copies).select(graph))
-    mechanism = PoissonSampling.from_certificate(certificate, batch_size=128, iterations=100)
-    claim = guarantee(certificate, mechanism, epsilon=64.0, delta=1e-6, adjacency="zero-out")
+    claim = claim_of(64.0, copies=copies)
     text = read(write_report(write_run(tmp_path, claim), tmp_path / "page.html"))
     assert {"delta-curve", "membership"} <= set(check_figures(text))
     assert all(0 < row["delta"] < 1 for row in rows_of(specs(text)["delta-curve"]))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
 from coowned.certificate import ContributionCertificate
+from coowned.progress import counted
 
 if TYPE_CHECKING:
     from coowned.accounting.guarantee import PrivacyGuarantee
@@ -97,9 +98,9 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
         f"one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy and "
         "divided by the public batch size.",
-        f"The training set has {_counted(certificate.size, 'copy', 'copies')} of "
-        f"{_counted(certificate.num_distinct, 'example')}, chosen without looking at content; a recount found nobody "
-        f"in more than {_counted(certificate.contribution_bound, 'copy', 'copies')}.",
+        f"The training set has {counted(certificate.size, 'copy', 'copies')} of "
+        f"{counted(certificate.num_distinct, 'example')}, chosen without looking at content; a recount found nobody "
+        f"in more than {counted(certificate.contribution_bound, 'copy', 'copies')}.",
         _example_level(guarantee),
         f"Released: the model, and if wanted every noisy gradient on the way. {_NOT_RELEASED}",
         _accountant(guarantee),
@@ -137,7 +138,7 @@ def _headline(guarantee: "PrivacyGuarantee") -> str:
         f"({rounded_up(guarantee.other_epsilon)}, {guarantee.delta:.12g})-differentially private under {other} "
         "adjacency."
         + ("" if shown == proven else f" Asked for: epsilon {shown}; proven: {proven}.")
-        + (f" Nothing is promised to {_counted(excluded, 'user')} excluded from protection." if excluded else "")
+        + (f" Nothing is promised to {counted(excluded, 'user')} excluded from protection." if excluded else "")
     )
 
 
@@ -204,7 +205,7 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
         what = (
             "no part in training"
             if row["copies"] == 0
-            else f"epsilon {rounded_up(row['epsilon'])} in {_counted(row['copies'], 'copy', 'copies')}"
+            else f"epsilon {rounded_up(row['epsilon'])} in {counted(row['copies'], 'copy', 'copies')}"
         )
         parts.append(f"{100 * row['users'] / total:.1f}% of users: {what}")
     return [f"Graph statistic, not protected by this guarantee: {'; '.join(parts)}{_median(levels, total)}."]
@@ -231,19 +232,15 @@ def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:
     if users:
         were = "was" if users == 1 else "were"
         sentences.append(
-            f"{_counted(users, 'user')} {were} taken out of the attribution: this guarantee does not hold for them."
+            f"{counted(users, 'user')} {were} taken out of the attribution: this guarantee does not hold for them."
         )
     if users or copies:
         have, whose = ("has", "its") if copies == 1 else ("have", "their")
         sentences.append(
-            f"{_counted(copies, 'copy', 'copies')} in the training set {have} no protected user: {whose} content is "
+            f"{counted(copies, 'copy', 'copies')} in the training set {have} no protected user: {whose} content is "
             "not protected for anybody."
         )
     return sentences
-
-
-def _counted(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _seed(guarantee: "PrivacyGuarantee") -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
-from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.accounting.statement import Statement, rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.bob_picture import TITLES
 from coowned.errors import CoownedError, InputError
@@ -43,10 +43,7 @@ class RunPage:
 
     Attributes:
       claim: None where no epsilon may be stated.
-      epsilons: adjacency and epsilon, the claimed one first; as asked for where that was proven.
-      proven: the proven value of the claimed epsilon, where it is not the one shown; with the words around it.
-      plain: what the claim means for people; follows the bound on attacks.
-      warnings: what is wrong with the claim.
+      epsilons: adjacency and epsilon, the claimed one first.
       cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
       figures: by name, in the order of the page.
       compared: other runs were named.
@@ -56,12 +53,8 @@ class RunPage:
     claim: PrivacyGuarantee | None
     release: bool
     with_graph: bool
-    sentences: tuple[str, ...]
-    not_promised: tuple[str, ...]
+    statement: Statement
     epsilons: tuple[tuple[str, str], ...]
-    proven: str
-    plain: str
-    warnings: tuple[str, ...]
     tiles: tuple[Tile, ...]
     adjacencies: tuple[TableRow, ...]
     kept: tuple[TableRow, ...]
@@ -73,6 +66,10 @@ class RunPage:
     bob_rows: tuple[TableRow, ...]
     config: str
     versions: str
+
+    @property
+    def is_weak(self) -> bool:
+        return bool(self.claim) and self.statement.protection[self.claim.adjacency] == "little"
 
     def named(self, *prefixes: str) -> list[Figure]:
         return [figure for name, figure in self.figures.items() if name.startswith(prefixes)]
@@ -107,25 +104,20 @@ def gather(
     if claim:
         figures += [run_figures.membership(run), run_figures.delta_curve(run)]
     figures += _audits(run, release=release)
-    statement = run.guarantee.statement_parts() if run.guarantee else None
     return RunPage(
         run=run,
         claim=claim,
         release=release,
         with_graph=with_graph,
-        sentences=statement.sentences if statement else (run.statement,),
-        not_promised=statement.not_promised if statement else (),
+        statement=run.guarantee.statement_parts()
+        if run.guarantee
+        else Statement(headline=run.statement, sentences=(run.statement,)),
         epsilons=(
             (claim.adjacency, claim.shown_epsilon),
             (OTHER_ADJACENCY[claim.adjacency], rounded_up(claim.other_epsilon)),
         )
         if claim
         else (),
-        proven=f"; proven: {rounded_up(claim.epsilon)}"
-        if claim and claim.shown_epsilon != rounded_up(claim.epsilon)
-        else "",
-        plain=statement.plain[claim.adjacency] if claim and statement else "",
-        warnings=statement.warnings if statement else (),
         tiles=_tiles(run, with_graph=with_graph),
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
@@ -254,7 +246,7 @@ def _tiles(run: Run, *, with_graph: bool) -> tuple[Tile, ...]:
     )
     if not run.claims:
         return (*people, Tile("copies in the training set", shown(certificate.size), Mark.GRAPH)) if with_graph else ()
-    noise = Tile("noise multiplier", rounded_down(run.claim.noise_multiplier), Mark.COVERED)
+    noise = Tile("noise multiplier", run.claim.shown_noise_multiplier, Mark.COVERED)
     if with_graph:
         return (*people, noise)
     bound = Tile("copies of one person, at most", shown(run.claim.contribution_bound), Mark.COVERED)
