@@ -312,6 +312,7 @@ def _named(address: str, files: dict[str, str]) -> str:
 def _read_json_lines(
     spark: "SparkSession", source: DataSource, files: dict[str, str], columns: list[str]
 ) -> "DataFrame":
+    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
     found = {_named(file, files): part for file, part in survey(_lines(spark, files), columns).items()}
@@ -331,4 +332,7 @@ def _read_json_lines(
     _refuse_columns(source, pa.schema(list(fields.items())))
     known = {pa.null(): pa.string(), pa.list_(pa.null()): pa.list_(pa.string())}
     schema = from_arrow_schema(pa.schema([(name, known.get(fields[name], fields[name])) for name in columns]))
-    return _reader(spark).schema(schema).json(_literal(files), mode="FAILFAST", encoding="UTF-8", lineSep="\n")
+    # By way of text: Spark's own reader of JSON files refuses bytes that are not UTF-8, in any column.
+    text = _reader(spark).text(_literal(files)).select(F.make_valid_utf8("value").alias("text"))
+    text = text.select(F.regexp_replace("text", "^\ufeff", "").alias("text")).where(F.trim("text") != "")
+    return text.select(F.from_json("text", schema, {"mode": "FAILFAST"}).alias("row")).select("row.*")
