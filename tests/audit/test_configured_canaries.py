@@ -39,6 +39,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.full
 def test_canaries_of_a_run(folder, capsys, monkeypatch):
     plans, make = [], configured_canaries.make_plan
     monkeypatch.setattr(

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from coowned import Greedy, PoissonSampling, certify, guarantee
 from coowned.mechanism.keys import RunKey
@@ -16,6 +17,7 @@ from coowned.training.sweep import sweep
 EPSILONS = (0.25, 2.0, 64.0)
 
 
+@pytest.mark.full
 def test_accuracy_rises_with_epsilon():
     """Fixed seeds. One sweep for all epsilons, three rates each; the best rate by validation, as one would tune."""
     world = LogisticData(num_features=20, bias_strength=0.0).attach(

@@ -85,6 +85,7 @@ def test_optimizers():
             make_optimizer(name, 0.1)
 
 
+@pytest.mark.full
 def test_every_optimizer_takes_steps():
     """Two steps downhill, as the loop takes them: compiled, the learning rate given, the state kept as arrays."""
     parameters = {"intercept": jnp.float32(0.5), "weights": jnp.arange(3, dtype=jnp.float32)}

@@ -97,6 +97,7 @@ def test_equals_the_mechanism(clip_norm):
     assert int(clipped) == int(expected_clipped)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")  # in jax_privacy
 def test_equals_jax_privacy():
     batch = make_batch()
@@ -146,6 +147,7 @@ def test_all_ways_to_a_linear_norm_are_tested_here():
     assert set(kinds.values()) == {_BuiltLinear, _GhostLinear}
 
 
+@pytest.mark.full
 def test_a_wider_model_with_a_vocabulary_in_pieces():
     """All linear layers unbuilt, several pieces of vocabulary and one that is not whole."""
     config = BertConfig(
