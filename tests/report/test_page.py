@@ -1,5 +1,6 @@
 """The page of a run, and of a plan: what is in it and what is not."""
 
+import datetime
 import html
 import json
 import os
@@ -266,6 +267,21 @@ def test_text_is_escaped(copy):
     assert html.escape(name, quote=False) in text
     assert "&amp; co" in text
     assert "<b>run" not in text
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_name_purpose_owner_and_date(copy, release: bool):
+    folder = copy("scheduled")
+    config = folder / "config.toml"
+    words = 'name = "Mail & <b>folders</b>"\npurpose = "sorts mail / spam"\nowner = "mail team"'
+    text = config.read_text(encoding="utf-8")
+    config.write_text(f"{text[: text.index('[report]')]}[report]\n{words}\n", encoding="utf-8")
+    page = read(write_report(reseal(folder), release=release))
+    assert "<dt>Model</dt><dd>Mail &amp; &lt;b&gt;folders&lt;/b&gt;</dd>" in page
+    assert "<dt>Purpose</dt><dd>sorts mail / spam</dd>" in page
+    assert "<dt>Owner</dt><dd>mail team</dd>" in page
+    assert f"<dt>Date</dt><dd>{datetime.date.today().isoformat()}</dd>" in page
+    assert "<title>Privacy report of Mail &amp;" in page
 
 
 def test_whole_or_none(copy, monkeypatch):

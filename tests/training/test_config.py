@@ -120,6 +120,7 @@ def test_digest_is_of_the_values():
     one = TrainConfig.from_toml(example())
     commented = TrainConfig.from_toml("# other words\n" + example(), folder="/elsewhere")
     assert one.digest == commented.digest
+    assert one.digest == TrainConfig.from_toml(changed('# owner = "mail team"', 'owner = "mail team"')).digest
     assert one.digest != TrainConfig.from_toml(changed("iterations = 500", "iterations = 501")).digest
 
 

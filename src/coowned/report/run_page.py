@@ -1,6 +1,7 @@
 """What the page of a run shows, gathered from the run and its data."""
 
 import dataclasses
+import datetime
 import importlib.metadata
 import json
 import sys
@@ -17,6 +18,7 @@ from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
+from coowned.training.config import ReportSection
 from coowned.training.run import Run
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
@@ -43,6 +45,7 @@ class RunPage:
 
     Attributes:
       claim: None where no epsilon may be stated.
+      about, date: what the configuration says about the run, and when the page was written.
       epsilons: adjacency and epsilon, the claimed one first.
       cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
       figures: by name, in the order of the page.
@@ -51,6 +54,8 @@ class RunPage:
 
     run: Run
     claim: PrivacyGuarantee | None
+    about: ReportSection
+    date: str
     release: bool
     with_graph: bool
     statement: Statement
@@ -107,6 +112,8 @@ def gather(
     return RunPage(
         run=run,
         claim=claim,
+        about=run.config(run.path).report if run.config_text else ReportSection(),
+        date=datetime.date.today().isoformat(),
         release=release,
         with_graph=with_graph,
         statement=run.guarantee.statement_parts()
@@ -228,7 +235,7 @@ def releasable_config(text: str) -> str:
     for section, values in tomllib.loads(text).items():
         lines += [f"[{section}]"] if not lines else ["", f"[{section}]"]
         for key, value in values.items():
-            if isinstance(value, str) and "/" in value:
+            if isinstance(value, str) and "/" in value and section != "report":
                 value = Path(value).name
             # A configuration has only strings, numbers, lists and booleans, which TOML and JSON write alike.
             lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")

@@ -195,9 +195,18 @@ class RunSection:
             validate.seed(self.seed)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportSection:
+    """What the page of the run says about it; nothing else depends on these words."""
+
+    name: str = ""
+    purpose: str = ""
+    owner: str = ""
+
+
 _MODELS: dict[str, Any] = {"logistic-regression": LogisticSection, "bert-masked-lm": BertSection}
 _OF_ALL_SELECTORS = ("selector", "seed")
-_SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run")
+_SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run", "report")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +216,7 @@ class TrainConfig:
     Guarantees:
       - An unknown section or key is an error that names the nearest known one.   (test_unknown_keys_name_the_nearest)
       - Wrong types, missing keys and contradictions are errors that say where.   (test_wrong_values)
-      - The digest is that of the values; comments and order do not matter.       (test_digest_is_of_the_values)
+      - The digest is that of the values; comments, order and [report] do not matter.   (test_digest_is_of_the_values)
 
     Example:
       >>> config = TrainConfig.from_toml(example())
@@ -222,6 +231,7 @@ class TrainConfig:
     model: LogisticSection | BertSection
     optimizer: OptimizerSection
     run: RunSection
+    report: ReportSection
     folder: Path  # what relative paths are relative to
 
     @classmethod
@@ -280,7 +290,7 @@ class TrainConfig:
     @property
     def digest(self) -> str:
         """Names the values; where the file is does not matter, since the data have a digest of their own."""
-        return codec.checksum({name: getattr(self, name) for name in _SECTIONS})
+        return codec.checksum({name: getattr(self, name) for name in _SECTIONS if name != "report"})
 
 
 def _sections(text: str | bytes) -> dict[str, dict[str, Any]]:
@@ -298,9 +308,12 @@ def _file_type(given: dict[str, dict[str, Any]]) -> type[Any]:
     needed: list[Any] = [("data", DataSection), ("selection", _selection_type(given["selection"].get("selector")))]
     needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
     # A section without needed keys may be left out.
-    optional = ("run", RunSection, msgspec.field(default_factory=RunSection))
+    optional = [
+        (name, section, msgspec.field(default_factory=section))
+        for name, section in (("run", RunSection), ("report", ReportSection))
+    ]
     model_field = ("model", kind, msgspec.field(default_factory=kind)) if kind is LogisticSection else ("model", kind)
-    return msgspec.defstruct("Configuration", [*needed, model_field, optional], kw_only=True)
+    return msgspec.defstruct("Configuration", [*needed, model_field, *optional], kw_only=True)
 
 
 def _selection_type(word: Any) -> type[Any]:
@@ -372,4 +385,9 @@ learning_rate = 0.05
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee
 # checkpoint_every = 100         # steps (default: a twentieth of the run)
 # devices = 1                    # on a CPU, 2 need XLA_FLAGS=--xla_force_host_platform_device_count=2
+
+[report]                         # what `coowned report` says about the run
+# name = "Folder classifier"
+# purpose = "sorts incoming mail"
+# owner = "mail team"
 """
