@@ -27,7 +27,7 @@ def run(point: dict) -> dict:
     found = case.run(1000 + point["seed"], alpha=ALPHA)
     return point | {
         "honest": case in HONEST,
-        "trials": found.curves[0].trials,
+        "size": found.curves[0].trials,
         "alarms": found.alarms,
         "seconds": round(time.process_time() - started, 2),
     }
@@ -35,12 +35,12 @@ def run(point: dict) -> dict:
 
 def draw(rows: list[dict]) -> str:
     """A Markdown table: one line a bug, or honest trainer."""
-    lines = ["| trainer | audits | alarms | seen by (audits) | seconds each |", "|---|---:|---:|---|---:|"]
+    lines = ["| trainer | trials | audits | alarms | seen by (audits) | seconds |", "|---|---:|---:|---:|---|---:|"]
     for name in dict.fromkeys(row["case"] for row in rows):
         own = [row for row in rows if row["case"] == name]
         title = f"honest: {name}" if own[0]["honest"] else name
         seen = collections.Counter(alarm for row in own for alarm in row["alarms"])
         tests = ", ".join(f"{test} ({count})" for test, count in seen.most_common()) or "none"
         alarms, seconds = sum(bool(row["alarms"]) for row in own), sum(row["seconds"] for row in own) / len(own)
-        lines.append(f"| {title} | {len(own)} | {alarms} | {tests} | {seconds:.1f} |")
+        lines.append(f"| {title} | {own[0]['size']} | {len(own)} | {alarms} | {tests} | {seconds:.1f} |")
     return "\n".join(lines)

@@ -64,6 +64,7 @@ def run(point: dict) -> dict:
         coins=RunKey.from_seed(2),
     )
     return point | {
+        "size": found.canaries,
         "claimed": found.claimed_epsilon,
         "at_least": found.epsilon_lower_bound,
         "gaussian": found.gaussian_lower_bound,
@@ -82,7 +83,7 @@ def draw(rows: list[dict]) -> str:
         own = {row["noise"]: row for row in rows if row["canaries"] == count}
         cells = [
             f"{max(row['at_least'], row['gaussian']):.1f}{', alarm' if row['alarm'] else ''}"
-            for row in (own[share] for share in (0.0, 0.01, 1.0))
+            for row in (own.get(share, own[0.0]) for share in (0.0, 0.01, 1.0))
         ]
         lines.append(f"| {count} | {own[0.0]['largest']:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)

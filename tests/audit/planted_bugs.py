@@ -345,7 +345,7 @@ def others_are_changed(monkeypatch):
 
     monkeypatch.setattr(LogisticRegression, "gradient_sum", gradient_sum)
     # Steps are kept by their model, which looks the same.
-    monkeypatch.setattr("coowned.training.loop.compiled_step", compiled_step.__wrapped__)
+    monkeypatch.setattr("coowned.training.loop.compiled_step", functools.cache(compiled_step.__wrapped__))
 
 
 # ---- how each is caught ----------------------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ def _show_canaries(known: "CanaryAudit") -> None:
     )
     if known.largest_bound < known.claimed_epsilon:
         show.line(
-            f"{known.canaries} canary users prove at most {rounded_down(known.largest_bound)}, even where all are guessed "
-            "right: with more --canary-users less noise than claimed would show"
+            f"{known.canaries} canary users prove at most {rounded_down(known.largest_bound)}, even where all are "
+            "guessed right: with more --canary-users less noise than claimed would show"
         )
 
 
