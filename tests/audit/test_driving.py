@@ -55,7 +55,7 @@ def test_resuming_changes_nothing(plan):
 
 
 def test_time_ends_a_training():
-    assert len(released(IN, steps=10, until=0.0)[0]) == 2
+    assert len(released(IN, steps=10, seconds=0.0)[0]) == 2
 
 
 def test_keys_are_the_audits_own():

@@ -50,7 +50,7 @@ def drive(
     *,
     steps: int,
     resume_at: int | None = None,
-    until: float = math.inf,
+    seconds: float = math.inf,
     start_from: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Released:
     """What the first steps of a training release.
@@ -62,13 +62,13 @@ def drive(
       plans: one, or the members of a sweep; from `audited`.
       steps: how many, at most.
       resume_at: stop after so many, and go on from the checkpoint with a new trainer.
-      until: end early, after at least two steps (and one after the resumption), when `time.monotonic()` is past it.
+      seconds: end so long after the first step, which compiles, but not before the second (and one after resuming).
       start_from: parameters (default: all zero, so that their small changes are not rounded).
     """
     if start_from is None:
         start_from = {name: np.zeros(shape, np.float32) for name, shape in model.shapes().items()}
     kept = {name: [array] for name, array in start_from.items()}
-    read, checkpoint = with_norms(data), None
+    read, checkpoint, began = with_norms(data), None, math.inf
     for stop in (resume_at, steps) if resume_at is not None and 0 < resume_at < steps else (steps,):
         trainer = Trainer(plans, model)
         state, start = trainer.initial_state(start_from), 0
@@ -78,8 +78,10 @@ def drive(
         def record(step: int, current: Any, rows: list, trainer: Trainer = trainer, stop: int = stop) -> None:
             for name, rows_kept in kept.items():
                 rows_kept.append(np.array(current[0][name]))
-            if step + 1 >= stop or (time.monotonic() > until and step > 0):
+            nonlocal began
+            if step + 1 >= stop or time.monotonic() > began + seconds:
                 raise _EnoughError(Checkpoint(step + 1, trainer.tensors(current, rows)))
+            began = min(began, time.monotonic())
 
         try:
             trainer.run(read, state, [], start=start, after=record)

@@ -209,7 +209,7 @@ def audit_plan(
             adjacencies=(claim.adjacency, OTHER_ADJACENCY[claim.adjacency]),
             alpha=share,
             trials=TRIALS if trials is None else trials,
-            seconds=clock.left(),
+            seconds=max(clock.left(), 0.4 * asked),  # also where compiling took all of the time
         )
     return RunAudit(
         claim=plan.guarantee,

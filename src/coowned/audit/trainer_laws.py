@@ -62,7 +62,7 @@ class TrainerLaws:
         """
         steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // self._num_parameters))
         resumed = min(16, steps // 2)
-        released = self._drive([self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, share=0.3)
+        released = self._drive([self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, seconds=0.25 * self.seconds)
         checks = noise_checks(released, self.plan, resumed=resumed)
         return checked_law("noise", checks, alpha)
 
@@ -174,11 +174,10 @@ class TrainerLaws:
         *,
         steps: int,
         resume_at: int | None = None,
-        share: float = math.inf,
+        seconds: float = math.inf,
     ) -> Released:
         data = WorldData(world=self.world, content=worlds.content_for(self.model), held=held, crowd=crowd)
-        until = time.monotonic() + share * self.seconds if math.isfinite(self.seconds) else math.inf
-        return drive(plans, self.model, data.in_memory(), steps=steps, resume_at=resume_at, until=until)
+        return drive(plans, self.model, data.in_memory(), steps=steps, resume_at=resume_at, seconds=seconds)
 
     def _drawn(self, plan: TrainingPlan, steps: int) -> npt.NDArray[np.float64]:
         """(steps, coordinates) copies of worst-case users that the plan's batches draw, by coordinate."""
