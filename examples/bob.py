@@ -8,8 +8,10 @@ every e-mail attributed to its sender, and to everyone in it. Then an attacker l
 
 import argparse
 
+import altair as alt
+
 from coowned.audit.bob import ATTRIBUTIONS, BobTest
-from coowned.audit.bob_picture import bob_picture
+from coowned.report.run_figures import bob
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,7 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
             f"{found.delta:g}; zero-out), measured for Bob at least {found.leak.epsilon_lower_bound:.2f}: "
             f"the claim {verdict}"
         )
-    bob_picture(measured).save(asked.output)
+    figures = [bob(found) for found in measured]
+    alt.vconcat(*(alt.Chart.from_dict({**f.chart, "title": f.title}) for f in figures)).save(asked.output)
     print(f"picture: {asked.output}")
 
 

@@ -7,7 +7,7 @@ does.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,18 @@ from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 
-if TYPE_CHECKING:
-    from coowned.selection.selector import Selection
 
-ATTRIBUTIONS = {"sender": "sender", "everyone": "users"}  # what e-mails are attributed to: the column of the world
+class Attribution(NamedTuple):
+    """What e-mails are attributed to: the column of the world, and how a figure names it."""
+
+    column: str
+    title: str
+
+
+ATTRIBUTIONS = {
+    "sender": Attribution("sender", "attributed to the sender"),
+    "everyone": Attribution("users", "attributed to everyone in it"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +143,7 @@ class BobTest:
             delta=self.delta,
             contribution_bound=plan.guarantee.certificate.contribution_bound,
             size=plan.certificate.size,
-            copies_with_bob=int(_copies(plan)[bobs].sum()),
+            copies_with_bob=int(plan.selected.copies[bobs].sum()),
             leak=measure_leak(inside, outside, delta=self.delta, alpha=self.alpha),
             scores_with=tuple(inside.tolist()),
             scores_without=tuple(outside.tolist()),
@@ -151,7 +159,7 @@ class BobTest:
             raise InputError(f"attribution must be one of {', '.join(ATTRIBUTIONS)}, not {attribution!r}")
         world = self.world()
         emails = world.generate(seed=0)
-        graph = from_table(emails, users=ATTRIBUTIONS[attribution], example_id="message_id").graph
+        graph = from_table(emails, users=ATTRIBUTIONS[attribution].column, example_id="message_id").graph
         selection = Greedy(contribution_bound=self.contribution_bound).select(graph)
         certificate = certify(graph, selection)
         mechanism = PoissonSampling.from_certificate(
@@ -181,8 +189,3 @@ class BobTest:
         bobs = np.array([bob in users for users in emails["users"].to_pylist()])
         sentence = f"I hope you are well again after the {world.secret}."
         return plan, table, bobs, hashed_words([sentence], self.num_features)[0].astype(np.float64)
-
-
-def _copies(plan: TrainingPlan) -> Any:
-    selected: Selection = plan.selected  # type: ignore[assignment]
-    return selected.copies

@@ -28,7 +28,6 @@ from coowned.audit.one_run import epsilon_lower_bound, gaussian_lower_bound
 from coowned.errors import InputError
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.training.data import Draw, TrainingData
-from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
@@ -235,7 +234,6 @@ def audit_with_canaries(
     alpha: float = 1e-3,
     initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
     coins: RunKey | None = None,
-    train: Callable[[TrainingPlan, TrainingData], Mapping[str, npt.NDArray[np.float32]]] | None = None,
 ) -> CanaryAudit:
     """Trains once with canaries and bounds epsilon from below.
 
@@ -252,7 +250,6 @@ def audit_with_canaries(
       per_user: examples of each; the contribution bound makes the audit strongest.
       alpha: probability that an honest run is accused.
       coins: who is in; the operating system's unless a test gives a key.
-      train: another trainer, to audit that one; by default this package's loop.
 
     References: Steinke et al. (2023), https://arxiv.org/abs/2305.08846; Mahloujifar et al. (2024),
     https://arxiv.org/abs/2410.22235.
@@ -271,10 +268,11 @@ def audit_with_canaries(
         raise InputError("there is nothing to audit in a run without a guarantee")
     plan.check(with_canaries.graph)
     start = model.initial() if initial is None else dict(initial)
-    final = (_train(model, start) if train is None else train)(plan, with_canaries)
-    # All canaries as if they were in: what the model says of content it may have seen.
-    everyone = dataclasses.replace(with_canaries, included=np.ones(canaries, bool))
-    known = _gains(model, start, final, everyone, data.graph.num_examples).reshape(canaries, per_user).sum(axis=1)
+    trained = Trainer([plan], model).train(with_canaries.with_norms(), start)
+    final = {name: array[0] for name, array in trained.items()}
+    gains = _losses(model, start, content) - _losses(model, final, content)  # by how much training lowered each loss
+    gains = np.nan_to_num(gains, nan=0.0, posinf=1e30, neginf=-1e30)
+    known = gains.reshape(canaries, per_user).sum(axis=1)
     delta = plan.guarantee.delta
     bounds = _bounds(known, included, delta, alpha)
     best = _bounds(included, included, delta, alpha)
@@ -315,39 +313,11 @@ def area_under_curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> float:
     return float(mannwhitneyu(inside, outside).statistic / (inside.size * outside.size))
 
 
-def _train(model: Model, start: Mapping[str, npt.NDArray[np.float32]]):
-    def train(plan: TrainingPlan, data: TrainingData) -> dict[str, npt.NDArray[np.float32]]:
-        assert isinstance(data, DataWithCanaries)
-        read = data if plan.clip_norm is None else data.with_norms()
-        return {name: array[0] for name, array in Trainer([plan], model).train(read, start).items()}
+def _losses(model: Model, parameters: Mapping[str, Any], content: CanaryContent) -> npt.NDArray[np.float64]:
+    """(canary examples,) of each as if it were in."""
+    import jax
 
-    return train
-
-
-def _gains(model: Model, start: Any, final: Any, data: DataWithCanaries, first: int) -> npt.NDArray[np.float64]:
-    """(canary examples,) by how much training lowered the loss of each."""
-    only = _CanariesAlone(data, first)
-    before, _ = example_losses(model, start, only)
-    after, _ = example_losses(model, final, only)
-    return np.nan_to_num(before - after, nan=0.0, posinf=1e30, neginf=-1e30)
-
-
-class _CanariesAlone:
-    """The canary examples as data of their own, for `example_losses`."""
-
-    def __init__(self, data: DataWithCanaries, first: int):
-        self._data, self._first = data, first
-        self.graph = data.graph.subgraph(np.arange(first, data.graph.num_examples))
-        self.digest = data.digest
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._data.shapes()
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return self._data.dtypes()
-
-    def fill(self, examples: Any, out: Any, draw: Draw | None = None) -> None:
-        self._data.fill(examples + self._first, out, draw)
+    return np.asarray(jax.jit(model.losses)(dict(parameters), dict(content.arrays))[0], np.float64)
 
 
 def _with_names(names: pa.Array | None, added: list[str]) -> pa.Array | None:

@@ -1,4 +1,4 @@
-"""What a claim says about a worst-case user: her rounds, the likelihood ratio of the claim, and delta(epsilon).
+"""What a claim says about a worst-case user: their rounds, the likelihood ratio of the claim, and delta(epsilon).
 
 The audit does not know what may be wrong. It looks at the output in the way that would be best if the claim were
 exactly right: through the likelihood ratio of the claimed mechanism with and without its worst-case user.
@@ -25,12 +25,10 @@ from coowned.training.plan import TrainingPlan
 USERS = ("steady", "alternating")
 """Worst-case users: every gradient +clip_norm e1, or +, -, +, ... in turn, which the claim allows just as well."""
 
-_SAFE_EXPONENT = 600.0  # exp of more is not far from the largest float64
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MechanismClaim:
-    """The claim of a mechanism at a noise multiplier, for a user who does all she is allowed to.
+    """The claim of a mechanism at a noise multiplier, for a user who does all that is allowed.
 
     Guarantees:
       - `log_ratio` is the logarithm of the ratio of the claimed densities.   (test_log_ratio_is_that_of_the_densities)
@@ -106,7 +104,7 @@ class MechanismClaim:
         return self.worst_user.rounds
 
     def signs(self, user: str) -> npt.NDArray[np.float64]:
-        """(iterations,) the sign of the user's gradient in each step; what she does off her rounds does not count."""
+        """(iterations,) the sign of the user's gradient in each step; what happens off their rounds does not count."""
         validate.one_of(USERS, user=user)
         if user == "steady":
             return np.ones(self.iterations)
@@ -124,7 +122,7 @@ class MechanismClaim:
         if self.strategy is None:
             projected, squares = observed, np.ones(len(observed))
         elif self.mechanism.needs_schedule:
-            template = self._columns @ signs[self.rounds]  # (iterations,) all she adds
+            template = self._columns @ signs[self.rounds]  # (iterations,) all that the user adds
             projected = (self._whitening.T @ template)[None] @ observed
             squares, signs = np.array([template @ template]), np.ones(1)
         else:
@@ -135,7 +133,7 @@ class MechanismClaim:
             np.ascontiguousarray(projected, np.float64),
             signs,
             squares,
-            binom.pmf(np.arange(copies + 1), copies, self.probability),
+            binom.logpmf(np.arange(copies + 1), copies, self.probability),
             self.noise_multiplier**2,
             self.adjacency == "replace",
             total,
@@ -160,7 +158,7 @@ class MechanismClaim:
 
     @functools.cached_property
     def _columns(self) -> scipy.sparse.csr_array:
-        """(iterations, rounds) what one clip norm in each of her rounds becomes by whitening."""
+        """(iterations, rounds) what one clip norm in each of their rounds becomes by whitening."""
         return self._whitening[:, self.rounds]
 
 
@@ -178,47 +176,26 @@ def _epsilon(mechanism: Mechanism, noise_multiplier: float, adjacency: str, delt
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def add_log_ratios(observed, signs, squares, weights, variance, replace, total):
+def add_log_ratios(observed, signs, squares, log_weights, variance, replace, total):
     """total (trials,) += sum over rounds of the log ratio of (rounds, trials) projections.
 
     With i copies drawn a projection is normal around i q with variance `variance` q, q = squares[round]: the ratio of
-    i copies to none is exp((i y - i^2 q / 2) / variance). weights (copies + 1,): probability of i.
+    i copies to none is exp((i y - i^2 q / 2) / variance). log_weights (copies + 1,): of the probability of i.
     """
-    copies = weights.size - 1
-    scaled = np.empty(copies + 1)
     for r in range(observed.shape[0]):
-        for i in range(copies + 1):
-            scaled[i] = weights[i] * np.exp(-i * i * squares[r] / (2 * variance))
-        small = copies * copies * squares[r] / (2 * variance) < _SAFE_EXPONENT
-        factor = signs[r] / variance
         for n in range(observed.shape[1]):
-            y = observed[r, n] * factor
-            if small and abs(y) * copies < _SAFE_EXPONENT:
-                total[n] += np.log(_polynomial(scaled, np.exp(y)))
-                if replace:
-                    total[n] -= np.log(_polynomial(scaled, np.exp(-y)))
-            else:
-                total[n] += _log_mixture(weights, y, squares[r] / (2 * variance))
-                if replace:
-                    total[n] -= _log_mixture(weights, -y, squares[r] / (2 * variance))
+            y = observed[r, n] * signs[r] / variance
+            total[n] += _log_mixture(log_weights, y, squares[r] / (2 * variance))
+            if replace:
+                total[n] -= _log_mixture(log_weights, -y, squares[r] / (2 * variance))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _polynomial(coefficients, x):
-    value = 0.0
-    for i in range(coefficients.size - 1, -1, -1):
-        value = value * x + coefficients[i]
-    return value
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def _log_mixture(weights, y, half_square):
+def _log_mixture(log_weights, y, half_square):
     largest = -np.inf
-    for i in range(weights.size):
-        if weights[i] > 0:
-            largest = max(largest, np.log(weights[i]) + i * y - i * i * half_square)
+    for i in range(log_weights.size):
+        largest = max(largest, log_weights[i] + i * y - i * i * half_square)
     value = 0.0
-    for i in range(weights.size):
-        if weights[i] > 0:
-            value += np.exp(np.log(weights[i]) + i * y - i * i * half_square - largest)
+    for i in range(log_weights.size):
+        value += np.exp(log_weights[i] + i * y - i * i * half_square - largest)
     return largest + np.log(value)

@@ -62,7 +62,9 @@ class TrainerLaws:
         """
         steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // self._num_parameters))
         resumed = min(16, steps // 2)
-        released = self._drive([self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, seconds=0.25 * self.seconds)
+        released = self._drive(
+            [self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, seconds=0.25 * self.seconds
+        )
         checks = noise_checks(released, self.plan, resumed=resumed)
         return checked_law("noise", checks, alpha)
 

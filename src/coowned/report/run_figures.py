@@ -10,8 +10,7 @@ import polars as pl
 from coowned.accounting import calculators
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
-from coowned.audit.bob import Measured
-from coowned.audit.bob_picture import COLOURS, TITLES, bob_rows
+from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import UncertifiableError
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
@@ -303,12 +302,13 @@ def audit(run: Run, measured: float | None, *, verdict: str | None = None) -> Fi
 
 def bob(measured: Measured) -> Figure:
     """The Bob test under one attribution: every trained model is one mark and one row."""
-    rows = bob_rows([measured])
+    scores = {"Bob's e-mails in": measured.scores_with, "Bob's e-mails out": measured.scores_without}
+    rows = [{"models": name, "answer": score} for name, found in scores.items() for score in found]
     verdict = "the claim is not refuted" if measured.claim_holds else "the claim is not true for Bob"
     return Figure.drawn(
         charts.ticks,
         name=f"bob-{measured.attribution}",
-        title=f"E-mails {TITLES[measured.attribution]}: {verdict}",
+        title=f"E-mails {ATTRIBUTIONS[measured.attribution].title}: {verdict}",
         mark=Mark.PRIVATE,
         columns=(("models", "models"), ("answer", "answer")),
         rows=rows,
@@ -317,7 +317,7 @@ def bob(measured: Measured) -> Figure:
         x="answer",
         y="models",
         title_x="log-odds that the secret is about work",
-        colours=COLOURS,
+        colours=dict(zip(scores, ("#b5442e", "#2b6cb0"), strict=True)),
     )
 
 

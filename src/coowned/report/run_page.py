@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
 from coowned.accounting.statement import Statement, rounded_down, rounded_up
-from coowned.audit.bob import Measured
-from coowned.audit.bob_picture import TITLES
+from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
@@ -273,7 +272,7 @@ def _adjacencies(claim: PrivacyGuarantee) -> tuple[TableRow, ...]:
 
 def _bob_row(one: Measured) -> TableRow:
     return (
-        TITLES[one.attribution].removeprefix("attributed to "),
+        ATTRIBUTIONS[one.attribution].title.removeprefix("attributed to "),
         f"{one.copies_with_bob} of {one.size}",
         run_figures.bob_claim(one),
         rounded_down(one.leak.epsilon_lower_bound),
