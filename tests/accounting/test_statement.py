@@ -1,5 +1,6 @@
 """The statement says what the guarantee says, and nothing it does not."""
 
+import math
 import re
 
 import pytest
@@ -130,6 +131,14 @@ def test_plain_sentence_follows_epsilon(greedy_certificate, noise, protection, w
         )
         assert 100 * exact <= stated <= 100 * exact + 0.1
     assert parts.attack_bounds["zero-out"] < parts.attack_bounds["replace"]
+
+
+def test_attack_bound_is_never_above_the_claims(greedy_certificate):
+    """Where the curve is loose, the claim's own epsilon bounds attacks as well."""
+    mechanism = PoissonSampling.from_certificate(greedy_certificate, batch_size=1, iterations=1)
+    made = guarantee(greedy_certificate, mechanism, noise_multiplier=50.0, **CLAIM)
+    for name, epsilon in (("zero-out", made.epsilon), ("replace", made.other_epsilon)):
+        assert 0.01 <= made.attack_bound(name) <= 0.01 * math.exp(epsilon) + 1e-6
 
 
 def test_large_delta_is_warned_of(greedy_certificate):

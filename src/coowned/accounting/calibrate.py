@@ -137,7 +137,7 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
         start = max(math.exp(_root(coarse)), _SMALLEST)
         draws = steps.copies * steps.probability * steps.repetitions
         noise_multiplier = _narrow(proven, rough, start, epsilon, near=draws > _FEW_DRAWS)
-    # The search may pass through places that are refused; its end may not be one.
+    # The search may pass through noise that cannot be certified, but may not end there.
     if not answers[noise_multiplier].error_share <= ALLOWED_ERROR_SHARE:
         return _least_certified(
             lambda noise: proven(noise) <= epsilon and answers[noise].error_share <= ALLOWED_ERROR_SHARE,

@@ -25,7 +25,7 @@ _LARGEST_EPSILON = 1e12
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
-    """Log of an upper bound on delta(epsilon), tight to a few units of the last place that can be had.
+    """Log of an upper bound on delta(epsilon), tight to a few units in the last digit that float64 allows.
 
     >>> round(math.exp(gaussian_log_delta(1.0, 1.0)), 4)
     0.1269

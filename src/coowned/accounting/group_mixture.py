@@ -98,7 +98,7 @@ class LossAtoms:
 
 
 def binomial_log_weights(copies: int, probability: float) -> np.ndarray:
-    """Log of the Binomial(copies, probability) weights, (copies + 1,); accurate to a few units of their last place.
+    """Log of the Binomial(copies, probability) weights, (copies + 1,); accurate to a few units in the last digit.
 
     >>> np.exp(binomial_log_weights(2, 0.5))
     array([0.25, 0.5 , 0.25])

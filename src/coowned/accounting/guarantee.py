@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import secrets
 from typing import Any
 
@@ -97,8 +98,10 @@ class PrivacyGuarantee:
         return () if self.test_run else delta_warnings(self.delta, num_users=users)
 
     def attack_bound(self, adjacency: str) -> float:
-        """The success of any attack on this run with 1% false alarms, at most; 1 where nothing can be proven."""
-        return _attack_bound(self.mechanism, self.noise_multiplier, adjacency)
+        """The success of any attack on this run with 1% false alarms, at most."""
+        epsilon = self.epsilon if adjacency == self.adjacency else self.other_epsilon
+        by_claim = math.exp(min(epsilon, 700.0)) * FALSE_ALARMS + self.delta
+        return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency))
 
     def statement(self, *, graph_statistics: bool = False) -> str:
         """What a person is told, in numbered sentences; with graph_statistics, also how many users have which level.
@@ -142,7 +145,7 @@ class PrivacyGuarantee:
         )
 
     def to_json(self, *, embed_certificate: bool = True) -> str:
-        """One JSON object with a checksum; without the certificate, a digest of it stands in its place."""
+        """One JSON object with a checksum; without the certificate, its digest stands there."""
         fields = self._fields()
         if not embed_certificate:
             fields["certificate"] = codec.checksum(fields["certificate"])
@@ -246,7 +249,7 @@ def guarantee(
       noise_multiplier: as it is; its epsilon is computed. Exactly one of the two.
       delta, adjacency: the rest of the claim; neither has a default.
       simulated_batch_size: calibrate the noise as if batches were this large (Poisson sampling only). The result is
-        labelled "simulated epsilon" and carries the true epsilon of what runs.
+        labelled "simulated epsilon" and has the true epsilon of what runs.
       test_run: noise and coins will come from a given seed.
       run_id: a name for the run; made up at random by default.
       allow_large_delta: make the claim although delta is 0.1 or more.

@@ -199,7 +199,7 @@ class Composition:
     def _parted_epsilon(
         self, direction: str, coarse: ComposedLoss, epsilon: float, log_delta: float, looseness: float
     ) -> Answer | None:
-        """`_epsilon` by `PartedTail`: a rough grid to find the place, then a fine one. None where that fails."""
+        """`_epsilon` by `PartedTail`: a rough grid to come near epsilon, then a fine one. None where that fails."""
         answer: Answer | None = None
         rough, error_share = 30.0, ERROR_SHARE
         for _ in range(12):
@@ -221,7 +221,7 @@ class Composition:
                 error_share *= 1e-2
             if settled or abs(found - epsilon) <= 0.05 * epsilon:
                 rough = 1.0
-            # Far below the place it was made for a tail is much too large: the answer lies lower still.
+            # Far below the epsilon it was computed for a tail is much too large: the answer lies lower still.
             epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
         return answer if rough == 1.0 else None
 
@@ -238,7 +238,7 @@ class Composition:
         """
         best: dict[float, Answer] = {}
         for direction in self.directions:
-            shared: tuple[float, float, _Tail] | None = None  # epsilon and looseness the transform was made for, and it
+            shared: tuple[float, float, _Tail] | None = None  # epsilon, looseness, transform
             for epsilon in sorted(set(epsilons)):
                 answer = None
                 if shared is not None and abs(epsilon - shared[0]) <= 2 * shared[2].deviation:

@@ -22,7 +22,7 @@ class Spectrum:
     error: np.ndarray  # (size / 2 + 1,) of log modulus and angle together, from their evaluation
     shift: int  # grid steps by which the law was moved down
     log_scale: float  # log of what the tilted masses were divided by
-    scale_size: float  # of the numbers log_scale was added up from: its error is a few units in their last place
+    scale_size: float  # of the numbers log_scale was added up from: its error is a few units in their last digit
     jumps: "Jumps | None"
 
 
@@ -52,9 +52,9 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
     rest = float(weight.sum() - weight[pivot])
 
     def transform(weights: np.ndarray, shift: int) -> tuple[np.ndarray, float]:
-        place = np.mod(atoms.index - shift, size)
-        folded = np.bincount(place, weights=weights, minlength=size)  # (size,)
-        most = 1 if atoms.index[-1] - atoms.index[0] < size else int(np.bincount(place).max())  # terms of one sum
+        position = np.mod(atoms.index - shift, size)
+        folded = np.bincount(position, weights=weights, minlength=size)  # (size,)
+        most = 1 if atoms.index[-1] - atoms.index[0] < size else int(np.bincount(position).max())  # terms of one sum
         return np.fft.rfft(folded), (transform_error + most * u) * float(weights.sum()) * (1 + 1e-6)
 
     jumps = np.zeros(len(weight)) if cut is None else np.where(atoms.loss > cut, weight, 0.0)

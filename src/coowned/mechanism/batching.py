@@ -38,7 +38,7 @@ class Batch:
     examples: npt.NDArray[np.int64]  # (physical size,) example of each copy
     copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example
     mask: npt.NDArray[np.bool_]  # (physical size,) True where the entry is real
-    drawn: "Drawn"  # the real entries, by their places among all copies
+    drawn: "Drawn"  # the real entries, by their positions among all copies
 
     @property
     def num_copies(self) -> int:
@@ -63,7 +63,7 @@ class Batch:
 
 
 class Drawn(NamedTuple):
-    """The copies of a step, without padding: those at some places of two lists."""
+    """The copies of a step, without padding: those at some positions of two lists."""
 
     examples: npt.NDArray[np.int64]  # (n,)
     numbers: npt.NDArray[np.int32]  # (n,) copy numbers; (0,) where all are 0
@@ -79,7 +79,7 @@ class Batches(abc.ABC):
     multiple_of: int
 
     def batch(self, step: int) -> Batch:
-        """The padded batch of a step, the same whenever it is asked for."""
+        """Returns the padded batch of a step, the same on every call."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
         drawn = self._draw(int(step))
         size = self.physical_size(len(drawn.places))
