@@ -234,13 +234,14 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
 def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
     """(num_users,) int64: in how many copies each user is."""
     total = np.zeros(graph.num_users, dtype=np.int64)
+    several = copies.max(initial=0) > 1
     for begin, end in _slices(graph.indptr):
         pairs = slice(graph.indptr[begin], graph.indptr[end])
         weight = np.repeat(copies[begin:end], graph.users_per_example[begin:end])  # (pairs,) copies of its example
         chosen = weight > 0
         # Weights below 2^31 in sums below 2^53 are exact in float64.
-        counted = np.bincount(graph.users[pairs][chosen], weights=weight[chosen], minlength=graph.num_users)
-        total += counted.astype(np.int64)
+        weights = weight[chosen] if several else None
+        total += np.bincount(graph.users[pairs][chosen], weights, minlength=graph.num_users).astype(np.int64)
     return total
 
 

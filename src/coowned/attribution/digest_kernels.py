@@ -32,6 +32,8 @@ _A, _B, _C, _D, _E, _F, _G, _H = ((64 + i) * LANES for i in range(8))  # working
 _STATE = 72 * LANES  # the hashes so far
 NUM_WORDS = 80 * LANES
 _COLON = 58
+_NUMBER = 20  # most bytes of a number and its colon
+_PADDING = 128  # most bytes that padding adds, and some
 _ROWS_TOGETHER = 256  # rows that are fetched, written and then hashed together
 
 _njit = numba.njit(cache=True, nogil=True)
@@ -129,7 +131,8 @@ def pad(message, begin, end):
     length = end - begin
     padded = begin + ((length + 8) // 64 + 1) * 64
     message[end] = 0x80
-    message[end + 1 : padded - 8] = 0
+    for i in range(end + 1, padded - 8):
+        message[i] = 0
     bits = np.uint64(length) * np.uint64(8)
     for i in range(8):
         message[padded - 1 - i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(0xFF))
@@ -159,33 +162,26 @@ def _put_bytes(message, at, data, begin, end):
 
 
 @_njit
-def _with_room(message, used, needed):
-    """The message buffer, or a larger copy of it that has room for `needed` more bytes and their padding."""
-    if used + needed + 128 <= message.shape[0]:
-        return message
-    larger = np.empty((used + needed + 128) * 2 // 64 * 64, np.uint8)
-    larger[:used] = message[:used]
-    return larger
-
-
-@_njit
 def hash_rows(prefix, numbers, ids, rows, begin, end):
     """Sums SHA-256 of "prefix n1: n2: … id", without spaces, over entries begin..end.
 
     numbers (entries, columns) int64; ids: Texts; rows (entries,): which id; returns (4,) uint64.
     """
     sums, x = np.zeros(4, np.uint64), np.empty(NUM_WORDS, np.uint32)
-    message, ends = np.empty(_ROWS_TOGETHER * 64, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
+    message, ends = np.empty(0, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
     for first in range(begin, end, _ROWS_TOGETHER):
         count = min(_ROWS_TOGETHER, end - first)
+        needed = count * (prefix.shape[0] + _NUMBER * numbers.shape[1] + _PADDING)
+        for i in range(first, first + count):
+            needed += ids.offsets[rows[i] + 1] - ids.offsets[rows[i]]
+        if needed > message.shape[0]:
+            message = np.empty(2 * needed // 64 * 64, np.uint8)
         for i in range(count):
             entry = first + i
-            id_begin, id_end = ids.offsets[rows[entry]], ids.offsets[rows[entry] + 1]
-            message = _with_room(message, ends[i], prefix.shape[0] + 20 * numbers.shape[1] + id_end - id_begin)
             at = _put_bytes(message, ends[i], prefix, 0, prefix.shape[0])
             for column in range(numbers.shape[1]):
                 at = _put_decimal(message, at, numbers[entry, column])
-            at = _put_bytes(message, at, ids.data, id_begin, id_end)
+            at = _put_bytes(message, at, ids.data, ids.offsets[rows[entry]], ids.offsets[rows[entry] + 1])
             ends[i + 1] = pad(message, ends[i], at)
         add_hashes(message, ends, count, x, sums)
     return sums
@@ -238,7 +234,7 @@ def hash_examples(prefix, indptr, users, ids, keys, begin, end):
     at once, so that the processor waits for many of them together.
     """
     sums, x = np.zeros(4, np.uint64), np.empty(NUM_WORDS, np.uint32)
-    message, ends = np.empty(_ROWS_TOGETHER * 128, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
+    message, ends = np.empty(0, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
     key_begins, key_ends, key_heads = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)
     for first in range(begin, end, _ROWS_TOGETHER):
         count = min(_ROWS_TOGETHER, end - first)
@@ -247,19 +243,19 @@ def hash_examples(prefix, indptr, users, ids, keys, begin, end):
         if pairs > key_begins.shape[0]:
             key_begins, key_ends = np.empty(2 * pairs, np.int64), np.empty(2 * pairs, np.int64)
             key_heads = np.empty(2 * pairs, np.uint64)
+        needed = count * (prefix.shape[0] + _NUMBER + _PADDING) + ids.offsets[first + count] - ids.offsets[first]
         for p in range(pairs):
             user = users[base + p]
             key_begins[p], key_ends[p] = keys.offsets[user], keys.offsets[user + 1]
+            needed += _NUMBER + key_ends[p] - key_begins[p]
         for p in range(pairs):
             key_heads[p] = _head(keys.data, key_begins[p], key_ends[p])
+        if needed > message.shape[0]:
+            message = np.empty(2 * needed // 64 * 64, np.uint8)
         for i in range(count):
             low, high = indptr[first + i] - base, indptr[first + i + 1] - base
             _sort_texts(keys.data, key_begins, key_ends, key_heads, low, high)
             id_begin, id_end = ids.offsets[first + i], ids.offsets[first + i + 1]
-            needed = prefix.shape[0] + 20 + id_end - id_begin
-            for p in range(low, high):
-                needed += 20 + key_ends[p] - key_begins[p]
-            message = _with_room(message, ends[i], needed)
             at = _put_bytes(message, ends[i], prefix, 0, prefix.shape[0])
             at = _put_decimal(message, at, id_end - id_begin)
             at = _put_bytes(message, at, ids.data, id_begin, id_end)
