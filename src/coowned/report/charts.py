@@ -20,6 +20,7 @@ SELECTOR_COLOURS = {
     "integer-program": "#a3831b",
     "min-separation-program": "#1593a8",
     "random-subset": "#77808c",
+    "cyclic-groups": "#5f8f2f",
 }
 """Each has a contrast of at least 3 on both backgrounds of the page."""
 

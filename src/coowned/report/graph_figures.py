@@ -176,18 +176,15 @@ def plan_row(choice: Choice) -> Row:
 def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
     """The rows of a plan with the run's own among them, which is marked."""
     bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
-    others = [
-        choice
-        for choice in other_choices.choices
-        if (choice.selector, choice.contribution_bound) != (run.selector, bound)
-    ]
+    found = other_choices.choices
+    others = [one for one in found if (one.selector, one.contribution_bound) != (run.selector, bound)]
     assert run.guarantee is not None
     noise = run.guarantee.noise_multiplier
     strategy = run.mechanism.strategy()
     if strategy is not None:
         noise *= strategy.error_factor()
     own = dataclasses.replace(
-        other_choices.choices[0],
+        found[0],
         selector=run.selector,
         contribution_bound=bound,
         size=run.certificate.size,
@@ -195,9 +192,7 @@ def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row
         mean_users_per_example=selected.mean_users_per_copy,
         noise_multiplier=run.guarantee.noise_multiplier,
         effective_noise=noise,
-        signal_to_noise=signal_to_noise(
-            run.certificate.num_distinct, noise, other_choices.choices[0].batch_size, run.mechanism.iterations
-        ),
+        signal_to_noise=signal_to_noise(run.certificate.num_distinct, noise, found[0].batch_size, found[0].iterations),
         other_epsilon=run.guarantee.other_epsilon,
         note="",
     )

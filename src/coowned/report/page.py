@@ -14,6 +14,7 @@ import jinja2
 from coowned import __version__
 from coowned.accounting.planning import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import Measured
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -133,7 +134,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(up=rounded_up, down=rounded_down, shown=shown, counted=counted, cells=_cells)
-    environment.globals.update(Mark=Mark)
+    environment.globals.update(Mark=Mark, OTHER_ADJACENCY=OTHER_ADJACENCY)
     return environment
 
 

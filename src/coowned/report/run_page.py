@@ -45,10 +45,8 @@ class RunPage:
     Attributes:
       claim: None where no epsilon may be stated.
       about, date: what the configuration says about the run, and when the page was written.
-      epsilons: adjacency and epsilon, the claimed one first.
       cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
       figures: by name, in the order of the page.
-      compared: other runs were named.
     """
 
     run: Run
@@ -58,14 +56,12 @@ class RunPage:
     release: bool
     with_graph: bool
     statement: Statement
-    epsilons: tuple[tuple[str, str], ...]
     tiles: tuple[Tile, ...]
     adjacencies: tuple[TableRow, ...]
     kept: tuple[TableRow, ...]
     cost_left_out: str
     trade_off_left_out: str
     figures: dict[str, Figure]
-    compared: bool
     measured: tuple[Measured, ...]
     bob_rows: tuple[TableRow, ...]
     config: str
@@ -118,19 +114,12 @@ def gather(
         statement=run.guarantee.statement_parts()
         if run.guarantee
         else Statement(headline=run.statement, sentences=(run.statement,)),
-        epsilons=(
-            (claim.adjacency, claim.shown_epsilon),
-            (OTHER_ADJACENCY[claim.adjacency], rounded_up(claim.other_epsilon)),
-        )
-        if claim
-        else (),
         tiles=_tiles(run, with_graph=with_graph),
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
         cost_left_out=cost_left_out,
         trade_off_left_out=trade_off_left_out,
         figures={figure.name: figure for figure in figures},
-        compared=bool(also),
         measured=tuple(measured),
         bob_rows=tuple(_bob_row(one) for one in measured),
         config=releasable_config(run.config_text) if release else run.config_text.rstrip("\n"),

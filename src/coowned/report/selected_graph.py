@@ -16,7 +16,6 @@ from coowned.selection.selection_cache import select_once
 from coowned.training.run import Run
 from coowned.training.splits import split_examples
 
-_FAST_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")  # cheap enough to compare at every bound
 _SECONDS_FOR_THE_BOUND = 20.0
 
 
@@ -96,12 +95,9 @@ def read_selected_graph(run: Run) -> SelectedGraph:
 def plan_of_run(run: Run, graph: AttributionGraph) -> Plan:
     """What `plan` says of other bounds and selectors on the run's graph, for the run's own privacy target."""
     guarantee, mechanism = run.guarantee, run.mechanism
-    if guarantee is None:
+    if guarantee is None or mechanism.batch_size is None:
         raise InputError(f"without a privacy target there is no noise to compare ({run.reason})")
-    if mechanism.batch_size is None:
-        raise InputError("the run's batch size is not known")
     bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
-    others = ("greedy", "greedy-with-duplicates")
     return plan(
         graph,
         epsilon=guarantee.epsilon,
@@ -110,7 +106,7 @@ def plan_of_run(run: Run, graph: AttributionGraph) -> Plan:
         batch_size=mechanism.batch_size,
         iterations=mechanism.iterations,
         contribution_bounds=sorted({*default_bounds(graph), bound}),
-        selectors=[*others, *(name for name in _FAST_SELECTORS if name == run.selector and name not in others)],
+        selectors=["greedy", "greedy-with-duplicates", *(["priced"] if run.selector == "priced" else [])],
         mechanism="poisson",
         seed=run.certificate.seed or 0,
     )
