@@ -23,6 +23,11 @@ from coowned.mechanism.noise import ROUNDING_FACTOR, most_copies, regrouping_fac
 OVERSHOOT = 1 + 1e-6
 
 
+def full(*values):
+    """A case that is compiled anew and differs little from others: for the full suite."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def reference(weights, intercept, features, labels, mask, clip_norm):
     """Each copy's gradient in float64, clipped, added: Algorithm 1 as it is written."""
     total = np.zeros(len(weights) + 1)
@@ -303,7 +308,7 @@ def moved(features, changed, *, models, norms, mask=None):
 
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("models", [1, 8])
-@pytest.mark.parametrize(("size", "num_features"), [(64, 3), (4096, 16), (4160, 100), (512, 1000)])
+@pytest.mark.parametrize(("size", "num_features"), [(64, 3), full(4096, 16), (4160, 100), full(512, 1000)])
 def test_a_bad_row_changes_no_other(size, num_features, models, norms):
     """All others have equal gradients, so that a change of each by 1e-7 would add up to be seen."""
     features = np.tile(np.float32(3) * np.arange(1, num_features + 1, dtype=np.float32), (size, 1))
@@ -334,8 +339,8 @@ def cancelling(size, num_features, models):
 
 
 @pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("models", [0, 2, 8])
-@pytest.mark.parametrize("num_features", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("models", [0, 2, full(8)])
+@pytest.mark.parametrize("num_features", [1, full(2), full(3), full(8), 100])
 def test_a_bad_row_changes_no_logit(num_features, models, norms):
     """Among many rows of one feature, one that was infinite once moved the sum of the others by 147 clip norms."""
     size = 1024
@@ -357,7 +362,7 @@ def test_a_bad_row_changes_no_logit(num_features, models, norms):
 
 
 @pytest.mark.parametrize("models", [1, 8])
-@pytest.mark.parametrize(("size", "num_features"), [(4096, 3), (4096, 100), (1 << 16, 3), (1 << 16, 30)])
+@pytest.mark.parametrize(("size", "num_features"), [(4096, 3), full(4096, 100), full(1 << 16, 3), (1 << 16, 30)])
 def test_one_copy_of_many_moves_the_sum_by_itself(size, num_features, models):
     """Equal gradients: where a float32 sum as such would move by up to 1.004 clip norms."""
     row = 3 * np.random.default_rng(0).standard_normal(num_features).astype(np.float32)
