@@ -9,7 +9,7 @@ import pytest
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting import calculators
 from coowned.accounting import guarantee as module
-from coowned.accounting.composition import ComposedGuarantee, compose
+from coowned.accounting.composition import compose
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
@@ -84,22 +84,6 @@ def test_example_level_of_a_schedule_with_repeats():
     # Three copies without a user may overlap: their sensitivities add up.
     single = MinSeparation(contribution_bound=1, min_separation=1, num_bands=1, iterations=1)
     assert made.example_epsilon == pytest.approx(calculators.epsilon(single, noise_multiplier=2.0 / 3, **CLAIM))
-
-
-def test_test_runs_are_not_composed(greedy_certificate, mechanism, made):
-    seeded = guarantee(greedy_certificate, mechanism, noise_multiplier=2.0, test_run=True, **CLAIM)
-    with pytest.raises(InputError, match="given seed"):
-        compose([made, seeded], delta=1e-6)
-
-
-def test_composed_round_trip(made):
-    both = compose([made], delta=1e-6)
-    again = ComposedGuarantee.from_json(both.to_json())
-    assert again.epsilon == both.epsilon
-    assert "contribution bounds 3" in again.statement()
-    forged = {**json.loads(both.to_json()), "epsilon": 0.1}
-    with pytest.raises(CertificateMismatchError, match="can be proven"):
-        ComposedGuarantee.from_json(json.dumps(forged))
 
 
 def test_numbers_of_numpy_are_stored(greedy_certificate):
@@ -224,31 +208,6 @@ def test_simulated_epsilon_carries_the_true_one(greedy_certificate, mechanism):
         guarantee(greedy_certificate, mechanism, epsilon=4.0, simulated_batch_size=10**6, **CLAIM)
 
 
-def test_composition(greedy_certificate, mechanism, made):
-    second = guarantee(greedy_certificate, mechanism, noise_multiplier=made.noise_multiplier, run_id="two", **CLAIM)
-    both = compose([made, second], delta=1e-6)
-    twice = dataclasses.replace(mechanism, iterations=100)
-    expected = calculators.epsilon(twice, noise_multiplier=made.noise_multiplier, **CLAIM)
-    assert both.epsilon == pytest.approx(expected, rel=2e-3)
-    assert "independent" in both.statement()
-
-
-def test_what_cannot_be_composed(greedy_certificate, mechanism, made):
-    with pytest.raises(InputError, match="twice"):
-        compose([made, made], delta=1e-6)
-    with pytest.raises(InputError, match="nothing"):
-        compose([], delta=1e-6)
-    replaced = guarantee(greedy_certificate, mechanism, noise_multiplier=2.0, delta=1e-6, adjacency="replace")
-    with pytest.raises(InputError, match="adjacencies"):
-        compose([made, replaced], delta=1e-6)
-    graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
-    certificate = certify(graph, Greedy(contribution_bound=1).select(graph))
-    other_mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=5)
-    other = guarantee(certificate, other_mechanism, noise_multiplier=2.0, **CLAIM)
-    with pytest.raises(CertificateMismatchError, match="one attribution graph"):
-        compose([made, other], delta=1e-6)
-
-
 def test_terms_of_an_epsilon(made):
     assert made.terms() == (
         f"unit: user, fixed graph; contribution bound {made.contribution_bound}; delta {made.delta:.12g}; "
@@ -272,6 +231,3 @@ def test_very_large_delta_is_refused(greedy_certificate, mechanism):
         guarantee(greedy_certificate, mechanism, **claim)
     made = guarantee(greedy_certificate, mechanism, allow_large_delta=True, **claim)
     assert PrivacyGuarantee.from_json(made.to_json()) == made
-    with pytest.raises(InputError, match="allow-large-delta"):
-        compose([made], delta=0.1)
-    assert compose([made], delta=0.1, allow_large_delta=True).delta == 0.1
