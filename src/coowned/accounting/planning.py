@@ -311,7 +311,7 @@ def _advice_on_noise(choices: Sequence[Choice], target: dict[str, Any]) -> list[
     if best.num_distinct < _GOOD**2:
         return [f"{why} It has only {best.num_distinct:,} distinct examples: too few, whatever the noise."]
     cures = [cure for cure in (_cure(best, target, "batch_size"), _cure(best, target, "iterations")) if cure]
-    return [f"{why} {' or '.join(cures) if cures else 'More data or a larger epsilon'} would be better."]
+    return [f"{why} Try {' or '.join(cures) or 'more data or a larger epsilon'}."]
 
 
 def _cure(best: Choice, target: dict[str, Any], name: str) -> str | None:
