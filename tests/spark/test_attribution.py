@@ -90,6 +90,8 @@ def test_copies_of_an_example_are_one(spark, rules, partitions):
     local = co.from_table(pl.DataFrame(columns), example_id="example_id", user_keys=rules)
     found = {row.id: set(row.users) for row in graph.examples.collect()}
     assert found == {"m1": {"ann", "bob", "dan"}, "m2": {"dan"}}
+    with pytest.raises(co.InputError, match="1 unprotected key is not in the data, the first is 'nobody'"):
+        attribute(frame(spark, columns), user_keys=rules, unprotected=["dan", "nobody"])
     assert graph.digest == local.graph.digest
     graph.release()
 

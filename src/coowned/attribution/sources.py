@@ -73,14 +73,16 @@ class DataSource(DataOptions):
 
     def _read(self, kind: str, progress: Progress | None) -> AttributedExamples:
         if kind == "sql":
-            from coowned.attribution.sql import open_sqlite, read_query
+            from coowned.attribution.sql import open_sqlite, read_sql
 
             if self.query is None:
                 raise InputError(f'{self.path}: a database needs a query that gives the rows; say --query "SELECT ..."')
             with open_sqlite(self.path) as connection:
-                return read_query(
-                    self.query, connection, self, place=str(self.path), aliases=self.aliases, progress=progress
-                )
+                return read_sql(
+                    self.query, connection, users=self.users, user=self.user, example_id=self.example_id,
+                    separator=self.separator, aliases=self.aliases, addresses=self.addresses, place=str(self.path),
+                    progress=progress,
+                )  # fmt: skip
         if kind in TABLES:
             from coowned.attribution.table_files import read_table
 
