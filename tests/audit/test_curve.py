@@ -39,7 +39,7 @@ def test_honest_plans_pass(name):
         assert found.holds
         assert found.trials == 4000
         # Not for want of trying: nearly all of the claimed curve is reached.
-        best = max(found.figures, key=lambda figure: figure.delta if figure.measured_delta > 0 else 0)
+        best = max(found.events, key=lambda event: event.delta if event.measured_delta > 0 else 0)
         assert best.measured_delta > 0.8 * best.delta - 0.1
         claimed = MechanismClaim.of(plan, found.adjacency).epsilon_at(1e-5)
         assert found.epsilon_lower_bound(1e-5) <= claimed
@@ -59,7 +59,7 @@ def test_reused_noise_needs_the_alternating_user():
     with pytest.MonkeyPatch.context() as monkeypatch:
         planted_bugs.noise_reused_between_steps(monkeypatch)
         (found, _), _ = audit(planted_bugs.poisson())
-    assert {figure.user for figure in found.figures if figure.alarm} == {"alternating"}
+    assert {event.user for event in found.events if event.alarm} == {"alternating"}
 
 
 def test_same_keys_same_audit():
@@ -93,7 +93,7 @@ def test_false_alarms_are_accounted_for():
         noise = random.normal(size=(2, 400))
         present = dict.fromkeys(USERS, noise[0] + 0.5)  # log ratios of N(1, 1) to N(0, 1)
         absent = dict.fromkeys(USERS, noise[1] - 0.5)
-        alarms += any(figure.alarm for figure in judge(claim, Scores(present, absent), alpha=0.2))
+        alarms += any(event.alarm for event in judge(claim, Scores(present, absent), alpha=0.2))
     assert alarms <= 24
 
 
@@ -108,9 +108,9 @@ def test_levels_are_shared(monkeypatch):
     monkeypatch.setattr("coowned.audit.curve.lower_bound", watched)
     claim = MechanismClaim(mechanism=SCHEDULE, noise_multiplier=1.0, adjacency="zero-out")
     noise = np.random.default_rng(0).normal(size=(2, 400))
-    figures = judge(claim, Scores(dict.fromkeys(USERS, noise[0]), dict.fromkeys(USERS, noise[1])), alpha=0.01)
-    assert used == {0.01 / (2 * len(figures))}
-    assert len(figures) == len({(f.epsilon, f.direction, f.user) for f in figures})
+    events = judge(claim, Scores(dict.fromkeys(USERS, noise[0]), dict.fromkeys(USERS, noise[1])), alpha=0.01)
+    assert used == {0.01 / (2 * len(events))}
+    assert len(events) == len({(f.epsilon, f.direction, f.user) for f in events})
 
 
 def test_events_are_chosen_on_the_first_half():
@@ -121,5 +121,5 @@ def test_events_are_chosen_on_the_first_half():
     changed = noise.copy()
     changed[1000:] = 50.0
     second = judge(claim, Scores(dict.fromkeys(USERS, changed + 1), dict.fromkeys(USERS, changed)), alpha=0.01)
-    assert [figure.threshold for figure in first] == [figure.threshold for figure in second]
-    assert [figure.rate for figure in first] != [figure.rate for figure in second]
+    assert [event.threshold for event in first] == [event.threshold for event in second]
+    assert [event.rate for event in first] != [event.rate for event in second]

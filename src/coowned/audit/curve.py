@@ -38,7 +38,7 @@ _KEPT_NUMBERS = 2**23  # users times steps that are kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Figure:
+class Event:
     """One event: what was claimed of it and what was measured.
 
     Attributes:
@@ -78,7 +78,7 @@ class CurveAudit:
     """What the trials of one adjacency found.
 
     Attributes:
-      figures: one a (epsilon, direction, user).
+      events: one a (epsilon, direction, user).
       alpha: probability of an alarm, at most, where the claim holds.
       trials: of each side; half of them chose the events.
       iterations: steps of each trial; fewer than the run's where those would have taken too long.
@@ -90,32 +90,32 @@ class CurveAudit:
     alpha: float
     trials: int
     iterations: int
-    figures: tuple[Figure, ...]
+    events: tuple[Event, ...]
 
     @property
     def holds(self) -> bool:
         """False where the claim broke."""
-        return not any(figure.alarm for figure in self.figures)
+        return not any(event.alarm for event in self.events)
 
     @property
-    def worst(self) -> Figure:
-        """The figure that is nearest to an alarm, or furthest beyond it."""
-        return max(self.figures, key=lambda figure: figure.measured_delta - figure.delta)
+    def worst(self) -> Event:
+        """The event that is nearest to an alarm, or furthest beyond it."""
+        return max(self.events, key=lambda event: event.measured_delta - event.delta)
 
     @property
     def resolution(self) -> float:
         """About the smallest delta that could have been contradicted: even what was never seen may be this likely."""
-        return float(upper_bound(0, self.trials // 2, self.alpha / (2 * len(self.figures))))
+        return float(upper_bound(0, self.trials // 2, self.alpha / (2 * len(self.events))))
 
     def epsilon_lower_bound(self, delta: float) -> float:
         """With probability at least 1 - alpha the true epsilon at delta is not below this."""
-        return max(figure.epsilon_at(delta) for figure in self.figures)
+        return max(event.epsilon_at(delta) for event in self.events)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        figures = [
-            dataclasses.asdict(figure) | {"measured_delta": figure.measured_delta, "alarm": figure.alarm}
-            for figure in self.figures
+        events = [
+            dataclasses.asdict(event) | {"measured_delta": event.measured_delta, "alarm": event.alarm}
+            for event in self.events
         ]
         return {
             "adjacency": self.adjacency,
@@ -126,7 +126,7 @@ class CurveAudit:
             "resolution": self.resolution,
             "noise_multiplier": self.noise_multiplier,
             "mechanism": self.mechanism.to_dict(),
-            "figures": figures,
+            "events": events,
         }
 
 
@@ -196,7 +196,7 @@ def audit_curves(
             alpha=alpha,
             trials=found.trials,
             iterations=mechanism.iterations,
-            figures=judge(claim, found, alpha=alpha),
+            events=judge(claim, found, alpha=alpha),
         )
         for claim, found in zip(claims, scores, strict=True)
     )
@@ -276,13 +276,13 @@ def _joined(parts: list[Scores], trials: int) -> Scores:
     )
 
 
-def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Figure, ...]:
+def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Event, ...]:
     """Chooses events on the first half of the trials and measures them on the second."""
     half = scores.trials // 2
     epsilons = _epsilons(claim, half)
     deltas = claim.deltas(epsilons)
     level = alpha / (2 * len(epsilons) * len(DIRECTIONS) * len(USERS))
-    figures = []
+    events = []
     for user in USERS:
         for direction in DIRECTIONS:
             likelier, other = scores.present[user], scores.absent[user]
@@ -292,8 +292,8 @@ def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Figur
             for epsilon, delta in zip(epsilons.tolist(), deltas.tolist(), strict=True):
                 threshold = thresholds[np.argmax(rates - math.exp(epsilon) * other_rates)]
                 tested = len(likelier) - half
-                figures.append(
-                    Figure(
+                events.append(
+                    Event(
                         epsilon=epsilon,
                         delta=delta,
                         direction=direction,
@@ -303,7 +303,7 @@ def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Figur
                         other_rate=float(upper_bound(np.count_nonzero(other[half:] > threshold), tested, level)),
                     )
                 )
-    return tuple(figures)
+    return tuple(events)
 
 
 def _epsilons(claim: MechanismClaim, trials: int) -> npt.NDArray[np.float64]:

@@ -113,10 +113,10 @@ def _show(found: "RunAudit", folder: Path) -> None:
 
     for curve in found.curves:
         nearest = {}
-        for figure in curve.figures:
-            best = nearest.get(figure.epsilon)
-            if best is None or figure.measured_delta > best.measured_delta:
-                nearest[figure.epsilon] = figure
+        for event in curve.events:
+            best = nearest.get(event.epsilon)
+            if best is None or event.measured_delta > best.measured_delta:
+                nearest[event.epsilon] = event
         show.table(
             f"{curve.adjacency}, {curve.trials:,} trials of {curve.iterations:,} steps",
             ("epsilon", "delta claimed", "delta measured, at least", ""),
