@@ -59,7 +59,7 @@ def test_writes_what_the_library_selects(data, capsys):
 def test_a_user_in_most_examples_is_named_with_the_cure(data, capsys):
     data.write_text("id,users\n" + "".join(f"m{i},owner;u{i}\n" for i in range(60)))
     assert select(data) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().err
     assert "1 user keeps 58 of 60 examples out at a contribution bound of 2." in said
     assert "--unprotected FILE" in said
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,6 +102,8 @@ def run(
         certificate = _run_on_spark(source, chooser, seed, master, output, overwrite)
     else:
         certificate, advice = _run_here(source, chooser, seed, Path(output))
+    if advice is not None:
+        sys.stderr.write(f"{advice}\n")
     if json:
         show.line(certificate.to_json())
         return
@@ -119,8 +122,6 @@ def run(
     if unprotected := certificate.num_unprotected_users:
         without = counted(certificate.num_copies_without_users, "copy has", "copies have")
         show.line(f"{counted(unprotected, 'user is', 'users are')} not protected; {without} no protected user")
-    if advice is not None:
-        show.line(advice)
     if "://" in output:
         show.line(f"wrote {output} and {certificate_path}")
     else:
