@@ -158,7 +158,11 @@ def test_plain_sentences_and_warnings_are_the_statements(tmp_path: Path):
     assert "learns nearly the same" not in text
     hero = text[text.index('class="hero') : text.index('id="promise"')]
     assert parts.warnings
-    for sentence in (*parts.plain.values(), *parts.warnings, parts.headline):
+    for sentence in (
+        *(plain[0].upper() + plain[1:] for plain in parts.plain.values()),
+        *parts.warnings,
+        parts.headline,
+    ):
         assert sentence in hero
 
 

@@ -252,6 +252,8 @@ def _configuration(epsilon: float | None, choice: "Choice") -> str:
         "delta = 1e-6": f"delta = {_TARGET['delta']}",
         "batch_size = 256": f"batch_size = {_BATCHES['batch_size']}",
         "iterations = 500": f"iterations = {_BATCHES['iterations']}",
+        '# name = "Folder classifier"': 'name = "E-mail classifier of the demo"',
+        '# purpose = "sorts incoming mail"': 'purpose = "tells work from private life"',
     }
     text = example()
     for old, new in values.items():
