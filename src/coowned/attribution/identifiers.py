@@ -158,14 +158,15 @@ def _first_invalid(array: pa.Array) -> int:
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
-        if _is_valid(array.slice(low, middle - low)):
+        if is_valid(array.slice(low, middle - low)):
             low = middle
         else:
             high = middle
     return low
 
 
-def _is_valid(part: pa.Array) -> bool:
+def is_valid(part: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether an array keeps Arrow's own rules; its text is then UTF-8."""
     try:
         if pa.types.is_list(part.type) or pa.types.is_large_list(part.type):
             part.validate()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution.examples import AttributedExamples, attribute
-from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, one_line
+from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, is_valid, one_line
 from coowned.attribution.options import DataOptions
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
@@ -164,19 +164,11 @@ def valid_table(table: pa.Table, options: DataOptions, where: Location | str) ->
     metadata = {*options.user_columns(), options.example_id}
     for number in range(table.num_columns):
         name, column = table.field(number).name, table.column(number)
-        if is_text(column.type) and name not in metadata and not _is_valid(column):
+        if is_text(column.type) and name not in metadata and not is_valid(column):
             table = table.set_column(number, name, _repaired(column))
         else:
             check_valid(column, f"{where}column {name!r}")
     return table
-
-
-def _is_valid(column: pa.ChunkedArray) -> bool:
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _repaired(column: pa.ChunkedArray) -> pa.ChunkedArray:
