@@ -136,7 +136,7 @@ def _hash_order(
         over_ranges(
             lambda low, high, begin=begin: kernels.hash_ids(id_arrays, key, begin + low, begin + high, keys),
             end - begin,
-            parts=cores(),
+            parts=4 * cores(),
         )
     # Examples of one rank are spread over 2^bits buckets by the upper bits of their hash.
     bits = np.ceil(np.log2(np.maximum(counts, 1) / _BUCKET)).clip(0, _MOST_BITS).astype(np.int64)  # (ranks,)
