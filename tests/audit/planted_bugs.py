@@ -27,7 +27,7 @@ from coowned import (
     guarantee,
 )
 from coowned.audit.run_audit import RunAudit, audit_plan
-from coowned.mechanism import noise
+from coowned.mechanism import normals
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches, Drawn, PoissonBatches
 from coowned.mechanism.fused_clipping import RowsInPlace
@@ -200,15 +200,14 @@ def other_correlation(monkeypatch):
 def short_tail(monkeypatch):
     """Normals from a uniform number that is a float32, as common generators make them: they end at 5.42."""
 
-    def normals(words, more):
-        words = np.asarray(words, np.uint64)
+    def approximate(words, out):
         tail = (words & np.uint64(2**63 - 1)).astype(np.float64) * 2.0**-64
         below_one = np.nextafter(np.float32(1), np.float32(0))
         uniform = np.minimum((1 - 2 * tail).astype(np.float32), below_one)
         sign = np.where(words >> np.uint64(63), 1.0, -1.0)
-        return sign * math.sqrt(2) * erfinv(uniform.astype(np.float64))
+        out[:] = sign * math.sqrt(2) * erfinv(uniform.astype(np.float64))
 
-    monkeypatch.setattr(noise, "normals_from_words", normals)
+    monkeypatch.setattr(normals, "approximate", approximate)
 
 
 def change_batches(monkeypatch, change: Callable[[TrainingPlan, Any], Any]) -> None:
