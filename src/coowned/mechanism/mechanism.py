@@ -7,13 +7,12 @@ Noise multipliers are in units of one example's clip norm.
 
 import abc
 import dataclasses
-import json
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from coowned import validate
+from coowned import codec, validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
@@ -221,7 +220,7 @@ class Mechanism(abc.ABC):
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict())
+        return codec.encode_json(self.to_dict())
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Self:
@@ -236,13 +235,7 @@ class Mechanism(abc.ABC):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        try:
-            stored = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"the mechanism is not JSON ({error}); make it again") from None
-        if not isinstance(stored, dict):
-            raise InputError(f"expected the fields of a {cls.__name__}; make it again")
-        return cls.from_dict(stored)
+        return cls.from_dict(codec.decode_json(dict, text, name="mechanism", remedy="make it again"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
