@@ -223,7 +223,7 @@ def trade_off(
     shown_rows = [{**row, "chosen_text": chosen if row["chosen"] else "–"} for row in rows]
     figures = []
     for name, title, key, title_y, format_y, reading in (
-        ("size", "Bound and size", "size", "copies in the training set", "~s", "A larger bound lets more examples in."),
+        ("size", "Bound and size", "size", "copies in the training set", charts.NUMBER, "A larger bound lets more in."),
         ("noise", noise_title, "noise", "effective noise multiplier", charts.NUMBER,
          "A larger bound needs more noise, a larger training set less. Correlated noise counts as independent noise of "
          "the same error."),
