@@ -18,6 +18,7 @@ from coowned.audit.canaries import CanaryAudit
 from coowned.audit.run_audit import LARGEST_SEED, audit_run, store_canaries
 from coowned.certificate import certify
 from coowned.cli import audit as command
+from coowned.cli import main
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
@@ -142,16 +143,21 @@ def test_changed_claim_is_refused(tmp_path):
     assert not (tmp_path / "audit.json").exists()
 
 
-def test_more_noise_than_the_run_had_is_refused(tmp_path):
+@pytest.mark.parametrize("verb", ["audit", "report", "export-model"])
+def test_more_noise_than_the_run_had_is_refused(tmp_path, capsys, verb):
     """Ten times the noise multiplier in guarantee.json, all checksums made again."""
+    folder = tmp_path / "RUN"
+    folder.mkdir()
     made = claim()
-    write_run(tmp_path, made)
+    write_run(folder, made)
     larger = claim(noise_multiplier=10.0, run_id=made.run_id)
-    (tmp_path / "guarantee.json").write_text(larger.to_json(embed_certificate=False), encoding="utf-8")
-    with pytest.raises(CertificateMismatchError, match=r"guarantee\.json: not what this run wrote"):
-        audit_run(tmp_path, trials=1000)
-    with pytest.raises(CertificateMismatchError, match=r"do not agree with the plan in run\.json"):
-        audit_run(reseal(tmp_path), trials=1000)
+    (folder / "guarantee.json").write_text(larger.to_json(embed_certificate=False), encoding="utf-8")
+    command_line = [verb, str(folder), *(["-o", str(tmp_path / "out")] if verb == "export-model" else [])]
+    assert main.run(command_line) == 1
+    assert "guarantee.json: not what this run wrote" in " ".join(capsys.readouterr().err.split())
+    reseal(folder)
+    assert main.run(command_line) == 1
+    assert "do not agree with the plan in run.json" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("change", [{"clip_norm": "inf"}, {"coefficients": [1.0, 0.5]}, {"configuration": "a"}])

@@ -6,7 +6,7 @@ from tests.audit import planted_bugs
 
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.trainer_laws import TrainerLaws, noise_checks
-from coowned.audit.worlds import World
+from coowned.audit.worlds import IN, World
 from coowned.mechanism.keys import RunKey
 
 PLANS = {
@@ -78,3 +78,18 @@ def test_noise_checks_are_exact():
         checks = noise_checks({"a": rows[:, :6], "b": rows[:, 6:]}, plan)
         alarms += any(check.p_value < 0.005 / len(checks) for check in checks)
     assert alarms <= 8
+
+
+def test_what_is_not_a_number_is_caught():
+    plan = planted_bugs.poisson()
+    rows = plan.noise_multiplier * np.random.default_rng(0).normal(size=(12, 10))
+    assert min(check.p_value for check in noise_checks({"a": rows}, plan)) > 1e-5
+    rows[3, 4] = np.nan
+    assert min(check.p_value for check in noise_checks({"a": rows}, plan)) == 0
+    own = laws(plan)
+    drawn, empty = np.zeros((2, 19)), np.zeros((2, 21))
+    broken = empty.copy()
+    broken[1, 20] = np.nan
+    found = own._compare({"coefficients": empty}, {"coefficients": broken}, drawn, IN, "")
+    assert [check.p_value for check in found] == [0, 0]
+    assert np.isfinite(found[0].observed)

@@ -73,7 +73,8 @@ def any_of(name: str, checks: Sequence[Check]) -> Check:
 
 def certain_check(name: str, holds: bool, *, observed: float, expected: float) -> Check:
     """Something that is so or not, without chance."""
-    return Check(name=name, observed=float(observed), expected=float(expected), p_value=1.0 if holds else 0.0)
+    observed = float(np.nan_to_num(observed, nan=np.inf, posinf=1e300, neginf=-1e300))
+    return Check(name=name, observed=min(observed, 1e300), expected=float(expected), p_value=1.0 if holds else 0.0)
 
 
 def checked_law(law: str, checks: Sequence[Check], alpha: float) -> CheckedLaw:

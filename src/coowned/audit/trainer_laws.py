@@ -5,6 +5,7 @@ noise: whether a copy adds more than a clip norm, or changes what others add, is
 """
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import time
@@ -126,8 +127,8 @@ class TrainerLaws:
         content, start = worlds.content_for(self.model), self.model.initial()
         batch = plan.batches().batch(0)
         drawn = batch.examples[batch.mask]
-        if not len(drawn):
-            return self.gradient(RunKey(run_key.secret[::-1]))
+        if not len(drawn):  # the next key
+            return self.gradient(RunKey(hashlib.sha256(run_key.secret).digest()))
         released = [
             drive(
                 [plan],
@@ -206,8 +207,8 @@ class TrainerLaws:
         if held == HUGE:  # may be taken for what is not finite
             expected = np.where(np.abs(own) < np.abs(expected) / 2, 0, expected)
         beyond = np.where(expected == 0, np.abs(own), np.sign(expected) * (own - expected))
-        missing = float(np.max(-beyond / np.maximum(1, np.abs(expected))))
-        most = max(float(np.max(beyond)), *(float(np.abs(rows).max()) for rows in moved.values()), -math.inf)
+        missing = float(np.max(-beyond / np.maximum(1, np.abs(expected)), initial=0.0))
+        most = float(np.max([np.max(beyond), *(np.abs(rows).max() for rows in moved.values())]))
         return [
             certain_check(f"clip norms beyond one a copy: {what}", most <= tolerance, observed=most, expected=0.0),
             certain_check(
@@ -273,7 +274,7 @@ def noise_checks(released: Released, plan: TrainingPlan, *, resumed: int = 0) ->
 
 def too_small(name: str, squares: Any, degrees: int) -> Check:
     """The smallest of sums of squares, each chi-square where the noise is as large as claimed."""
-    smallest = float(np.min(squares))
+    smallest = float(np.nan_to_num(np.min(squares), nan=0.0))  # what is not a number is no noise
     p_value = min(1.0, np.size(squares) * float(chi2.cdf(smallest, degrees)))
     return Check(name=name, observed=smallest / degrees, expected=1.0, p_value=p_value)
 
