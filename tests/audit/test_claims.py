@@ -62,15 +62,15 @@ def test_participations_stay_within_what_was_accounted_for():
     squares = strategy.column_norms() ** 2
     full = MinSeparation(contribution_bound=3, min_separation=4, num_bands=4, iterations=12)
     claim = MechanismClaim(mechanism=full, noise_multiplier=1.0, adjacency="zero-out")
-    assert claim.rounds.tolist() == [0, 4, 8]
+    assert claim.worst_user.rounds.tolist() == [0, 4, 8]
     late = np.sqrt(2 + squares[10]) * (1 + 1e-12)
     for accounted, expected in [(late, [0, 4, 10]), (np.sqrt(2.0) + 1e-9, [0, 4]), (1.2, [0])]:
         mechanism = MinSeparation(
             contribution_bound=3, min_separation=4, num_bands=4, iterations=12, sensitivity=float(accounted)
         )
-        rounds = MechanismClaim(mechanism=mechanism, noise_multiplier=1.0, adjacency="zero-out").rounds
+        rounds = MechanismClaim(mechanism=mechanism, noise_multiplier=1.0, adjacency="zero-out").worst_user.rounds
         assert len(rounds) == len(expected)
         assert np.sqrt(squares[rounds].sum()) <= accounted * (1 + 1e-9)
     tiny = MinSeparation(contribution_bound=1, min_separation=4, num_bands=4, iterations=12, sensitivity=0.01)
     with pytest.raises(InputError, match="sensitivity"):
-        _ = MechanismClaim(mechanism=tiny, noise_multiplier=1.0, adjacency="zero-out").rounds
+        _ = MechanismClaim(mechanism=tiny, noise_multiplier=1.0, adjacency="zero-out").worst_user.rounds

@@ -83,32 +83,12 @@ class MechanismClaim:
         """The worst-off user: their copies, probability, rounds and group."""
         return self.mechanism.worst_user(self.strategy)
 
-    @property
-    def group(self) -> int:
-        """The group of the worst-off user; 0 where there are none."""
-        return self.worst_user.group
-
-    @property
-    def copies(self) -> int:
-        """Copies (participations for a schedule) of the worst-off user."""
-        return self.worst_user.copies
-
-    @property
-    def probability(self) -> float:
-        """Of each of their copies in each of their rounds."""
-        return self.worst_user.probability
-
-    @property
-    def rounds(self) -> npt.NDArray[np.int64]:
-        """(rounds,) the steps in which they may take part."""
-        return self.worst_user.rounds
-
     def signs(self, user: str) -> npt.NDArray[np.float64]:
         """(iterations,) the sign of the user's gradient in each step; what happens off their rounds does not count."""
         validate.one_of(USERS, user=user)
         if user == "steady":
             return np.ones(self.iterations)
-        turn = np.searchsorted(self.rounds, np.arange(self.iterations), side="right") - 1
+        turn = np.searchsorted(self.worst_user.rounds, np.arange(self.iterations), side="right") - 1
         return np.where(turn % 2, -1.0, 1.0)
 
     def log_ratio(self, observed: npt.NDArray[np.float64], user: str) -> npt.NDArray[np.float64]:
@@ -122,18 +102,18 @@ class MechanismClaim:
         if self.strategy is None:
             projected, squares = observed, np.ones(len(observed))
         elif self.mechanism.needs_schedule:
-            template = self._columns @ signs[self.rounds]  # (iterations,) all that the user adds
+            template = self._columns @ signs[self.worst_user.rounds]  # (iterations,) all that the user adds
             projected = (self._whitening.T @ template)[None] @ observed
             squares, signs = np.array([template @ template]), np.ones(1)
         else:
             projected = (self._columns.T @ self._whitening) @ observed  # (rounds, trials)
-            squares, signs = (self._columns**2).sum(axis=0), signs[self.rounds]
-        copies = 1 if self.mechanism.needs_schedule else self.copies
+            squares, signs = (self._columns**2).sum(axis=0), signs[self.worst_user.rounds]
+        copies = 1 if self.mechanism.needs_schedule else self.worst_user.copies
         add_log_ratios(
             np.ascontiguousarray(projected, np.float64),
             signs,
             squares,
-            binom.logpmf(np.arange(copies + 1), copies, self.probability),
+            binom.logpmf(np.arange(copies + 1), copies, self.worst_user.probability),
             self.noise_multiplier**2,
             self.adjacency == "replace",
             total,
@@ -159,7 +139,7 @@ class MechanismClaim:
     @functools.cached_property
     def _columns(self) -> scipy.sparse.csr_array:
         """(iterations, rounds) what one clip norm in each of their rounds becomes by whitening."""
-        return self._whitening[:, self.rounds]
+        return self._whitening[:, self.worst_user.rounds]
 
 
 @functools.lru_cache(maxsize=64)

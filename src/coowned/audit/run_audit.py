@@ -183,33 +183,33 @@ def audit_plan(
     if plan.guarantee is None:
         raise InputError("the plan has no guarantee: there is no claim to audit; train with privacy")
     asked = seconds if trials is None else math.inf
-    clock, keys = _Clock(asked), _keys(seed)
+    clock, keys = _Clock(), _keys(seed)
     claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
-    drawn = claim.copies * claim.probability  # copies of one user in a step, on average
+    drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
     world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
     laws = TrainerLaws(plan=plan, model=model, world=world, seconds=asked)
     share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
-    with clock("drawing batches"):
+    with clock.part("drawing batches"):
         found += _sampler_laws(plan, claim, world, keys, share)
-    with clock("compiling and training without gradients"):
+    with clock.part("compiling and training without gradients"):
         found.append(laws.noise(next(keys), alpha=share))
-    with clock("comparing trainings with one another"):
+    with clock.part("comparing trainings with one another"):
         steps = min(_STEPS, plan.iterations)
         if math.isfinite(asked):
             steps = max(1, min(steps, int(0.2 * asked / (_COMPARED * laws.step_seconds(next(keys))))))
         found += [laws.gradient(next(keys)), laws.contributions(next(keys), steps=steps)]
         if model.on_host:  # linear models, which can be swept
             found.append(laws.sweep(next(keys), steps=steps, alpha=share))
-    with clock("training worst-case users side by side"):
+    with clock.part("training worst-case users side by side"):
         curves, beside = audit_curves(
             plan,
             keys.__next__,
             adjacencies=(claim.adjacency, OTHER_ADJACENCY[claim.adjacency]),
             alpha=share,
             trials=TRIALS if trials is None else trials,
-            seconds=max(clock.left(), 0.4 * asked),  # also where compiling took all of the time
+            seconds=max(asked - clock.taken(), 0.4 * asked),  # also where compiling took all of the time
         )
     return RunAudit(
         claim=plan.guarantee,
@@ -270,17 +270,17 @@ def _sampler_laws(
 ) -> list[CheckedLaw]:
     if not isinstance(world.selected, Selection):  # a schedule has no coins
         return []
-    words = audit_coin_words(PoissonCoins(claim.probability))
-    if claim.probability == 1:
+    words = audit_coin_words(PoissonCoins(claim.worst_user.probability))
+    if claim.worst_user.probability == 1:
         return [words]
     samplers = (audited(plan, world.selected, key).batches() for key in keys)
     counted = audit_participation(
         samplers,
         world.selected,
-        probability=claim.probability,
+        probability=claim.worst_user.probability,
         alpha=alpha,
         num_groups=plan.mechanism.cycle_length,
-        group=claim.group,
+        group=claim.worst_user.group,
     )
     return [words, counted]
 
@@ -294,27 +294,22 @@ def _keys(seed: int | None) -> Iterator[RunKey]:
 
 
 class _Clock:
-    """How long the parts of an audit took."""
+    """How long an audit took, and its parts."""
 
-    def __init__(self, seconds: float):
-        self._seconds, self._started, self._parts = seconds, time.monotonic(), {}
-
-    def __call__(self, what: str) -> "_Clock":
-        self._what, self._began = what, time.monotonic()
-        return self
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self._parts[self._what] = time.monotonic() - self._began
+    def __init__(self) -> None:
+        self._started, self._parts = time.monotonic(), {}
 
     def taken(self) -> float:
         return time.monotonic() - self._started
 
-    def left(self) -> float:
-        return max(0.0, self._seconds - self.taken())
+    @contextlib.contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        began = self.taken()
+        yield
+        self._parts[what] = self.taken() - began
 
     def longest(self) -> str:
+        """The two parts that took longest, as part of a sentence."""
         parts = sorted(self._parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{what} took {seconds:.0f} s" for what, seconds in parts[:2])
 

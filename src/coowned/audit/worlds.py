@@ -51,13 +51,14 @@ class World:
         """
         if claim.mechanism.needs_schedule:
             return cls._scheduled(claim, users)
+        worst = claim.worst_user
         sizes = certificate.group_sizes or (certificate.size,)
-        size = sizes[claim.group]
-        users = max(1, min(users, size // claim.copies))
-        repeated = min(claim.copies, max(1, certificate.most_copies_of_one_example))
-        own = np.append(repeated, np.ones(claim.copies - repeated, np.int64))  # copies of each example of a user
+        size = sizes[worst.group]
+        users = max(1, min(users, size // worst.copies))
+        repeated = min(worst.copies, max(1, certificate.most_copies_of_one_example))
+        own = np.append(repeated, np.ones(worst.copies - repeated, np.int64))  # copies of each example of a user
         elsewhere = sum(sizes) - size  # copies in other groups, one example each
-        crowd = size - users * claim.copies
+        crowd = size - users * worst.copies
         distinct = min(crowd, max(1, certificate.num_distinct - elsewhere - users * len(own)))
         shared = np.array([crowd // distinct + (i < crowd % distinct) for i in range(distinct)], np.int64)
         copies = np.concatenate([np.tile(own, users), shared, np.ones(elsewhere, np.int64)])
@@ -65,8 +66,8 @@ class World:
         owner[: users * len(own)] = np.repeat(np.arange(users), len(own))
         graph, groups = _graph(owner, users), None
         if certificate.group_sizes:
-            others = np.repeat(np.arange(len(sizes)), [0 if g == claim.group else n for g, n in enumerate(sizes)])
-            groups = np.concatenate([np.full(len(copies) - elsewhere, claim.group), others])
+            others = np.repeat(np.arange(len(sizes)), [0 if g == worst.group else n for g, n in enumerate(sizes)])
+            groups = np.concatenate([np.full(len(copies) - elsewhere, worst.group), others])
         return cls(graph=graph, selected=Selection.from_copies(graph, copies, groups), owner=owner, users=users)
 
     @classmethod
@@ -74,10 +75,10 @@ class World:
         """Users in the same rounds, at the first positions of each batch, and the crowd everywhere else."""
         iterations, size = claim.iterations, claim.mechanism.batch_size
         assert size is not None
-        users, own = max(1, min(users, size)), len(claim.rounds)
+        users, own = max(1, min(users, size)), len(claim.worst_user.rounds)
         owner = np.concatenate([np.repeat(np.arange(users), own), np.full(iterations * size, -1)])
         slots = users * own + np.arange(iterations * size).reshape(iterations, size)
-        slots[claim.rounds, :users] = np.arange(users * own).reshape(users, own).T
+        slots[claim.worst_user.rounds, :users] = np.arange(users * own).reshape(users, own).T
         graph = _graph(owner, users)
         return cls(graph=graph, selected=Schedule.from_batches(graph, slots), owner=owner, users=users)
 
