@@ -237,10 +237,12 @@ class _SideBySide:
         self, claims: list[MechanismClaim], next_key: Callable[[], RunKey], *, trials: int, seconds: float
     ) -> list[Scores]:
         """So many trials for every claim, or as many (at least one training's) as fit the time."""
-        ends = time.monotonic() + seconds
+        started = time.monotonic()
         found: list[list[Scores]] = [[] for _ in claims]
-        done = 0
-        while not done or (done < trials and time.monotonic() < ends):
+        done, portions = 0, 0
+        # Another portion is begun where it can be expected to end in time.
+        while not done or (done < trials and (time.monotonic() - started) * (1 + 1 / portions) < seconds):
+            portions += 1
             key, steps = next_key(), claims[0].iterations
             released = {held: self._released(key, held, steps) for held in (IN, BLANK, OPPOSITE)}
             white = whiten(released[BLANK], self._plan)
