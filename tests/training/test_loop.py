@@ -306,6 +306,7 @@ def test_progress_and_privacy_so_far(small):
         assert privacy_so_far(plan, 12) == f"epsilon {rounded_up(real.epsilon)} after 12 steps"
 
 
+@pytest.mark.full
 def test_two_devices_equal_one(tmp_path):
     """In processes of their own: the number of devices is fixed when JAX starts."""
     code = textwrap.dedent(
@@ -336,6 +337,7 @@ def test_two_devices_equal_one(tmp_path):
     np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_batch_lies_on_two_devices():
     """Half of its rows on each, and the parameters on both; in a process of its own, as above."""
     code = textwrap.dedent(

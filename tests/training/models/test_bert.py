@@ -120,6 +120,7 @@ def test_every_parameter_has_a_gradient():
     assert all(array.dtype == np.float32 for array in found.values())
 
 
+@pytest.mark.full
 def test_without_clipping_it_is_the_plain_gradient():
     mask = np.arange(SIZE) != 4
     expected, _ = reference_sum(parameters(), make_batch(), mask, 1e6)
