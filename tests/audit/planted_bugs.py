@@ -30,12 +30,11 @@ from coowned.audit.run_audit import RunAudit, audit_plan
 from coowned.mechanism import normals
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches, Drawn, PoissonBatches
-from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.linear_sums import RowsInPlace
 from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
-from coowned.training.step import compiled_step
 
 # ---- the plans ------------------------------------------------------------------------------------------------------
 
@@ -74,7 +73,7 @@ def cyclic() -> TrainingPlan:
 
 @functools.cache
 def large() -> TrainingPlan:
-    """Batches that are summed on the host."""
+    """Batches of a million numbers and more."""
     given = graph(4000, 1)
     return _plan(given, Greedy(contribution_bound=1).select(given), PoissonSampling, batch_size=512, iterations=12)
 
@@ -105,11 +104,9 @@ class TwoTensors(LogisticRegression):
     def initial(self):
         return super().initial() | {"unused": np.zeros(self.num_features + 1, np.float32)}
 
-    def gradient_sum(self, parameters, *rest, **more):
-        import jax
-
-        summed, clipped = super().gradient_sum(parameters, *rest, **more)
-        return {**summed, "unused": jax.tree.map(lambda part: 0 * part, summed["coefficients"])}, clipped
+    def clipped_sum(self, parameters, *rest):
+        summed, clipped = super().clipped_sum(parameters, *rest)
+        return {**summed, "unused": 0 * summed["coefficients"]}, clipped
 
 
 SMALL = LogisticRegression(num_features=20)
@@ -142,8 +139,8 @@ def scaled_noise(factor: float) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda monkeypatch: change_noise(monkeypatch, lambda trainer, row: factor * row)
 
 
-def half_noise_on_host(monkeypatch):
-    change_noise(monkeypatch, lambda trainer, row: row * (0.5 if trainer._on_host else 1.0))
+def half_noise_in_large_batches(monkeypatch):
+    change_noise(monkeypatch, lambda trainer, row: row * (0.5 if trainer._plans[0].batch_size > 500 else 1.0))
 
 
 def no_noise_on_one_coordinate(monkeypatch):
@@ -306,45 +303,66 @@ def divided_by_the_drawn(monkeypatch):
 
     def change(trainer):
         honest = trainer._step
-        trainer._step = lambda state, batch, mask, noise, settings: honest(
-            state, batch, mask, noise, settings | {"batch_size": np.float32(max(1, np.asarray(mask).sum()))}
+        trainer._step = lambda state, batch, mask, noise: dataclasses.replace(honest, batch_size=max(1, mask.sum()))(
+            state, batch, mask, noise
         )
+        trainer._noise = functools.partial(Trainer._noise, _WithStep(trainer, honest))
 
     change_trainer(monkeypatch, change)
+
+
+class _WithStep:
+    """A trainer whose step is another."""
+
+    def __init__(self, trainer, step):
+        self._trainer, self._step = trainer, step
+
+    def __getattr__(self, name):
+        return getattr(self._trainer, name)
+
+
+def change_sums(monkeypatch, change: Callable[..., Any]) -> None:
+    honest = LogisticRegression.clipped_sum
+    monkeypatch.setattr(LogisticRegression, "clipped_sum", lambda self, *given: change(honest, self, *given))
+
+
+def of_other_grids(honest, model, parameters, batch, mask, grids, others):
+    """Clipped as on other grids, in units of its own."""
+    sums, clipped = honest(model, parameters, batch, mask, others)
+    units = np.array([other.unit / own.unit for own, other in zip(grids, others, strict=True)])
+    return {name: np.rint(total * units[:, None]).astype(np.int64) for name, total in sums.items()}, clipped
 
 
 def leaky_clip(monkeypatch):
     """A clip that lets 5% through."""
-    change_trainer(
-        monkeypatch, lambda trainer: trainer._settings.update(clip_norm=1.05 * trainer._settings["clip_norm"])
-    )
+
+    def change(honest, model, parameters, batch, mask, grids, split):
+        larger = [dataclasses.replace(grid, clip_norm=1.05 * grid.clip_norm) for grid in grids]
+        return of_other_grids(honest, model, parameters, batch, mask, grids, larger)
+
+    change_sums(monkeypatch, change)
 
 
 def largest_clip_norm_for_all(monkeypatch):
-    def change(trainer):
-        norms = trainer._settings["clip_norm"]
-        trainer._settings["clip_norm"] = norms.max() + 0 * norms
+    def change(honest, model, parameters, batch, mask, grids, split):
+        largest = [max(grids, key=lambda grid: grid.clip_norm)] * len(grids)
+        return of_other_grids(honest, model, parameters, batch, mask, grids, largest)
 
-    change_trainer(monkeypatch, change)
+    change_sums(monkeypatch, change)
 
 
 def others_are_changed(monkeypatch):
     """All copies are clipped a little more where one of them is not finite or too large to be squared."""
-    import jax
-    import jax.numpy as jnp
 
-    honest = LogisticRegression.gradient_sum
-
-    def gradient_sum(self, parameters, batch, mask, clip_norm, **more):
-        summed, clipped = honest(self, parameters, batch, mask, clip_norm, **more)
+    def change(honest, model, parameters, batch, mask, grids, split):
+        sums, clipped = honest(model, parameters, batch, mask, grids)
         features = batch["features"]
         features = features.gathered() if isinstance(features, RowsInPlace) else features
-        usual = jnp.isfinite(jnp.square(features)).all()
-        return jax.tree.map(lambda total: jnp.where(usual, total, total * (1 - 3e-6)), summed), clipped
+        with np.errstate(over="ignore"):
+            factor = 1.0 if np.isfinite(np.square(features[mask])).all() else 1 - 3e-6
+        return {name: np.rint(total * factor).astype(np.int64) for name, total in sums.items()}, clipped
 
-    monkeypatch.setattr(LogisticRegression, "gradient_sum", gradient_sum)
-    # Steps are kept by their model, which looks the same.
-    monkeypatch.setattr("coowned.training.loop.compiled_step", functools.cache(compiled_step.__wrapped__))
+    change_sums(monkeypatch, change)
 
 
 # ---- how each is caught ----------------------------------------------------------------------------------------------
@@ -373,8 +391,8 @@ PLANTED = [
     Planted(name="1% of the noise", plant=scaled_noise(0.01), seen_by=("noise", "sweep", "zero-out curve")),
     Planted(name="10% too little noise", plant=scaled_noise(1 / 1.1), seen_by=("noise of all trials",)),
     Planted(
-        name="half the noise where the host sums",
-        plant=half_noise_on_host,
+        name="half the noise in large batches",
+        plant=half_noise_in_large_batches,
         plan=large,
         model=WIDE,
         seen_by=("noise",),

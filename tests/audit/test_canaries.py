@@ -13,8 +13,9 @@ from coowned.audit.canaries import (
     token_canaries,
 )
 from coowned.errors import InputError
-from coowned.mechanism.clipping import squared_norms_of
+from coowned.mechanism.grid import Grid
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.linear_sums import squared_norms_of
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training.data import WorldData
 from coowned.training.loop import Trainer
@@ -60,8 +61,8 @@ def audit(data, seed=0, make=make_plan, users=CANARIES, **changes):
 @pytest.fixture(params=[0.0, 0.01])
 def little_noise(request, monkeypatch):
     """The bug: the claim is made, and no noise, or a hundredth of it, is added."""
-    honest = TrainingPlan.noise_scale.fget
-    monkeypatch.setattr(TrainingPlan, "noise_scale", property(lambda plan: request.param * honest(plan)))
+    honest = Grid.noise_deviation
+    monkeypatch.setattr(Grid, "noise_deviation", lambda grid, sigma: request.param * honest(grid, sigma))
 
 
 def test_an_honest_run_passes(data, monkeypatch):
@@ -122,18 +123,16 @@ def test_names_of_every_type(kind):
 
 
 def test_a_canary_who_is_out_is_silent(data):
-    import jax.numpy as jnp
-
     model = LogisticRegression(num_features=NUM_FEATURES + 2)
     mixed = DataWithCanaries.around(data, content(2), per_user=2, included=np.array([True, False]))
     out = {"features": np.zeros((4, NUM_FEATURES + 2), np.float32), "labels": np.zeros(4, np.float32)}
     mixed.fill(np.arange(150, 154), out)
-    parameters = {name: jnp.asarray(array) for name, array in model.initial().items()}
-    one = {name: array[:2] for name, array in out.items()}
-    both, _ = model.gradient_sum(parameters, out, np.ones(4, bool), 1.0)
-    alone, _ = model.gradient_sum(parameters, one, np.ones(2, bool), 1.0)
-    np.testing.assert_allclose(both["coefficients"], alone["coefficients"], atol=1e-6)
-    assert np.abs(alone["coefficients"]).max() > 0.01
+    parameters = {name: array[None] for name, array in model.initial().items()}
+    one, grids = {name: array[:2] for name, array in out.items()}, [model.grid(1.0)]
+    both, _ = model.clipped_sum(parameters, out, np.ones(4, bool), grids)
+    alone, _ = model.clipped_sum(parameters, one, np.ones(2, bool), grids)
+    assert np.array_equal(both["coefficients"], alone["coefficients"])
+    assert np.abs(alone["coefficients"] * grids[0].unit).max() > 0.01
 
 
 def test_canaries_have_their_norms(data):

@@ -20,7 +20,6 @@ from coowned import (
 from coowned.accounting.guarantee import _MADE_BY_GUARANTEE
 from coowned.mechanism.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
-from coowned.training import loop
 from coowned.training.data import WorldData
 from coowned.training.plan import TrainingPlan
 
@@ -89,12 +88,6 @@ def part_of(table, examples):
 def forged(made, **changes):
     """A guarantee that `guarantee` never made: what the trainer must refuse, or a real run for a test's sake."""
     return dataclasses.replace(made, maker=_MADE_BY_GUARANTEE, **changes)
-
-
-@pytest.fixture(params=["compiled", "on the host"])
-def both_ways(request, monkeypatch):
-    """Steps whose gradients XLA sums, as of small batches, and steps with gradients that the host sums, as of large."""
-    monkeypatch.setattr(loop, "_host_is_faster", lambda *sizes: request.param == "on the host")
 
 
 @pytest.fixture(scope="session")

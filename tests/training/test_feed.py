@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from coowned.errors import InputError
-from coowned.mechanism.batching import PoissonBatches
-from coowned.mechanism.clipping import squared_norms_of
-from coowned.training.data import FeatureTable, WorldData, with_norms
+from coowned.mechanism.linear_sums import squared_norms_of
+from coowned.training.data import WorldData, with_norms
 from coowned.training.feed import Feeder
-from coowned.training.step import gathered
 
 
 def inputs(small, plan, *, start=0, release=True, in_place=False):
@@ -63,39 +61,6 @@ def test_features_are_read_where_they_lie(small):
     broken = Feeder(data, batches, None, run_key=plan.run_key, start=0, stop=plan.iterations + 2, in_place=True)
     with pytest.raises(InputError):
         list(broken)
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("empty", ["label", "feature", "nothing"])
-def test_an_empty_copy_is_as_one_not_drawn(small, empty, in_place, monkeypatch):
-    features, labels = small.world.batch(np.arange(300))
-    labels, features[7] = labels.astype(np.float32), 1e30  # one too large to be squared is not empty
-    if empty == "label":
-        labels[::5] = np.nan
-    elif empty == "feature":
-        features[::5, 2] = np.inf
-    table = FeatureTable(graph=small.graph, features=features, labels=labels)
-    plan = small.plan("dp-sgd", batch_size=40)
-
-    def made():
-        settings = {"run_key": plan.run_key, "start": 0, "stop": plan.iterations, "in_place": in_place}
-        feeder = Feeder(with_norms(table), plan.batches(), None, with_stretches=True, **settings)
-        for given in feeder:  # never released, so that nothing is written over
-            rows = {name: gathered(given.batch)[name][given.mask].tolist() for name in given.batch}
-            yield rows, given.copies
-
-    full = list(made())
-    honest = PoissonBatches._draw
-
-    def without(self, step):
-        drawn = honest(self, step)
-        return drawn._replace(places=drawn.places[drawn.examples[drawn.places] % 5 != 0])
-
-    monkeypatch.setattr(PoissonBatches, "_draw", without)
-    fewer = list(made())
-    assert ([rows for rows, _ in full] == [rows for rows, _ in fewer]) == (empty != "nothing")
-    assert sum(copies for _, copies in full) > sum(copies for _, copies in fewer) > 100
-    assert any(np.inf in rows["squared_norms"] for rows, _ in full)  # that of the large one
 
 
 def test_arrays_are_not_reused_early(small):

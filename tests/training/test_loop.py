@@ -16,9 +16,8 @@ from coowned import InputError
 from coowned.accounting.statement import rounded_up
 from coowned.errors import CertificateMismatchError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.noise import NoiseStream, regrouping_factor
+from coowned.mechanism.noise import NoiseStream
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training import loop
 from coowned.training.data import FeatureTable, WorldData, with_norms
 from coowned.training.loop import Trainer, train
 from coowned.training.models.logistic_regression import LogisticRegression
@@ -35,9 +34,13 @@ def plain_training(plan, data, *, forget_clip=False, divide_by_drawn=False):
     """
     size = NUM_FEATURES + 1
     stream = NoiseStream(
-        plan.run_key, coefficients=(1.0,), shapes={"coefficients": (size,)}, iterations=plan.iterations
+        plan.run_key,
+        deviations=[2.0**40],
+        coefficients=(1.0,),
+        shapes={"coefficients": (size,)},
+        iterations=plan.iterations,
     )
-    z = np.stack([stream.next()["coefficients"] for _ in range(plan.iterations)]).astype(np.float64)
+    z = np.stack([stream.next()["coefficients"][0] for _ in range(plan.iterations)]) / 2.0**40
     strategy = np.eye(plan.iterations) if plan.strategy is None else plan.strategy.matrix()
     noise = np.linalg.inv(strategy) @ z
     parameters, first, second, after = np.zeros(size), np.zeros(size), np.zeros(size), []
@@ -79,7 +82,6 @@ def every_step(small, kind):
     return plan, steps_of(plan, small.data)
 
 
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic-dp-mf"])
 def test_equals_plain_numpy(small, kind):
     plan, path = every_step(small, kind)
@@ -88,7 +90,6 @@ def test_equals_plain_numpy(small, kind):
     np.testing.assert_allclose(path, plain_training(plan, small.data), rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("fault", ["forget_clip", "divide_by_drawn"])
 def test_the_comparison_sees_faults(small, fault):
     plan, path = every_step(small, "dp-sgd")
@@ -96,7 +97,6 @@ def test_the_comparison_sees_faults(small, fault):
     assert not np.allclose(path, wrong, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_one_band_trains_as_dp_sgd(small, monkeypatch):
     """b = 1: DP-MF with one band and DP-SGD, on the same batches, through the whole loop, to the bit in every step."""
     banded = small.plan("dp-mf", num_bands=1)
@@ -118,7 +118,6 @@ def test_one_band_trains_as_dp_sgd(small, monkeypatch):
     np.testing.assert_allclose(path, plain_training(banded, small.data), rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_an_empty_batch_is_a_step_of_noise(small):
     """With p so small that nothing is drawn, the model still moves, by noise over the public batch size."""
     plan = small.plan(iterations=1, optimizer="sgd", learning_rate=1.0)
@@ -127,27 +126,19 @@ def test_an_empty_batch_is_a_step_of_noise(small):
     plan = dataclasses.replace(plan, mechanism=nothing, guarantee=made)
     trained = train(plan, MODEL, small.data)
     assert trained.metrics["copies"].to_list() == [0]
-    row = NoiseStream(plan.run_key, coefficients=(1.0,), shapes=MODEL.shapes(), iterations=1).next()["coefficients"]
-    # A compiled step has noise for roundings that depend on the batch: 20 copies, blocks of 8 rows.
-    factor = 1.0 if loop._host_is_faster(20, 7, 1) else regrouping_factor(expected_copies=20, rows_together=8)
-    np.testing.assert_allclose(trained.parameters["coefficients"], -plan.noise_scale * factor * row, rtol=1e-6)
-    assert plan.noise_scale == pytest.approx(0.3 * 0.7 / 20, rel=2e-5)
+    grid = MODEL.grid(plan.clip_norm)
+    stream = NoiseStream(
+        plan.run_key,
+        deviations=[grid.noise_deviation(plan.noise_multiplier)],
+        coefficients=(1.0,),
+        shapes=MODEL.shapes(),
+        iterations=1,
+    )
+    noise = stream.next()["coefficients"][0] * grid.unit / plan.batch_size
+    np.testing.assert_allclose(trained.parameters["coefficients"], -noise, rtol=1e-6)
+    assert 0.2 < np.std(noise) / (0.3 * 0.7 / 20) < 3
 
 
-def test_roundings_of_all_that_is_drawn_are_covered(small):
-    """A mechanism made by hand may draw more than its batch size: the noise is for what is drawn."""
-    plan = small.plan(iterations=1)
-    assert plan.expected_copies == 20
-    many = dataclasses.replace(plan.mechanism, sampling_probability=0.9)
-    plan = dataclasses.replace(plan, mechanism=many, guarantee=forged(plan.guarantee, mechanism=many))
-    assert plan.expected_copies == math.ceil(0.9 * plan.certificate.size) > 100
-    trainer = loop.Trainer([plan], MODEL)
-    factor = regrouping_factor(expected_copies=plan.expected_copies, rows_together=8)
-    assert float(trainer._settings["noise_scale"][0]) == pytest.approx(plan.noise_scale * factor, rel=2e-7)
-    assert float(trainer._settings["noise_scale"][0]) >= plan.noise_scale * factor
-
-
-@pytest.mark.usefixtures("both_ways")
 def test_not_finite_examples_add_nothing(small):
     features, labels = small.world.batch(np.arange(300))
     spoiled = features.copy()
@@ -162,14 +153,12 @@ def test_not_finite_examples_add_nothing(small):
     assert not np.allclose(plain, coefficients(without, zeroed), atol=1e-3)  # those would add to the intercept
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_timing_and_optimizers(small):
     plan = small.plan()
     assert np.array_equal(coefficients(plan, small.data), coefficients(plan, small.data))
     assert not np.array_equal(coefficients(plan, small.data), coefficients(small.plan(optimizer="sgd"), small.data))
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_stored_and_made_features_agree(small):
     """Gathered, read where they lie, or made on demand."""
     features, labels = small.world.batch(np.arange(300))
@@ -184,24 +173,17 @@ def test_stored_and_made_features_agree(small):
         assert found.metrics.equals(made.metrics)
 
 
-def test_large_batches_are_summed_on_the_host(small, monkeypatch):
-    """A million numbers in a batch, or thirty million for a sweep; on one processor, with clipping."""
-    used = []
-    whole = loop.compiled_step
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_one_program_whatever_the_batch(small, optimizer, monkeypatch):
+    """Batches of many padded sizes; what follows the noise is compiled once, and gets one shape."""
+    from coowned.training import step
 
-    def watched(*settings, on_host):
-        used.append(on_host)
-        return whole(*settings, on_host=on_host)
-
-    monkeypatch.setattr(loop, "compiled_step", watched)
-    plan, wide = small.plan(), LogisticRegression(num_features=50_000)  # batches of 20
-    assert not loop._host_is_faster(20, 49_999, 1)
-    assert loop._host_is_faster(10_000, 100, 1)
-    assert not loop._host_is_faster(20, 49_999, 30)
-    free = dataclasses.replace(plan, guarantee=None, clip_norm=None)
-    for plans, model in (([plan], MODEL), ([plan], wide), ([plan] * 2, wide), ([plan] * 40, wide), ([free], wide)):
-        Trainer(plans, model)
-    assert used == [False, True, False, True, False]
+    step.compiled_update.cache_clear()
+    plan = small.plan(batch_size=60, iterations=12, optimizer=optimizer)
+    sizes = {batch.physical_size for batch in plan.batches()}
+    assert len(sizes) > 1
+    train(plan, MODEL, small.data)
+    assert step.compiled_update(optimizer)._cache_size() == 1
 
 
 def test_without_privacy(small):
@@ -346,29 +328,28 @@ def test_a_batch_lies_on_two_devices():
         from tests.training.conftest import Small, NUM_FEATURES
         from coowned import AttributionGraph
         from coowned.synthetic.logistic_data import LogisticData
-        from coowned.training import loop
+        from coowned.training import loop, step
         from coowned.training.data import WorldData
         from coowned.training.models.logistic_regression import LogisticRegression
         graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
         world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
         small = Small(graph, world, WorldData.part(world))
-        seen, compiled_step = [], loop.compiled_step
+        seen, compiled_mean = [], step.compiled_mean
 
         def placed(array):
             return [[shard.device.id, shard.data.shape[0]] for shard in getattr(array, "addressable_shards", [])]
 
-        def watched(*given, **named):
-            step = compiled_step(*given, **named)
-
-            def look(state, batch, mask, *more):
-                seen.append([len(mask), placed(batch["features"]), placed(mask), placed(state[0]["coefficients"])])
-                return step(state, batch, mask, *more)
+        def watched(model):
+            def look(parameters, batch, mask, *more):
+                seen.append([len(mask), placed(batch["features"]), placed(mask), placed(parameters["coefficients"])])
+                return compiled_mean(model)(parameters, batch, mask, *more)
 
             return look
 
-        loop.compiled_step = watched
+        step.compiled_mean = watched
         model = LogisticRegression(num_features=NUM_FEATURES)
-        loop.train(small.plan(batch_size=16, iterations=3), model, small.data, devices=2)
+        plain = small.plan(batch_size=16, iterations=3, guarantee=None, clip_norm=None)
+        loop.train(plain, model, small.data, devices=2)
         print(json.dumps(seen))
         """
     )

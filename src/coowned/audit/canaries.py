@@ -165,7 +165,7 @@ class DataWithCanaries:
             out[name][canary] = array[examples[canary] - first]
             out[name][canary[~inside]] = self.content.silent[name]
         if self.norms:
-            from coowned.mechanism.clipping import squared_norms_of
+            from coowned.mechanism.linear_sums import squared_norms_of
 
             out["squared_norms"][: len(examples)] = squared_norms_of(out["features"][: len(examples)])
 

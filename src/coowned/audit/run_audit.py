@@ -200,7 +200,7 @@ def audit_plan(
         if math.isfinite(asked):
             steps = max(1, min(steps, int(0.2 * asked / (_COMPARED * laws.step_seconds(next(keys))))))
         found += [laws.gradient(next(keys)), laws.contributions(next(keys), steps=steps)]
-        if model.on_host:  # linear models, which can be swept
+        if model.many_models:
             found.append(laws.sweep(next(keys), steps=steps, alpha=share))
     with clock.part("training worst-case users side by side"):
         curves, beside = audit_curves(

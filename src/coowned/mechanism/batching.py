@@ -22,16 +22,13 @@ from coowned.mechanism.kernels import number_copies, pad_copies
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
-OF_A_STRETCH = 32
-MOST_OF_A_STRETCH = 112  # more of one are drawn with a probability below 1e-25
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """The copies of one step, padded to a shape that few other steps do not share.
 
     A padded entry has mask False, example 0 and copy number 0; whatever row it fetches must be replaced by constant
-    content before a gradient is taken (`coowned.mechanism.clipping` does that).
+    content before a gradient is taken.
     """
 
     step: int
@@ -50,17 +47,6 @@ class Batch:
         """Entries, padding included."""
         return len(self.mask)
 
-    def stretches(self) -> npt.NDArray[np.int64]:
-        """(physical size,) the stretch of all copies that each is of, which others' coins do not move; -1 in padding.
-
-        Guarantees:
-          - A copy is of the same stretch in whatever company it is drawn.   (test_stretches_do_not_move)
-          - More than MOST_OF_A_STRETCH of one are not drawn.   (test_so_many_of_a_stretch_are_not_drawn)
-        """
-        found = np.full(self.physical_size, -1)
-        np.floor_divide(self.drawn.places, self.drawn.stretch, out=found[: len(self.drawn.places)])
-        return found
-
 
 class Drawn(NamedTuple):
     """The copies of a step, without padding: those at some positions of two lists."""
@@ -68,7 +54,6 @@ class Drawn(NamedTuple):
     examples: npt.NDArray[np.int64]  # (n,)
     numbers: npt.NDArray[np.int32]  # (n,) copy numbers; (0,) where all are 0
     places: npt.NDArray[np.int64]
-    stretch: int = OF_A_STRETCH  # neighbours in the lists of which about OF_A_STRETCH are drawn
 
 
 class Batches(abc.ABC):
@@ -178,7 +163,7 @@ class PoissonBatches(Batches):
     def _draw(self, step: int) -> Drawn:
         examples, numbers = self._copies
         drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn, _stretch(self.coins))
+        return Drawn(examples, numbers, drawn)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -289,12 +274,7 @@ class CyclicPoissonBatches(Batches):
         group = step % self.num_groups
         examples, numbers = self._groups[group]
         drawn = self.coins[group].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn, _stretch(self.coins[group]))
-
-
-def _stretch(coins: PoissonCoins) -> int:
-    """How many copies there are for OF_A_STRETCH drawn ones."""
-    return math.floor(OF_A_STRETCH / coins.probability) if coins.probability > OF_A_STRETCH * 2.0**-62 else 2**62
+        return Drawn(examples, numbers, drawn)
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

@@ -1,9 +1,9 @@
 """Clipped gradients of any model, summed exactly: each copy's gradient is rounded to integers by itself.
 
 XLA gives the gradient of every copy of a microbatch; the host scales, rounds and adds them. With d parameters and the
-radius R of the grid, a gradient v of norm |v| is multiplied by f = min(1 / unit, (R - sqrt(d) / 2) / |v|) and every number
-is rounded to the nearest integer: rounding makes a vector longer by at most sqrt(d) / 2, so that what a copy adds is an
-integer vector no longer than R. |v| is a sum of squares in float64, raised by more than its rounding error in whatever
+radius R of the grid, a gradient v is multiplied by min(1 / unit, (R - sqrt(d) / 2) / |v|), and every number is rounded
+to the nearest integer: rounding makes a vector longer by at most sqrt(d) / 2, so that what a copy adds is an integer
+vector no longer than R. |v| is a sum of squares in float64, raised by more than its rounding error in whatever
 order it is added. Integers add up exactly in float64 below 2^53, that is for 2^28 copies.
 """
 
@@ -31,7 +31,7 @@ _njit = compiled()
 class EmbeddingGradients(NamedTuple):
     """Gradients of an embedding that is looked up and also projects: never built for a whole example.
 
-    Row w of example i's gradient is sum_m residuals[i, m, w] projected[i, m] + the looked_up[i, t] with tokens[i, t] = w.
+    Row w of copy i's gradient is sum_m residuals[i, m, w] projected[i, m] + the looked_up[i, t] with tokens[i, t] = w.
     """
 
     residuals: Any  # (copies, m, words) float32
@@ -66,12 +66,12 @@ class GradientSum:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], grid: Grid):
         self.grid, self.clipped, self._copies = grid, 0, 0
         self._shapes = dict(shapes)
-        self._totals = {name: np.zeros(math.prod(shape)) for name, shape in shapes.items()}
-        size = sum(total.size for total in self._totals.values())
+        size = sum(math.prod(shape) for shape in shapes.values())
         self._longest = (grid.radius - math.sqrt(size) / 2) * (1 - 2.0**-40)  # before rounding, in grid units
         self._raise = 1 + (size + 16) * 2.0**-52  # more than the rounding error of a sum of so many squares
         if self._longest < grid.radius / 2:
             raise InputError(f"a model of {size} parameters needs a finer grid")
+        self._totals = {name: np.zeros(math.prod(shape)) for name, shape in shapes.items()}
 
     def add(self, gradients: Gradients, mask: npt.ArrayLike) -> None:
         """Adds the clipped gradients of the copies that the mask leaves in; counts those that were clipped."""
@@ -105,8 +105,9 @@ def clipped_gradient_sums(
     mask: npt.ArrayLike,
     grid: Grid,
     *,
+    shapes: Mapping[str, tuple[int, ...]],
     microbatch: int,
-    place: Callable[[Any], Any] = lambda rows: rows,
+    split: Any = None,
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
     """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
 
@@ -115,25 +116,30 @@ def clipped_gradient_sums(
 
     Args:
       gradients: (parameters, rows of the batch) -> each row's gradients; compiled by the caller.
-      parameters: arrays by name.
+      parameters: what `gradients` takes.
       batch: arrays with a leading axis for the copies.
       mask: (batch,) True where the row is real.
       grid: `Grid.for_gradients` of the clip norm.
+      shapes: of every parameter.
       microbatch: rows that are worked on together.
-      place: puts rows where they are computed, for several devices.
+      split: a sharding of rows among several devices; None for one.
 
     Returns:
       ({name: int64 sums}, number of copies that were clipped: private).
     """
+    import jax
+
     mask = np.asarray(mask, bool)
-    total = GradientSum({name: tuple(array.shape) for name, array in parameters.items()}, grid)
+    total = GradientSum(shapes, grid)
+    if split is not None:
+        microbatch = -(-microbatch // split.num_devices) * split.num_devices
     end = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0  # padding at the end is not worked on
     for begin in range(0, end, microbatch):
         real = np.zeros(microbatch, bool)
         count = min(microbatch, mask.size - begin)
         real[:count] = mask[begin : begin + count]
         rows = {name: _padded(np.asarray(array)[begin : begin + count], real) for name, array in batch.items()}
-        total.add(gradients(parameters, place(rows)), real)
+        total.add(gradients(parameters, rows if split is None else jax.device_put(rows, split)), real)
     return total.integers(), total.clipped
 
 
@@ -299,7 +305,8 @@ def _gradients_of_words(given, copy, first, count, following, room, row):
                 last[m, j] = source[m, first + j]
         source, column, stride = last, 0, ROWS
     for panel in range(given.panels.shape[1]):
-        multiply_tile(source, 0, column, 1, stride, source.shape[0], given.panels[copy, panel], tile, 0)
+        right = given.panels[copy, panel]
+        multiply_tile(source, 0, column, 1, stride, len(source), right, tile, 0)  # pyright: ignore[reportCallIssue]
         begin = panel * COLUMNS
         for j in range(count):
             for h in range(begin, min(begin + COLUMNS, width)):

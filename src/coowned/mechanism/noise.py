@@ -1,147 +1,115 @@
-"""Gaussian noise with full tails, independent (DP-SGD) or correlated by a banded strategy (DP-MF).
+"""Gaussian noise as integers: the ideal normal rounded to the grid, independent (DP-SGD) or correlated (DP-MF).
 
-A normal is the inverse of the distribution function at a 64-bit word (127 bits in the tail), in float64, cast to
-float32 at the very end: values up to 13.1 can occur, where float32 `jax.random.normal` ends at 5.42. The rows of C^-1 z
-are made on the host, one a step, by a recurrence over the last num_bands - 1 rows; a compiled training step gets them
-as an input.
+With Z ideal normals and deviation s in grid units, a row of independent noise is n = floor(s Z + 1/2). Correlated noise
+of a banded strategy C feeds back the integers of earlier rows,
 
-A checkpoint need not hold noise: the rows follow from the run key, and a stream that starts at step t replays the t
-rows before it. Where the model is so large that replaying is dear, `rows()` can be stored instead (as secret as the run
-key) and given back; both are bit-identical to never having stopped.
+    n_t = floor((s Z_t - sum_(j >= 1) c_j n_(t-j)) / c_0 + 1/2),
+
+so that X + n, for integer sums X, is a rounding of what the ideal mechanism C X + s Z releases and of earlier releases
+(docs/mechanism.md has the proof). Nothing accumulates: each row is rounded exactly.
+
+Exactly: every value is computed in float64 with a proven error bound; where an integer boundary lies within the bound,
+the normal is compared with that boundary to as many digits as it takes (`coowned.mechanism.normals`).
 """
 
-import functools
+import concurrent.futures
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.mechanism.kernels import (
-    WORDS,
-    correlated_row,
-    normals_with_tails,
-)
+from coowned.mechanism.compiled import compiled
+from coowned.mechanism.kernels import TAIL_STREAM, WORD_STREAM, WORDS, fill_words_of_keys, word_at
 from coowned.mechanism.keys import Purpose, RunKey
-from coowned.threads import run_all
+from coowned.mechanism.normals import (
+    ABSOLUTE_ERROR,
+    MAGNITUDE,
+    RELATIVE_ERROR,
+    SCARCE,
+    Digits,
+    approximate,
+    approximate_with,
+)
 
-if TYPE_CHECKING:
-    import optax
+Rows = dict[str, npt.NDArray[np.int64]]
 
-ROUNDING_FACTOR = 1 + 1e-5  # for the rounding of clipping and of a sum's blocks: the noise is this much larger
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
-
-
-_SMALLEST_SCALE, _LARGEST_SCALE = 1e-30, 1e30
-
-
-def noise_scale(*, noise_multiplier: float, clip_norm: float, batch_size: int) -> float:
-    """What unit noise is multiplied by before it is added to the sum of clipped gradients over batch_size.
-
-    It is clip_norm * noise_multiplier / batch_size times 1 + 1e-5, rounded up to a float32, so that no cast to
-    float32 makes it smaller.
-
-    >>> noise_scale(noise_multiplier=2.0, clip_norm=0.5, batch_size=100)
-    0.01000010035932064
-    """
-    validate.positive_number(clip_norm=clip_norm)
-    validate.in_range(0, math.inf, open_high=True, noise_multiplier=noise_multiplier)
-    validate.positive(batch_size=batch_size)
-    exact = float(noise_multiplier) * float(clip_norm) / int(batch_size) * ROUNDING_FACTOR
-    if noise_multiplier and not _SMALLEST_SCALE <= exact <= _LARGEST_SCALE:
-        raise InputError(
-            f"noise of scale {exact:.3g} cannot be had in float32, where small numbers become 0 and large ones "
-            "infinite; "
-            f"choose clip_norm ({clip_norm:g}), noise_multiplier and batch_size so that it is between 1e-30 and 1e30"
-        )
-    rounded = np.float32(exact)
-    return float(rounded if float(rounded) >= exact else np.nextafter(rounded, np.float32(np.inf)))
-
-
-def normals_from_words(words: npt.ArrayLike, more: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The normals that the random words stand for; `more` has 64 further bits for each, used in the tail alone.
-
-    Guarantees:
-      - Exact to 1e-14 relative to the distribution function, in the tail relative to z.   (test_normals_are_accurate)
-      - |z| reaches 13; words of all zeros and all ones are finite.                        (test_extreme_words)
-
-    >>> normals_from_words([0, 2**63, 2**63 - 1, 2**64 - 1], [0, 0, 0, 0])
-    array([-1.31...e+01, 1.31...e+01, -6.79...e-20, 6.79...e-20])
-    """
-    words, more = np.asarray(words, np.uint64), np.asarray(more, np.uint64)
-    out = np.empty(len(words))
-    normals_with_tails(words, more, out)
-    return out
+_njit = compiled()
 
 
 class NoiseStream:
-    """Rows of unit noise C^-1 z, one a step, for one or several configurations of a sweep.
+    """Rows of integer noise, one a step, for one model or for all of a sweep.
 
     Guarantees:
-      - z is a pure function of (run key, configuration, step, tensor); configurations share nothing.
+      - Every number is the exact rounding of the ideal one, whatever the error bound is.   (test_rows_are_exact,
+        test_rows_of_extreme_words_are_exact, test_a_worse_error_bound_changes_nothing)
+      - Z is a pure function of (run key, configuration, step, tensor, index); configurations share nothing.
         (test_rows_follow_from_the_key, test_configurations_are_uncorrelated)
       - A stream that starts at any step goes on bit by bit as the uninterrupted one.   (test_resume_is_bit_identical)
-      - C times the rows is z but for one rounding to float32 a row.   (test_strategy_undoes_the_noise)
-      - One band gives the noise of DP-SGD to the bit.   (test_one_band_is_dp_sgd)
-      - A step is given out once: a stream cannot go back, so that it never serves two different gradients.
+      - C times the rows is s Z but for the rounding of each number.   (test_strategy_undoes_the_noise)
+      - A step is given out once: a stream cannot go back, so it never serves two different gradients.
         (test_a_stream_never_goes_back)
-      - The number of threads changes no bit.   (test_threads_change_nothing)
-    Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 4 bytes, whatever `iterations` is. The work
+      - The number of threads changes nothing.   (test_threads_change_nothing)
+    Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, whatever `iterations` is. The work
     is done without Python's lock, so that the next row can be made while a device computes.
 
     Args:
       run_key: where the normals come from.
+      deviations: standard deviation in grid units, for each configuration (`Grid.noise_deviation`).
       coefficients: of the strategy (`BandedStrategy.coefficients`), or (1.0,) for independent noise.
       shapes: name and shape of every tensor.
       iterations: number of rows there are.
-      configurations: names; with more than one, arrays have a leading axis for them.
+      configurations: the names of the models; every array has a leading axis for them.
       start: the first step to be given out; earlier rows are replayed.
       rows: the result of `rows()` at that step, in place of replaying.
       threads: among which the work is split.
 
     Example:
-      >>> stream = NoiseStream(RunKey.from_seed(0), coefficients=(1.0,), shapes={"w": (3,), "b": ()}, iterations=2)
+      >>> stream = NoiseStream(RunKey.from_seed(0), deviations=[100.0], coefficients=(1.0,), shapes={"w": (3,)},
+      ...                      iterations=2)
       >>> stream.next()
-      {'w': array([..., ..., ...], dtype=float32), 'b': array(..., dtype=float32)}
+      {'w': array([[..., ..., ...]])}
       >>> stream.step
       1
 
-    References: Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Algorithm 9; Wichura (1988), AS 241.
+    References: Mironov (2012), "On significance of the least significant bits for differential privacy";
+      Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Algorithm 9; Wichura (1988), AS 241.
     """
 
     def __init__(
         self,
         run_key: RunKey,
         *,
+        deviations: Sequence[float],
         coefficients: Sequence[float] | npt.NDArray[np.float64],
         shapes: Mapping[str, tuple[int, ...]],
         iterations: int,
         configurations: Sequence[str] = ("",),
         start: int = 0,
-        rows: Mapping[str, npt.NDArray[np.float32]] | None = None,
+        rows: Mapping[str, npt.NDArray[np.int64]] | None = None,
         threads: int = 1,
     ):
         validate.positive(iterations=iterations, threads=threads)
         validate.integer(at_least=0, at_most=iterations, start=start)
-        self._coefficients = np.array(coefficients, np.float64)
-        if not len(self._coefficients) or self._coefficients[0] <= 0 or not np.isfinite(self._coefficients).all():
-            raise InputError("coefficients must be finite numbers, the first above 0")
         if not configurations or len(set(configurations)) != len(configurations):
             raise InputError("configurations must be one or more different names: two of the same would share noise")
+        validate.same_length(len(configurations), deviations=deviations)
+        self._rounding = _Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
         self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
         self._configurations, self._threads = tuple(configurations), int(threads)
-        self._sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
-        self._kept = len(self._coefficients) - 1
+        self._kept = len(self._rounding.coefficients) - 1
         self._rings = {
-            name: np.zeros((len(self._configurations), self._kept, size), np.float32)
-            for name, size in self._sizes.items()
-        }  # (configurations, num_bands - 1, size): row t is in place t mod (num_bands - 1)
+            name: np.zeros((len(self._configurations), self._kept, math.prod(shape)), np.int64)
+            for name, shape in self._shapes.items()
+        }  # (configurations, num_bands - 1, size): row t is in slot t mod (num_bands - 1)
+        self._largest = {name: np.zeros(self._kept, np.int64) for name in self._shapes}  # of each slot
         self._step = 0
         if rows is not None:
-            self._restore(int(start), rows)
+            self._restore(rows)
         elif self._kept:
             while self._step < start:
                 self.next()
@@ -152,168 +120,244 @@ class NoiseStream:
         """The step whose row `next()` gives."""
         return self._step
 
-    def next(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The row of this step for every tensor, each with a leading axis if there are several configurations."""
+    def next(self) -> Rows:
+        """By tensor: (configurations, *shape) the row of this step."""
         if self._step >= self._iterations:
             raise InputError(f"all {self._iterations} rows of noise were given out; a run has no further step")
         step, self._step = self._step, self._step + 1
-        count = len(self._configurations)
-        if count == 1 and max(self._sizes.values()) <= _PART:  # as below, with less around it
-            return {name: self._short_row(name, step) for name in self._shapes}
-        rows, work = {}, []
-        for name, size in self._sizes.items():
-            rows[name] = np.empty((count, size), np.float32)
-            for c, configuration in enumerate(self._configurations):
-                key = self._run_key.derive(Purpose.NOISE, configuration=configuration, step=step, tensor=name)
-                for at in range(0, size, _PART):
-                    out = rows[name][c, at : min(at + _PART, size)]
-                    work.append(functools.partial(self._fill, key, at, self._rings[name][c], step, out))
-        small = sum(row.size for row in rows.values()) <= _PART
-        run_all(work, threads=1 if small else self._threads)
-        leading = () if count == 1 else (count,)
-        return {name: row.reshape(leading + self._shapes[name]) for name, row in rows.items()}
+        return {name: self._row(name, step).reshape(-1, *shape) for name, shape in self._shapes.items()}
 
-    def _short_row(self, name: str, step: int) -> npt.NDArray[np.float32]:
-        (configuration,) = self._configurations
-        key = self._run_key.derive(Purpose.NOISE, configuration=configuration, step=step, tensor=name)
-        row = np.empty(self._sizes[name], np.float32)
-        self._fill(key, 0, self._rings[name][0], step, row)
-        return row.reshape(self._shapes[name])
-
-    def rows(self) -> dict[str, npt.NDArray[np.float32]]:
+    def rows(self) -> Rows:
         """The last num_bands - 1 rows of every tensor, for a checkpoint that must not replay. As secret as the key."""
         return {name: ring.copy() for name, ring in self._rings.items()}
 
-    def _fill(self, key, begin, ring, step, out) -> None:
-        head = (step - 1) % self._kept if self._kept else 0
-        correlated_row(key, begin, self._coefficients, ring, head, out)
+    def _row(self, name: str, step: int) -> npt.NDArray[np.int64]:
+        keys = self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
+        ring = self._rings[name]
+        row = np.empty((len(keys), ring.shape[2]), np.int64)
+        rounding = self._rounding.after(self._largest[name].max(initial=0))
+        newest = (step - 1) % self._kept if self._kept else 0
 
-    def _restore(self, step: int, rows: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        def fill(begin: int) -> None:
+            _fill_part(Part(keys, begin, min(begin + size, row.shape[1]), ring, newest), rounding, row)
+
+        size = max(WORDS, _PART // len(keys) // WORDS * WORDS)
+        parts = range(0, row.shape[1], size)
+        if self._threads == 1 or len(parts) == 1:
+            for begin in parts:
+                fill(begin)
+        else:
+            with concurrent.futures.ThreadPoolExecutor(self._threads) as executor:
+                list(executor.map(fill, parts))
+        if self._kept:
+            ring[:, step % self._kept] = row
+            self._largest[name][step % self._kept] = max(row.max(), -row.min())
+        return row
+
+    def _restore(self, rows: Mapping[str, npt.NDArray[np.int64]]) -> None:
         if rows.keys() != self._rings.keys():
             raise InputError(f"stored rows are of {sorted(rows)}, but the tensors are {sorted(self._rings)}")
         for name, ring in self._rings.items():
-            if rows[name].shape != ring.shape or rows[name].dtype != np.float32:
+            if rows[name].shape != ring.shape or rows[name].dtype != np.int64:
                 found = f"{rows[name].dtype} of shape {rows[name].shape}"
-                raise InputError(f"stored rows of {name} are {found}, not float32 of shape {ring.shape}")
+                raise InputError(f"stored rows of {name} are {found}, not int64 of shape {ring.shape}")
             ring[...] = rows[name]
+            self._largest[name][:] = np.abs(ring).max(axis=(0, 2))
 
 
-def regrouping_factor(*, expected_copies: int, rows_together: int) -> float:
-    """How much more noise there is where `rows_together` rows of a drawn batch are added in float32.
+def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batch_size: int) -> dict[str, Any]:
+    """By tensor: (models, *shape) float32, what a step releases: sum plus noise, over the public batch size.
 
-    A copy that is drawn moves those behind it by a place, so that all their blocks are other ones and are rounded
-    otherwise. In whatever order the R rows of a block are added, the depths of the rows in the tree of these additions
-    add up to at most R (R + 1) / 2 - 1 (that of one after another), and each addition is off by 2^-24 of the lengths
-    below it; each product by 2^-24 of its own. With clip norms for lengths and what roundings add to them, a block is
-    off by less than R (R + 4) / 2 · 2^-24; blocks are then added with their rounding kept. So a sum of B copies is off
-    by less than B (R + 4) / 2 · 2^-24 clip norms with the copy, and by as much without it. More copies than B =
-    `most_copies` are drawn in a step with a probability below 1e-20, which no delta counts.
+    Sum and noise are added as integers; all that follows sees nothing but that integer and public numbers.
 
     Guarantees:
-      - Blocks of float32 additions, in any order, move by no more.   (test_any_order_of_additions_is_covered)
-      - It covers the worst gradients known many times.   (test_regrouped_blocks_are_covered)
-      - So many copies are not drawn.   (test_so_many_copies_are_not_drawn)
+      - Sum and noise meet as integers, whatever their size.   (test_sum_and_noise_meet_as_integers)
 
-    >>> round(regrouping_factor(expected_copies=4096, rows_together=8), 6)
-    1.00343
+    >>> release({"w": np.array([[3, 4]])}, {"w": np.array([[1, -1]])}, np.array([0.5]), 2)
+    {'w': array([[1.  , 0.75]], dtype=float32)}
     """
-    validate.positive(expected_copies=expected_copies, rows_together=rows_together)
-    return 1 + most_copies(expected_copies) * (rows_together + 4) * 2.0**-24
+    released = {}
+    for name, total in sums.items():
+        out = np.empty(total.shape, np.float32)
+        rows = (array.reshape(len(units), -1) for array in (total, total if noise is None else noise[name], out))
+        _release(*rows, units / batch_size, noise is not None)
+        released[name] = out
+    return released
 
 
-def most_copies(expected_copies: int) -> int:
-    """Exceeded with a probability below 1e-20 where so many are expected of independent coins (Bernstein)."""
-    return expected_copies + math.ceil(10 * math.sqrt(expected_copies)) + 60
+@_njit
+def _release(sums, noise, out, scales, noisy):
+    for i in range(sums.shape[0]):
+        for j in range(sums.shape[1]):
+            value = sums[i, j] + noise[i, j] if noisy else sums[i, j]
+            out[i, j] = np.float32(np.float64(value) * scales[i])
 
 
-class NoiseState(NamedTuple):
-    """The state of the optax transformations: how many steps were taken."""
+class Part(NamedTuple):
+    """Some columns of the row of one step."""
 
-    step: Any
+    keys: npt.NDArray[np.uint32]  # (configurations, 8)
+    begin: int  # the first column, a multiple of WORDS
+    end: int
+    ring: npt.NDArray[np.int64]  # (configurations, num_bands - 1, size) the earlier rows
+    newest: int  # slot of the latest of them; the one before is in the slot before, cyclically
 
 
-def add_noise(scale: float) -> "optax.GradientTransformationExtraArgs":
-    """An optax transformation that adds `scale` times the row it is given: for use inside a compiled step.
+class _Rounding(NamedTuple):
+    """How values become integers: v = (deviation z - sum_j coefficients[j] n_j) / coefficients[0] + 1/2, rounded down.
 
-    `update(gradients, state, noise=row)`; the row has the structure of the gradients. Nothing is cast below float32.
-
-    >>> import jax.numpy as jnp
-    >>> transformation = add_noise(2.0)
-    >>> state = transformation.init({"w": jnp.zeros(2)})
-    >>> noisy, state = transformation.update({"w": jnp.ones(2)}, state, noise={"w": jnp.array([1.0, -1.0])})
-    >>> noisy["w"].tolist(), int(state.step)
-    ([3.0, -1.0], 1)
+    In float64 v is off by at most per_normal |z| + fixed + 2^-50 |v|.
     """
-    import jax
-    import jax.numpy as jnp
-    import optax
 
-    factor = np.float32(scale)
+    deviations: npt.NDArray[np.float64]  # (configurations,)
+    coefficients: npt.NDArray[np.float64]  # (num_bands,)
+    per_normal: npt.NDArray[np.float64]  # (configurations,)
+    fixed: npt.NDArray[np.float64]  # (configurations,)
 
-    def init(params):
-        del params
-        return NoiseState(jnp.zeros((), jnp.int32))
+    @classmethod
+    def of(cls, deviations: npt.NDArray[np.float64], coefficients: npt.NDArray[np.float64]) -> "_Rounding":
+        if not len(coefficients) or coefficients[0] <= 0 or not np.isfinite(coefficients).all():
+            raise InputError("coefficients must be finite numbers, the first above 0")
+        if not ((deviations >= 0) & (deviations / coefficients[0] < 2.0**48)).all():
+            raise InputError("deviations must be between 0 and 2^48 grid units")
+        # Of b - 1 products, as many subtractions, one product with z and one division: each 2^-53 of what it gives.
+        per_normal = deviations * (RELATIVE_ERROR + (len(coefficients) + 4) * 2.0**-53) / coefficients[0]
+        return cls(deviations, coefficients, per_normal * (1 + 2.0**-20), np.zeros_like(deviations)).after(0)
 
-    def update(updates, state, params=None, *, noise, **unused):
-        del params, unused
-        added = jax.tree.map(lambda g, z: g + factor * jnp.asarray(z, jnp.float32), updates, noise)
-        return added, NoiseState(state.step + 1)
+    def after(self, largest: int) -> "_Rounding":
+        """With the error of the sum over earlier rows, none of whose numbers is larger than this."""
+        first, others = self.coefficients[0], float(np.abs(self.coefficients[1:]).sum())
+        of_sum = (len(self.coefficients) + 4) * 2.0**-53 * others * largest
+        fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / first * (1 + 2.0**-20) + 2.0**-60
+        return self._replace(fixed=fixed)
 
-    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+
+def _fill_part(part: Part, rounding: _Rounding, out: npt.NDArray[np.int64]) -> None:
+    """out (configurations, size): the exact integers, in the part's columns."""
+    doubtful = np.empty(len(out) * (part.end - part.begin), np.int64)
+    count = round_normals(part, rounding, out, doubtful)
+    for index in doubtful[:count].tolist():
+        configuration, column = divmod(index, out.shape[1])
+        deviation = float(rounding.deviations[configuration])
+        out[configuration, column] = exact_number(part, configuration, column, deviation, rounding.coefficients)
 
 
-def noise_from_key(
-    run_key: RunKey,
-    *,
-    coefficients: Sequence[float] | npt.NDArray[np.float64],
-    scale: float,
-    iterations: int,
-    configuration: str = "",
-    start: int = 0,
-) -> "optax.GradientTransformation":
-    """An optax transformation that makes its own rows from the run key; for loops that are not compiled as a whole.
+def exact_number(
+    part: Part, configuration: int, column: int, deviation: float, coefficients: npt.NDArray[np.float64]
+) -> int:
+    """One number of the row in exact arithmetic."""
+    chunk, at = divmod(column, WORDS)
+    digits = Digits(lambda number: int(word_at(part.keys[configuration], np.uint64(number), chunk, at)))
+    kept = len(coefficients) - 1
+    earlier = [int(part.ring[configuration, (part.newest - lag) % kept, column]) for lag in range(kept)]
+    return exact_rounding(digits, deviation, coefficients.tolist(), earlier)
 
-    The tensors are named by their paths in the parameters. `update` goes forward only: a state it has already served
-    is refused, since the same noise under two different gradients would give both away.
 
-    >>> import jax.numpy as jnp
-    >>> transformation = noise_from_key(RunKey.from_seed(0), coefficients=(1.0,), scale=0.0, iterations=1)
-    >>> state = transformation.init({"w": jnp.zeros(2)})
-    >>> transformation.update({"w": jnp.ones(2)}, state)[0]["w"].tolist()
-    [1.0, 1.0]
+def exact_rounding(digits: Digits, deviation: float, coefficients: Sequence[float], earlier: Sequence[int]) -> int:
+    """The largest whole n with (deviation Z - sum_j coefficients[j] earlier[j - 1]) / coefficients[0] + 1/2 >= n.
+
+    >>> words = [2**63 + 2**62, 0, 0]  # Z = Q^-1(1/4) = 0.6744897501960817
+    >>> exact_rounding(Digits(words.__getitem__), 1e6, [1.0], [])
+    674490
     """
-    import jax
-    import optax
+    if not deviation:
+        return 0
+    # All coefficients as whole numbers over one power of two.
+    ratios = [c.as_integer_ratio() for c in coefficients]
+    scale = max(denominator for _, denominator in ratios)
+    first, *others = (numerator * (scale // denominator) for numerator, denominator in ratios)
+    top, bottom = deviation.as_integer_ratio()
+    fed_back = sum(c * n for c, n in zip(others, earlier, strict=True))
 
-    inner = add_noise(scale)
-    streams: list[NoiseStream] = []
+    def reaches(n: int) -> bool:
+        # Z >= (c_0 (n - 1/2) + sum) / s
+        return digits.exceeds((first * (2 * n - 1) + 2 * fed_back) * bottom, 2 * scale * top)
 
-    def init(params):
-        if streams and streams[0].step > start:
-            raise InputError("this noise has been given out; a second run needs a run key of its own")
-        shapes = {name: tuple(leaf.shape) for name, leaf in _named(jax, params)}
-        stream = NoiseStream(
-            run_key,
-            coefficients=coefficients,
-            shapes=shapes,
-            iterations=iterations,
-            configurations=(configuration,),
-            start=start,
-        )
-        streams[:] = [stream]
-        return NoiseState(start)
-
-    def update(updates, state, params=None):
-        stream = streams[0]
-        if state.step != stream.step:
-            raise InputError(f"the noise of step {state.step} was given out; the next is that of step {stream.step}")
-        row = stream.next()
-        noise = jax.tree.unflatten(jax.tree.structure(updates), [row[name] for name, _ in _named(jax, updates)])
-        return inner.update(updates, state, params, noise=noise)
-
-    return optax.GradientTransformation(init, update)
+    low = math.floor((deviation * digits.estimate() - fed_back / scale) / (first / scale) + 0.5)
+    step = 1
+    while not reaches(low):
+        low, step = low - step, 2 * step
+    high, step = low + 1, 1
+    while reaches(high):
+        low, high, step = high, high + step, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if reaches(middle) else (low, middle)
+    return low
 
 
-def _named(jax: Any, tree: Any) -> list[tuple[str, Any]]:
-    name: Callable[[Any], str] = jax.tree_util.keystr
-    return [(name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+@_njit
+def round_normals(part, rounding, out, doubtful):
+    """out (configurations, size): rounded values; gives how many may be wrong, their flat indices in `doubtful`."""
+    rows, columns = len(out), part.end - part.begin
+    together = max(1, 8 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
+    room = together * min(columns, WORDS)
+    words, normals, values = np.empty(room, np.uint64), np.empty(room), np.empty(WORDS)
+    count = 0
+    for first in range(0, rows, together):
+        number = min(together, rows - first)
+        for begin in range(part.begin, part.end, WORDS):
+            end = min(begin + WORDS, part.end)
+            length = end - begin
+            own_words = words[: number * length].reshape(number, length)
+            own_normals = normals[: number * length].reshape(number, length)
+            fill_words_of_keys(part.keys[first : first + number], WORD_STREAM, begin // 8, own_words)
+            scarce = approximate(own_words.reshape(-1), own_normals.reshape(-1))
+            for i in range(number):
+                row = first + i
+                if scarce:
+                    _read_on(own_words[i], part.keys[row], begin // WORDS, own_normals[i])
+                ring = part.ring[row, :, begin:end]
+                _feed_back(own_normals[i], rounding.deviations[row], rounding.coefficients, ring, part.newest, values)
+                errors = rounding.per_normal[row], rounding.fixed[row]
+                found = _round(own_normals[i], values, errors, out[row, begin:end], doubtful[count:])
+                for j in range(count, count + found):
+                    doubtful[j] += row * out.shape[1] + begin
+                count += found
+    return count
+
+
+@_njit
+def _read_on(words, key, chunk, normals):
+    """Normals of one chunk whose tail probability needs the digits of a second word."""
+    for j in range(words.size):
+        if (words[j] & MAGNITUDE) < SCARCE:
+            normals[j] = approximate_with(words[j], word_at(key, TAIL_STREAM, chunk, j))
+
+
+@_njit
+def _feed_back(normals, deviation, coefficients, ring, newest, values):
+    """values = (deviation normals - sum of earlier rows times their coefficients) / coefficients[0] + 1/2."""
+    for j in range(normals.size):
+        values[j] = deviation * normals[j]
+    kept = ring.shape[0]
+    for lag in range(kept):
+        earlier, c = ring[(newest - lag) % kept], coefficients[lag + 1]
+        for j in range(normals.size):
+            values[j] -= c * np.float64(earlier[j])
+    first = coefficients[0]
+    for j in range(normals.size):
+        values[j] = values[j] / first + 0.5
+
+
+@_njit
+def _round(normals, values, errors, out, doubtful):
+    """out = floor(values); gives how many have a whole number within their error, their indices in `doubtful`."""
+    count = 0
+    for j in range(normals.size):  # without a branch, so that it becomes vector code
+        out[j] = np.int64(np.floor(values[j]))
+        count += not _is_certain(normals[j], values[j], errors)
+    if count:
+        count = 0
+        for j in range(normals.size):
+            if not _is_certain(normals[j], values[j], errors):
+                doubtful[count] = j
+                count += 1
+    return count
+
+
+@_njit
+def _is_certain(normal, value, errors):
+    """Whether no whole number is within the error of the value; false for what is not a number."""
+    error = errors[0] * abs(normal) + errors[1] + 2.0**-50 * abs(value)
+    return abs(value - np.floor(value) - 0.5) < 0.5 - error

@@ -17,10 +17,10 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.fused_clipping import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.intrinsics import LINE, ask_for
 from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.synthetic.logistic_data import LogisticWorld
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them

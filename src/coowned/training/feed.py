@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from coowned import threads
 from coowned.mechanism.batching import Batches
-from coowned.mechanism.fused_clipping import RowsInPlace
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.noise import NoiseStream
 from coowned.training.data import Draw, TrainingData, rows_in_place
-from coowned.training.sweep_noise import SweepNoise
 
 _ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without a copy
 
@@ -24,10 +23,10 @@ class StepInput(NamedTuple):
     """Everything one step reads."""
 
     step: int
-    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`; `stretches`
+    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`
     mask: npt.NDArray[np.bool_]  # (physical size,)
     copies: int  # how many were drawn, empty ones included; secret
-    noise: dict[str, npt.NDArray[np.float32]]  # (num_models, *shape)
+    noise: dict[str, npt.NDArray[np.int64]] | None  # (num_models, *shape)
     slot: Any  # give it back with `Feeder.release`
 
 
@@ -36,14 +35,11 @@ class Feeder:
 
     An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
     a step, so that it is made while the device computes. With `in_place` the host computes: features that lie in memory
-    are not copied, and the next input is made by one of the threads that compute, before it joins the others. A sweep's
-    sums on the host also want the stretches that copies are of (`Batch.stretches`).
+    are not copied, and the next input is made by one of the threads that compute, before it joins the others.
 
     Guarantees:
       - The same inputs whatever the timing and the number of arrays.   (test_timing_changes_nothing)
       - Arrays that a step still reads are never written to.   (test_arrays_are_not_reused_early)
-      - What is clipped and adds nothing whatever the model is, since it is not finite, leaves its place to the next: a
-        step is to the bit what it is where that copy is not drawn.   (test_an_empty_copy_is_as_one_not_drawn)
     Cost: four batches of memory at most.
     """
 
@@ -51,16 +47,15 @@ class Feeder:
         self,
         data: TrainingData,
         batches: Batches,
-        noise: SweepNoise | None,
+        noise: NoiseStream | None,
         *,
         run_key: RunKey,
         start: int,
         stop: int,
         in_place: bool = False,
-        with_stretches: bool = False,
     ):
         self._data, self._batches, self._noise, self._run_key = data, batches, noise, run_key
-        self._start, self._stop, self._in_place, self._with_stretches = start, stop, in_place, with_stretches
+        self._start, self._stop, self._in_place = start, stop, in_place
         self._free: list[dict[int, dict[str, npt.NDArray[Any]]]] = []
 
     def __iter__(self) -> Iterator[StepInput]:
@@ -100,36 +95,10 @@ class Feeder:
         draw = Draw(self._run_key, step, drawn.copy_numbers[:count])
         self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
         batch: dict[str, Any] = arrays if place is None else {**arrays, "features": place}
-        if self._with_stretches:
-            batch = {**batch, "stretches": drawn.stretches()}
-        filled = _leave_out_empty(batch, count)
         for array in arrays.values():
-            array[filled:] = 0
-        noise = {} if self._noise is None else self._noise.next()
-        mask = drawn.mask if filled == count else np.arange(size) < filled
-        return StepInput(step, batch, mask, count, noise, slot)
-
-
-def _leave_out_empty(batch: dict[str, Any], count: int) -> int:
-    """Moves the copies that are not empty to the front, in their order; gives how many of `count` they are.
-
-    Zero-out adjacency compares a step with one in which her copies are empty. Were they zeros among the others, these
-    would be added up in other blocks, and rounded otherwise, than if she had not been drawn.
-    """
-    if "squared_norms" not in batch:
-        return count
-    features, finite = batch["features"], np.isfinite(batch["labels"][:count])
-    squared = np.isfinite(batch["squared_norms"][:count])
-    if finite.all() and squared.all():
-        return count
-    for i in np.flatnonzero(~squared):  # not finite, or too large to be squared
-        row = features.source[features.rows[i]] if isinstance(features, RowsInPlace) else features[i]
-        finite[i] &= np.isfinite(row).all()
-    filled = int(np.count_nonzero(finite))
-    for array in batch.values():
-        own = array.rows if isinstance(array, RowsInPlace) else array
-        own[:filled] = own[:count][finite]
-    return filled
+            array[count:] = 0
+        noise = None if self._noise is None else self._noise.next()
+        return StepInput(step, batch, drawn.mask, count, noise, slot)
 
 
 def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from coowned import interrupts, validate
 from coowned.errors import InputError
-from coowned.mechanism.fused_clipping import MOST_COPIES
-from coowned.mechanism.noise import most_copies, regrouping_factor
+from coowned.mechanism.noise import NoiseStream
 from coowned.progress import Progress
-from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine, platform
+from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model
@@ -24,8 +23,7 @@ from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
 from coowned.training.run import RunRecord
-from coowned.training.step import compiled_loss, compiled_step, gathered
-from coowned.training.sweep_noise import SweepNoise
+from coowned.training.step import Step, compiled_loss, gathered
 
 if TYPE_CHECKING:
     import polars as pl
@@ -204,37 +202,27 @@ class Trainer:
 
     def __init__(self, plans: Sequence[TrainingPlan], model: Model, *, devices: int = 1):
         import jax
-        import jax.numpy as jnp
 
         if devices > len(jax.devices()):
             raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
+        if len(plans) > 1 and not model.many_models:
+            raise InputError("a sweep trains many small models on one batch; this model is trained one at a time")
         self._plans, self._model = tuple(plans), model
         plan = self._plans[0]
-        self._noisy = any(p.noise_scale for p in plans)
-        clips = plan.clip_norm is not None
-        here = clips and model.on_host and devices == 1 and platform() == "cpu"
-        proven = most_copies(plan.expected_copies) <= MOST_COPIES
-        width = sum(math.prod(shape) for shape in model.shapes().values())
-        self._on_host = here and proven and _host_is_faster(plan.batch_size, width, len(plans))
-        self._step = compiled_step(model, plan.optimizer, clips, self._noisy, len(plans), on_host=self._on_host)
-        self._mean_loss = compiled_loss(model)
-        self._settings = {
-            "learning_rate": jnp.array([p.learning_rate for p in plans], jnp.float32),
-            "clip_norm": jnp.array([_rounded_down(p.clip_norm) for p in plans], jnp.float32),
-            "noise_scale": jnp.array([self._noise_scale(p) for p in plans], jnp.float32),
-            "batch_size": jnp.float32(plan.batch_size),
-        }
-        self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
-        self._batches = plan.batches(multiple_of=model.row_multiple * devices)
+        self._noisy = any(p.noise_multiplier for p in plans)
+        self._clips = plan.clip_norm is not None and plan.clip_norm < math.inf
         self._split, self._replicated = _shardings(devices)
-
-    def _noise_scale(self, plan: TrainingPlan) -> float:
-        """The plan's, and more where what is added together and rounded depends on which copies are drawn."""
-        if self._on_host or plan.noise_scale == 0:
-            return plan.noise_scale
-        together = self._model.rows_together(len(self._plans))
-        more = plan.noise_scale * regrouping_factor(expected_copies=plan.expected_copies, rows_together=together)
-        return float(np.nextafter(np.float32(more), np.float32(np.inf)))
+        self._step = Step(
+            model,
+            plan.optimizer,
+            np.array([p.learning_rate for p in plans], np.float32),
+            plan.batch_size,
+            tuple(model.grid(p.clip_norm or math.inf) for p in plans) if self._clips else None,
+            self._split,
+        )
+        self._mean_loss = compiled_loss(model)
+        self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
+        self._batches = plan.batches(multiple_of=8 * devices)
 
     def initial_state(self, parameters: Mapping[str, npt.NDArray[np.float32]]) -> tuple[Any, Any]:
         """(parameters, optimizer state) before the first step, the same for every member."""
@@ -269,17 +257,16 @@ class Trainer:
             run_key=plan.run_key,
             start=start,
             stop=plan.iterations,
-            in_place=self._on_host,
-            with_stretches=self._on_host and not single,
+            in_place=self._clips,
         )
         for given in inputs:
             interrupts.check()
             batch, mask = given.batch, given.mask
-            if self._split is not None:
+            if self._split is not None and not self._clips:
                 batch, mask = jax.device_put((batch, mask), self._split)
             logged = single and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
             loss = self._mean_loss(state[0], gathered(batch), mask) if logged else None
-            state, clipped = self._step(state, batch, mask, given.noise, self._settings)
+            state, clipped = self._step(state, batch, mask, given.noise)
             if waiting is not None:  # the step before has read its batch once it has a result
                 _wait(waiting[1])
                 inputs.release(waiting[0])
@@ -290,12 +277,15 @@ class Trainer:
         jax.block_until_ready(state)
         return state
 
-    def _noise(self, start: int) -> SweepNoise | None:
-        if not self._noisy:
+    def _noise(self, start: int) -> NoiseStream | None:
+        if not self._noisy or self._step.grids is None:
             return None
         plan = self._plans[0]
-        return SweepNoise(
+        return NoiseStream(
             plan.run_key,
+            deviations=[
+                grid.noise_deviation(p.noise_multiplier) for grid, p in zip(self._step.grids, self._plans, strict=True)
+            ],
             coefficients=plan.coefficients,
             shapes=self._model.shapes(),
             iterations=plan.iterations,
@@ -342,19 +332,6 @@ def _wait(results: tuple[Any, ...]) -> None:
     for result in results:
         if hasattr(result, "block_until_ready"):  # jax's function of this name looks through a tree for it
             result.block_until_ready()
-
-
-def _host_is_faster(batch_size: float, width: int, models: int) -> bool:
-    """Than XLA, which sums small batches while the next batch is made (benchmarks/training.py)."""
-    return batch_size * width * models >= (1_000_000 if models == 1 else 30_000_000)
-
-
-def _rounded_down(clip_norm: float | None) -> float:
-    """As a float32 that is not larger: a clip norm must not grow by a cast."""
-    if clip_norm is None:
-        return math.inf
-    rounded = np.float32(clip_norm)
-    return float(rounded if float(rounded) <= clip_norm else np.nextafter(rounded, np.float32(0)))
 
 
 # Which run each secret key has served in this process. State that lasts, on purpose: no object that a caller can copy

@@ -1,9 +1,12 @@
 """What the loop asks of a model."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from coowned.mechanism.grid import Grid
 
 Parameters = dict[str, Any]
 """Arrays by name, all float32."""
@@ -12,17 +15,11 @@ Parameters = dict[str, Any]
 class Model(Protocol):
     """A model the loop can train: where it starts, its clipped gradient, and what it says of an example.
 
-    The functions of JAX arrays are called inside a compiled step. `gradient_sum` without a clip norm is for training
-    without privacy alone.
+    `gradient_sum` and `losses` are called inside a compiled step, with arrays of JAX's.
     """
 
-    on_host: ClassVar[bool]
-    """Whether clipped gradients are summed faster from the host's arrays than in a compiled step. `gradient_sum` must
-    then take numpy arrays, and `coowned.mechanism.fused_clipping.RowsInPlace` for features."""
-
-    row_multiple: ClassVar[int]
-    """Batches are padded to a multiple of so many rows: what a copy adds must not depend on how many others there are,
-    and compiled code may be another one for few rows."""
+    many_models: ClassVar[bool]
+    """Whether `clipped_sum` takes many models on one batch: whether it can be swept."""
 
     def describe(self) -> dict[str, Any]:
         """Plain values that name the model; part of what a resumed run must agree in."""
@@ -40,17 +37,28 @@ class Model(Protocol):
         """Refuses data of other shapes with InputError."""
         ...
 
-    def gradient_sum(
-        self, parameters: Parameters, batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
-    ) -> tuple[Parameters, Any]:
-        """The sum over the batch of clipped gradients and the number clipped (private); clip_norm None: not clipped.
+    def grid(self, clip_norm: float) -> Grid:
+        """What the clipped gradients, and their noise, are rounded to."""
+        ...
 
-        With `compensated` each clipped sum is a `coowned.mechanism.compensated.CompensatedSum`.
+    def clipped_sum(
+        self, parameters: Parameters, batch: dict[str, Any], mask: Any, grids: Sequence[Grid], split: Any = None
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        """({name: (num_models, *shape) exact sums in grid units}, number of clipped copies: private).
+
+        What a copy adds must be an integer vector no longer than the grid's radius, and depend on that copy alone.
+
+        Args:
+          parameters: each (num_models, *shape).
+          batch: arrays of numpy; features may be `coowned.mechanism.linear_sums.RowsInPlace`.
+          mask: (batch,) True where the row is real.
+          grids: of each model.
+          split: how rows are divided among several devices; None for one.
         """
         ...
 
-    def rows_together(self, models: int) -> int:
-        """How many examples' clipped gradients a compiled `gradient_sum` adds up before roundings are kept."""
+    def gradient_sum(self, parameters: Parameters, batch: dict[str, Any], mask: Any) -> Parameters:
+        """The plain sum of gradients of one model, for training without privacy."""
         ...
 
     def losses(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:

@@ -16,7 +16,6 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.noise import noise_scale
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.config import CLIP_NORMS
 from coowned.training.optimizers import LEARNING_RATES, check_optimizer
@@ -132,13 +131,6 @@ class TrainingPlan:
     @property
     def noise_multiplier(self) -> float:
         return 0.0 if self.guarantee is None else self.guarantee.noise_multiplier
-
-    @property
-    def noise_scale(self) -> float:
-        """What a row of unit noise is multiplied by; 0 without a guarantee."""
-        if self.guarantee is None or self.clip_norm is None:
-            return 0.0
-        return noise_scale(noise_multiplier=self.noise_multiplier, clip_norm=self.clip_norm, batch_size=self.batch_size)
 
     @property
     def coefficients(self) -> np.ndarray:

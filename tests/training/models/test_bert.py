@@ -3,18 +3,15 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.clipping import clipped_grad
 
 from coowned.errors import InputError
-from coowned.mechanism.clipping import clipped_gradient_sum
+from coowned.mechanism import gradient_sums
 from coowned.training.models import bert_gradients
 from coowned.training.models.bert import BertConfig, BertMaskedLM
-from coowned.training.models.bert_gradients import _BuiltLinear, _GhostLinear, _linear_kind
 
-OVERSHOOT = 1 + 1e-6
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, intermediate_size=12, max_position_embeddings=9)
 MODEL = BertMaskedLM(config=CONFIG, sequence_length=6, max_predictions=3, microbatch=4)
 SIZE = 10  # not a multiple of the microbatch
@@ -53,9 +50,8 @@ def make_batch(model=MODEL, size=SIZE, seed=0):
 
 # Compiling is most of what these tests cost.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-compiled_sum = jit(MODEL.gradient_sum)
-plain_sum = jit(functools.partial(MODEL.gradient_sum, clip_norm=None))
-reference_sum = jit(functools.partial(clipped_gradient_sum, MODEL.example_loss))
+plain_sum = jit(MODEL.gradient_sum)
+example_gradients = jit(jax.vmap(jax.grad(MODEL.example_loss), in_axes=(None, 0)))
 all_losses = jit(MODEL.losses)
 ONE_LAYER = BertMaskedLM(
     config=BertConfig(
@@ -66,8 +62,25 @@ ONE_LAYER = BertMaskedLM(
 )
 
 
-def clipped_sum(own, batch, mask, clip_norm):
-    return compiled_sum(own, batch, mask, np.float32(clip_norm))
+def integer_sum(own, batch, mask, clip_norm, model=MODEL):
+    """({name: integers}, number clipped, grid)."""
+    grid = model.grid(clip_norm)
+    sums, clipped = model.clipped_sum({name: array[None] for name, array in own.items()}, batch, mask, [grid])
+    return {name: total[0] for name, total in sums.items()}, clipped, grid
+
+
+def clipped_sum(own, batch, mask, clip_norm, model=MODEL):
+    sums, clipped, grid = integer_sum(own, batch, mask, clip_norm, model)
+    return {name: total * grid.unit for name, total in sums.items()}, clipped
+
+
+def reference_sum(own, batch, mask, clip_norm):
+    """The clipped gradients that JAX gives for every example, in float64."""
+    gradients = {name: np.float64(array) for name, array in example_gradients(own, batch).items()}
+    squares = sum((array.reshape(len(mask), -1) ** 2).sum(axis=1) for array in gradients.values())
+    factors = np.minimum(1, clip_norm / np.sqrt(squares)) * mask
+    summed = {name: np.tensordot(factors, array, axes=1) for name, array in gradients.items()}
+    return summed, int(((np.sqrt(squares) > clip_norm) & mask).sum())
 
 
 def joined(gradient) -> np.ndarray:
@@ -88,7 +101,7 @@ def assert_same(found, expected, tolerance=1e-6):
 # ---- the sum ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 2.0, 30.0, 1e6])
+@pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 2.0, 30.0])
 def test_equals_the_mechanism(clip_norm):
     mask = np.arange(SIZE) != 4
     found, clipped = clipped_sum(parameters(), make_batch(), mask, clip_norm)
@@ -117,43 +130,31 @@ def test_every_parameter_has_a_gradient():
     assert [name for name, array in found.items() if np.abs(array).max() < 1e-6] == [
         name for name in found if name.endswith("key.bias")
     ]
-    assert all(array.dtype == np.float32 for array in found.values())
 
 
 @pytest.mark.full
 def test_without_clipping_it_is_the_plain_gradient():
     mask = np.arange(SIZE) != 4
     expected, _ = reference_sum(parameters(), make_batch(), mask, 1e6)
-    found, clipped = plain_sum(parameters(), make_batch(), mask)
-    assert_same(found, expected)
-    assert int(clipped) == 0
+    assert_same(plain_sum(parameters(), make_batch(), mask), expected)
 
 
 @pytest.mark.parametrize(("count", "steps", "size"), [(0, 1, 1), (1, 1, 1), (8, 1, 8), (9, 2, 5), (40, 5, 8)])
 def test_every_row_is_in_one_microbatch(count, steps, size):
     """And microbatches are about the same size, so that little is spent on padding."""
     rows = np.arange(1, count + 1)
-    parts, found_steps, found_size = bert_gradients._in_parts({"rows": rows}, 8)
-    assert (found_steps, found_size) == (steps, size)
+    parts, found_steps = bert_gradients._in_parts({"rows": rows}, 8)
+    assert found_steps == steps
     assert parts["rows"].shape == (size, steps)
     assert sorted(parts["rows"].ravel().tolist()) == [0] * (steps * size - count) + rows.tolist()
 
 
-def test_all_ways_to_a_linear_norm_are_tested_here():
-    rows = {"layer": (6, 8, 24), "last keys": (6, 8, 16), "last inner": (3, 8, 12), "transform": (3, 8, 8)}
-    kinds = {
-        name: _linear_kind(jnp.zeros((1, count, fed)), jnp.zeros((1, count, given)), True)
-        for name, (count, fed, given) in rows.items()
-    }
-    assert set(kinds.values()) == {_BuiltLinear, _GhostLinear}
-
-
 @pytest.mark.full
-def test_a_wider_model_with_a_vocabulary_in_pieces():
-    """All linear layers unbuilt, several pieces of vocabulary and one that is not whole."""
+def test_a_wider_model_with_a_vocabulary_that_is_not_whole():
+    """Rows longer than a panel of the product, and words that no block of rows holds."""
     config = BertConfig(
         vocab_size=2 * 2048 + 77,
-        hidden_size=24,
+        hidden_size=60,
         num_hidden_layers=1,
         num_attention_heads=3,
         intermediate_size=40,
@@ -163,12 +164,13 @@ def test_a_wider_model_with_a_vocabulary_in_pieces():
     model = BertMaskedLM(config=config, sequence_length=8, max_predictions=4)
     own, batch = parameters(model), make_batch(model, 3)
     batch["targets"][:, 0] = config.vocab_size - 1
-    gradient, clipped_alone = jit(jax.grad(model.example_loss)), jit(model.gradient_sum)
+    batch["tokens"][:, 2] = config.vocab_size - 2
+    gradient = jit(jax.grad(model.example_loss))
     for row in range(3):
-        found, _ = clipped_alone(own, batch, np.arange(3) == row, 1.0)
+        found, _ = clipped_sum(own, batch, np.arange(3) == row, 1.0, model)
         whole = gradient(own, {name: array[row] for name, array in batch.items()})
         assert_same(found, {name: np.float64(array) / length(whole) for name, array in whole.items()}, 1e-5)
-        assert 1 - 1e-3 < length(found) <= OVERSHOOT
+        assert 1 - 1e-3 < length(found) <= 1
 
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
@@ -176,29 +178,34 @@ def test_a_wider_model_with_a_vocabulary_in_pieces():
 
 @pytest.mark.parametrize("clip_norm", [1e-12, 1e-3, 1.0, 123.456])
 def test_no_example_adds_more(clip_norm):
+    """The squared length of what one example adds, in integers."""
     for seed in range(4):
         own, batch = parameters(seed=seed), make_batch(seed=seed)
         for row in range(SIZE):
-            alone, clipped = clipped_sum(own, batch, np.arange(SIZE) == row, clip_norm)
-            assert length(alone) <= float(np.float32(clip_norm)) * OVERSHOOT
-            if clipped:  # and not much is lost to the bound on rounding
-                assert length(alone) >= clip_norm * (1 - 2e-4)
+            alone, clipped, grid = integer_sum(own, batch, np.arange(SIZE) == row, clip_norm)
+            square = sum(int(value) ** 2 for array in alone.values() for value in array.ravel())
+            assert square <= grid.squared_radius
+            if clipped:
+                assert square >= grid.squared_radius * (1 - 1e-5)
 
 
 def test_without_the_cross_term_the_norm_is_another(monkeypatch):
     """The bug to be caught: two uses of one matrix measured apart let a gradient through that is too long."""
-    whole = bert_gradients._words_square
+    honest = gradient_sums._Embedding.squares
 
-    def apart(tokens, embedded, hidden, head):
-        nothing = jnp.zeros_like(embedded)
-        return whole(tokens, embedded, jnp.zeros_like(hidden), head._replace(weights=0 * head.weights)) + whole(
-            tokens, nothing, hidden, head
-        )
+    def apart(self):
+        given = self._given
+        looked_up = self._given._replace(residuals=0 * given.residuals)
+        projected = self._given._replace(looked_up=0 * given.looked_up)
+        squares = np.zeros(self._copies)
+        for self._given in (looked_up, projected):
+            squares += honest(self)
+        self._given = given
+        return squares
 
     own, batch = parameters(ONE_LAYER), make_batch()
-    monkeypatch.setattr(bert_gradients, "_words_square", apart)
-    broken = jit(ONE_LAYER.gradient_sum)
-    lengths = [length(broken(own, batch, np.arange(SIZE) == row, 0.1)[0]) for row in range(SIZE)]
+    monkeypatch.setattr(gradient_sums._Embedding, "squares", apart)
+    lengths = [length(clipped_sum(own, batch, np.arange(SIZE) == row, 0.1, ONE_LAYER)[0]) for row in range(SIZE)]
     assert max(lengths) > 0.1 * (1 + 1e-3)
 
 
@@ -208,13 +215,13 @@ def test_repeated_tokens_are_added_before_they_are_squared():
     found, _ = clipped_sum(parameters(), batch, row, 0.1)
     expected, _ = reference_sum(parameters(), batch, row, 0.1)
     assert_same(found, expected)
-    assert 0.1 * (1 - 2e-4) < length(found) <= 0.1 * OVERSHOOT
+    assert 0.1 * (1 - 1e-5) < length(found) <= 0.1
 
 
 # ---- what must not count ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_not_finite_adds_zero(bad):
     batch, mask = make_batch(), np.ones(SIZE, bool)
     others = np.arange(SIZE) != 5
@@ -226,11 +233,10 @@ def test_not_finite_adds_zero(bad):
 
 
 def test_weight_zero_alone_would_not_help():
-    """The bug that the second pass is for."""
+    """The bug that reading no gradient of factor zero is for."""
     batch = make_batch()
     batch["weights"][5] = np.inf
-    found, _ = plain_sum(parameters(), batch, np.ones(SIZE, bool))
-    assert np.isnan(joined(found)).any()
+    assert np.isnan(joined(plain_sum(parameters(), batch, np.arange(SIZE) != 5))).any()
 
 
 def test_many_rows_that_are_not_finite():
@@ -295,28 +301,16 @@ def test_what_lies_past_the_end_does_not_count():
 
 
 def test_an_example_counts_the_same_in_any_company():
+    """To the last integer: alone, in a full batch, in another order and in a larger batch of other padding."""
     batch, own = make_batch(), parameters()
-    rows = [clipped_sum(own, batch, np.arange(SIZE) == row, 1.0)[0] for row in range(SIZE)]
-    total, _ = clipped_sum(own, batch, np.ones(SIZE, bool), 1.0)
-    assert_same(total, {name: sum(np.float64(row[name]) for row in rows) for name in total})
-
-
-def test_sums_keep_what_rounding_takes():
-    """2^14 microbatches of the same: a float32 sum in a row drifts; the compiler must not undo the correction."""
-    term = np.float32(0.1)
-
-    @jax.jit  # as a run compiles it
-    def total(term):
-        def one(_, state):
-            return bert_gradients._add(*state, {"w": term}, True)
-
-        whole, rest = jax.lax.fori_loop(0, 1 << 14, one, ({"w": jnp.float32(0)}, {"w": jnp.float32(0)}))
-        return whole["w"] + rest["w"], whole["w"]
-
-    corrected, plain = total(term)
-    exact = float(term) * (1 << 14)
-    assert abs(float(corrected) / exact - 1) < 2.0**-23
-    assert abs(float(plain) / exact - 1) > 1e-5
+    total, _, _ = integer_sum(own, batch, np.ones(SIZE, bool), 1.0)
+    rows = [integer_sum(own, batch, np.arange(SIZE) == row, 1.0)[0] for row in range(SIZE)]
+    for name, array in total.items():
+        assert np.array_equal(array, sum(row[name] for row in rows)), name
+    order = np.random.default_rng(0).permutation(SIZE)
+    moved = {name: np.concatenate([np.zeros_like(array[:5]), array[order]]) for name, array in batch.items()}
+    again, _, _ = integer_sum(own, moved, np.arange(SIZE + 5) >= 5, 1.0)
+    assert all(np.array_equal(again[name], total[name]) for name in total)
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
@@ -388,6 +382,3 @@ def test_bad_settings_and_data():
         MODEL.check_data({**shapes, "tokens": (7,)})
     with pytest.raises(InputError, match="the data have none"):
         MODEL.check_data({"features": (3,)})
-    many = {name: np.repeat(array[None], 2, axis=0) for name, array in parameters().items()}
-    with pytest.raises(InputError, match="one at a time"):
-        MODEL.gradient_sum(many, make_batch(), np.ones(SIZE, bool), np.ones(2))

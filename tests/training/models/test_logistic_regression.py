@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coowned import InputError
-from coowned.mechanism.clipping import clipped_logistic_gradient_sum
+from coowned.mechanism.linear_sums import clipped_linear_sums
 from coowned.training.models.logistic_regression import LogisticRegression
 
 MODEL = LogisticRegression(num_features=3)
@@ -18,22 +18,23 @@ PARAMETERS = {"coefficients": np.array([0.5, -1, 2, 0.25], np.float32)}
 
 
 def test_gradient_is_that_of_the_mechanism():
-    ours, clipped = MODEL.gradient_sum(PARAMETERS, BATCH, MASK, np.float32(0.5))
-    coefficients = PARAMETERS["coefficients"]
-    (weights, intercept), count = clipped_logistic_gradient_sum(
-        coefficients[:-1], coefficients[-1], BATCH["features"], BATCH["labels"], MASK, 0.5
-    )
-    np.testing.assert_allclose(ours["coefficients"], np.append(weights, intercept), rtol=3e-6)
-    assert int(clipped) == int(count) > 0
+    grids = [MODEL.grid(0.5), MODEL.grid(2.0)]
+    both = {"coefficients": np.stack([PARAMETERS["coefficients"], np.zeros(4, np.float32)])}
+    for count in (1, 2):
+        ours, clipped = MODEL.clipped_sum({"coefficients": both["coefficients"][:count]}, BATCH, MASK, grids[:count])
+        expected = clipped_linear_sums(both["coefficients"][:count], *BATCH.values(), MASK, grids[:count])
+        assert np.array_equal(ours["coefficients"], expected[0])
+        assert clipped == expected[1]
 
 
 def test_plain_gradient():
-    plain, _ = MODEL.gradient_sum(PARAMETERS, BATCH, MASK, None)
-    unclipped, _ = MODEL.gradient_sum(PARAMETERS, BATCH, MASK, np.float32(np.inf))
-    np.testing.assert_allclose(plain["coefficients"], unclipped["coefficients"], rtol=1e-5, atol=1e-6)
-    both = {"coefficients": np.stack([PARAMETERS["coefficients"], np.zeros(4, np.float32)])}
-    many, _ = MODEL.gradient_sum(both, BATCH, MASK, None)
-    np.testing.assert_allclose(many["coefficients"][0], plain["coefficients"], rtol=1e-5, atol=1e-6)
+    """Against gradients that are rounded, and hardly clipped, one by one."""
+    plain = MODEL.gradient_sum(PARAMETERS, BATCH, MASK)
+    grid = MODEL.grid(100.0)
+    alone = {"coefficients": PARAMETERS["coefficients"][None]}
+    unclipped, clipped = MODEL.clipped_sum(alone, BATCH, MASK, [grid])
+    assert clipped == 0
+    np.testing.assert_allclose(plain["coefficients"], unclipped["coefficients"][0] * grid.unit, atol=0.02)
 
 
 def test_losses():

@@ -1,8 +1,9 @@
 """BERT with its masked-language-model head, at any size."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
+from coowned.mechanism.grid import Grid
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
@@ -77,8 +79,8 @@ class BertMaskedLM:
       - The clipped sum is that of the examples' own gradients, every parameter together, the word embedding once with
         its two uses.
         (test_equals_the_mechanism, test_equals_jax_privacy, test_without_the_cross_term_the_norm_is_another)
-      - No example adds more than clip_norm (1 + 1e-6).   (test_no_example_adds_more)
-      - An example whose gradient is not finite (or its square beyond float32) adds exactly zero and so does padding.
+      - What an example adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more)
+      - An example whose gradient is not finite adds exactly zero and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
       - `from_arrays(to_arrays(p))` is p.   (test_arrays_round_trip)
     Cost: memory of the parameters three times and the activations of one microbatch, whatever the batch.
@@ -100,8 +102,7 @@ class BertMaskedLM:
     Differentially Private Learners, 2022.
     """
 
-    on_host: ClassVar[bool] = False
-    row_multiple: ClassVar[int] = 8  # all microbatches have one shape
+    many_models: ClassVar[bool] = False
     config: BertConfig = BertConfig()
     sequence_length: int = 512
     max_predictions: int = 0
@@ -150,18 +151,31 @@ class BertMaskedLM:
                     f"{'none' if found is None else found}; make both with the same sequence_length and max_predictions"
                 )
 
-    def gradient_sum(
-        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
-    ) -> tuple[dict[str, Any], Any]:
+    def grid(self, clip_norm: float) -> Grid:
+        return Grid.for_gradients(clip_norm)
+
+    def clipped_sum(
+        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, grids: Sequence[Grid], split: Any = None
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        from coowned.mechanism.gradient_sums import clipped_gradient_sums
+
+        (grid,) = grids
+        sums, clipped = clipped_gradient_sums(
+            _compiled_gradients(self.config),
+            parameters,
+            batch,
+            mask,
+            grid,
+            shapes=self.shapes(),
+            microbatch=self.microbatch,
+            split=split,
+        )
+        return {name: array[None] for name, array in sums.items()}, clipped
+
+    def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
         from coowned.training.models import bert_gradients
 
-        self._check_parameters(parameters)
-        return bert_gradients.gradient_sum(
-            self.config, parameters, batch, mask, clip_norm, self.microbatch, compensated
-        )
-
-    def rows_together(self, models: int) -> int:
-        return 2 * self.microbatch  # twice, since the tokens of an example are added up as well
+        return bert_gradients.gradient_sum(self.config, parameters, batch, mask, self.microbatch)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of the example's own places are predicted rightly)."""
@@ -195,6 +209,20 @@ class BertMaskedLM:
         name = "bert.embeddings.LayerNorm.weight"
         if parameters[name].ndim != 1:
             raise InputError("a sweep trains many small models on one batch; BERT is trained one at a time")
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled_gradients(config: BertConfig) -> Callable[..., Any]:
+    """(parameters with a leading axis of one model, rows) -> every row's gradients."""
+    import jax
+
+    from coowned.training.models import bert_gradients
+
+    @jax.jit
+    def gradients(parameters, rows):
+        return bert_gradients.example_gradients(config, {name: array[0] for name, array in parameters.items()}, rows)
+
+    return gradients
 
 
 def _initial(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

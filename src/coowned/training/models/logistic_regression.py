@@ -1,7 +1,7 @@
 """Logistic regression with an intercept."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
+from coowned.mechanism.grid import Grid
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class LogisticRegression:
     model and step. Many models on one batch (a sweep) are rows of one matrix.
 
     Guarantees:
-      - The clipped gradient is that of `coowned.mechanism.clipping`, weights and intercept together.
+      - The clipped gradient is that of `coowned.mechanism.linear_sums`, weights and intercept together.
                                                                           (test_gradient_is_that_of_the_mechanism)
       - `from_arrays(to_arrays(p))` is p.                                 (test_arrays_round_trip)
 
@@ -29,8 +30,7 @@ class LogisticRegression:
       {'weights': array([0., 0.], dtype=float32), 'intercept': array(0., dtype=float32)}
     """
 
-    on_host: ClassVar[bool] = True
-    row_multiple: ClassVar[int] = 128
+    many_models: ClassVar[bool] = True
     num_features: int
 
     def __post_init__(self) -> None:
@@ -53,61 +53,26 @@ class LogisticRegression:
                 "make the model with the data's num_features"
             )
 
-    def gradient_sum(
-        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, clip_norm: Any, *, compensated: bool = False
-    ) -> tuple[dict[str, Any], Any]:
-        """Coefficients (num_features + 1,), or (models, num_features + 1) with clip norms (models,).
+    def grid(self, clip_norm: float) -> Grid:
+        return Grid.for_linear(clip_norm)
 
-        From arrays of numpy, the host's own loops sum clipped gradients (of many models without counting them); XLA
-        sums all others.
-        """
-        import jax
+    def clipped_sum(
+        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, grids: Sequence[Grid], split: Any = None
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        """On the host, whatever devices there are."""
+        from coowned.mechanism.linear_sums import clipped_linear_sums
+
+        coefficients = np.asarray(parameters["coefficients"])
+        norms = batch.get("squared_norms")
+        sums, clipped = clipped_linear_sums(coefficients, batch["features"], batch["labels"], mask, grids, norms)
+        return {"coefficients": sums}, clipped
+
+    def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
         import jax.numpy as jnp
 
-        from coowned.mechanism import clipping
-        from coowned.mechanism.fused_clipping import RowsInPlace, fused_clipped_logistic_sum
-        from coowned.mechanism.tiled_clipping import tiled_clipped_logistic_sums
-
-        coefficients = parameters["coefficients"]
-        weights, intercept = coefficients[..., :-1], coefficients[..., -1]
-        on_host = isinstance(coefficients, np.ndarray) and isinstance(batch["features"], np.ndarray | RowsInPlace)
-        if clip_norm is not None and on_host:
-            given = batch["features"], batch["labels"], mask, clip_norm, batch.get("squared_norms")
-            if coefficients.ndim == 1:
-                (slope, total), clipped = fused_clipped_logistic_sum(weights, intercept, *given)
-                summed = type(slope)(*(np.append(*parts) for parts in zip(slope, total, strict=True)))
-            else:
-                summed, clipped = tiled_clipped_logistic_sums(coefficients, *given, batch.get("stretches")), None
-            return {"coefficients": summed if compensated else summed.rounded}, clipped
-        if clip_norm is None:
-            slope, total = _plain_sum(weights, intercept, batch["features"], batch["labels"], mask)
-            clipped = jnp.zeros(intercept.shape, jnp.int32)
-        else:
-            summed = (
-                clipping.clipped_logistic_gradient_sum
-                if coefficients.ndim == 1
-                else clipping.clipped_logistic_gradient_sums
-            )
-            (slope, total), clipped = summed(
-                weights,
-                intercept,
-                batch["features"],
-                batch["labels"],
-                mask,
-                clip_norm,
-                batch.get("squared_norms"),
-                compensated=compensated,
-            )
-
-        def join(slope, total):
-            return jnp.concatenate([slope, total[..., None]], axis=-1)
-
-        return {"coefficients": jax.tree.map(join, slope, total)}, clipped
-
-    def rows_together(self, models: int) -> int:
-        from coowned.mechanism import clipping
-
-        return clipping.BLOCK if models == 1 else clipping.WIDE_BLOCK
+        weights, intercept = parameters["coefficients"][:-1], parameters["coefficients"][-1]
+        slope, total = _plain_sum(weights, intercept, batch["features"], batch["labels"], mask)
+        return {"coefficients": jnp.append(slope, total)}
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp
@@ -138,10 +103,8 @@ def _plain_sum(weights: Any, intercept: Any, features: Any, labels: Any, mask: A
     import jax.numpy as jnp
 
     def plain(features, labels, mask):
-        logits = features @ weights.T + intercept  # (batch[, models])
-        wide = logits.ndim == 2
-        residuals = jax.nn.sigmoid(logits) - (labels[:, None] if wide else labels)
-        residuals = jnp.where(mask[:, None] if wide else mask, residuals, 0.0)
+        logits = features @ weights + intercept  # (batch,)
+        residuals = jnp.where(mask, jax.nn.sigmoid(logits) - labels, 0.0)
         usual = jnp.isfinite(logits).all() & jnp.isfinite(labels).all()
         return usual, (residuals, features)
 

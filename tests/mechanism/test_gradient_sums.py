@@ -1,0 +1,159 @@
+"""Gradients of any model as integer vectors, added up exactly."""
+
+import numpy as np
+import pytest
+
+from coowned import threads
+from coowned.errors import InputError
+from coowned.mechanism.gradient_sums import EmbeddingGradients, GradientSum, clipped_gradient_sums, gradients_of
+from coowned.mechanism.grid import Grid
+
+SHAPES = {"words": (53, 60), "w": (7, 3), "b": ()}
+GRID = Grid.for_gradients(0.7)
+
+
+def gradients(copies: int, seed: int = 0, size: float = 1.0) -> dict:
+    generator = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return (size * generator.standard_normal((copies, *shape))).astype(np.float32)
+
+    words = EmbeddingGradients(
+        normal(4, 53) / 10, normal(4, 60), generator.integers(0, 53, (copies, 9)).astype(np.int32), normal(9, 60)
+    )
+    return {"words": words, "w": normal(7, 3), "b": normal()}
+
+
+def rows(given: dict, chosen) -> dict:
+    return {
+        name: EmbeddingGradients(*(part[chosen] for part in array)) if name == "words" else array[chosen]
+        for name, array in given.items()
+    }
+
+
+def built(words: EmbeddingGradients) -> np.ndarray:
+    """(copies, words, width) in float64."""
+    found = np.einsum("imw,imh->iwh", np.float64(words.residuals), np.float64(words.projected))
+    for i, tokens in enumerate(words.tokens):
+        np.add.at(found[i], tokens, np.float64(words.looked_up[i]))
+    return found
+
+
+def integers(given, mask=None, grid=GRID):
+    total = GradientSum(SHAPES, grid)
+    total.add(given, np.ones(len(given["b"]), bool) if mask is None else mask)
+    return total.integers()
+
+
+def same(one, other) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in SHAPES)
+
+
+def contributions(given, grid=GRID):
+    return [integers(rows(given, slice(i, i + 1)), grid=grid) for i in range(len(given["b"]))]
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e10])
+def test_is_close_to_the_reference(size):
+    given = gradients(6, size=size)
+    exact = {"words": built(given["words"]), "w": np.float64(given["w"]), "b": np.float64(given["b"])}
+    lengths = np.sqrt(sum((array.reshape(6, -1) ** 2).sum(axis=1) for array in exact.values()))
+    factors = np.minimum(1, 0.7 / lengths)
+    for name, found in integers(given).items():
+        np.testing.assert_allclose(found * GRID.unit, np.tensordot(factors, exact[name], axes=1), atol=2e-5)
+    assert (lengths > 0.7).all() or size < 1
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-20, 1e-3, 1.0, 1e10, 1e30])
+@pytest.mark.parametrize("clip_norm", [1e-10, 0.9999, 1.0, 1e20])
+def test_no_copy_adds_more(size, clip_norm):
+    """The squared length of every copy's integers, in exact arithmetic."""
+    grid = Grid.for_gradients(clip_norm)
+    with np.errstate(over="ignore"):
+        given = gradients(4, size=size)
+    for own in contributions(given, grid):
+        square = sum(int(value) ** 2 for array in own.values() for value in array.ravel())
+        assert square <= grid.squared_radius
+        if 1e-3 < size < 1e15 and clip_norm <= 1:
+            assert square > 0.999 * grid.squared_radius
+
+
+def test_the_sum_is_that_of_the_copies():
+    given = gradients(17)
+    alone = contributions(given)
+    assert same(integers(given), {name: sum(own[name] for own in alone) for name in SHAPES})
+
+
+def test_a_copy_adds_the_same_in_any_company():
+    given = gradients(9)
+    own = contributions(given)
+    order = [4, 1, 8, 0, 2]
+    assert same(integers(rows(given, order)), {name: sum(own[i][name] for i in order) for name in SHAPES})
+    given["w"][3] = np.inf
+    given["words"].looked_up[5] = np.nan
+    given["b"][6] = 3e38
+    others = [0, 1, 2, 4, 7, 8]
+    found = integers(given)
+    six = integers(rows(given, [6]))
+    assert same(found, {name: sum(own[i][name] for i in others) + six[name] for name in SHAPES})
+    assert six["b"].any()  # it is large, and finite
+
+
+def test_threads_change_nothing(monkeypatch):
+    given, found = gradients(11), []
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
+        found.append(integers(given))
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
+def test_not_finite_adds_zero():
+    for bad in (np.nan, np.inf, -np.inf):
+        given = gradients(3)
+        given["w"][0, 2, 1] = bad
+        given["words"].residuals[1, 2, 50] = bad
+        given["b"][2] = bad
+        assert not any(array.any() for array in integers(given).values())
+
+
+def test_padding_adds_zero():
+    given, mask = gradients(5), np.arange(5) < 3
+    given["w"][3] = np.nan
+    assert same(integers(given, mask), integers(rows(given, slice(0, 3))))
+
+
+@pytest.mark.parametrize("microbatch", [1, 3, 64])
+def test_padding_of_a_batch_changes_nothing(microbatch):
+    """One shape of rows, whatever the batch: what is compiled is compiled once, and what it gives is added exactly."""
+    generator = np.random.default_rng(0)
+    batch = {"x": generator.standard_normal((10, 4)).astype(np.float32)}
+    parameters = {"w": generator.standard_normal(4).astype(np.float32)}
+
+    def loss(own, row):
+        return (own["w"] @ row["x"]) ** 2
+
+    compiled, shapes = gradients_of(loss), set()
+
+    def watched(own, given):
+        shapes.add(given["x"].shape)
+        return compiled(own, given)
+
+    def total(rows, mask):
+        settings = {"shapes": {"w": (4,)}, "microbatch": microbatch}
+        return clipped_gradient_sums(watched, parameters, rows, mask, GRID, **settings)[0]["w"]
+
+    expected = total(batch, np.ones(10, bool))
+    assert expected.any()
+    padded = {"x": np.concatenate([batch["x"], np.full((90, 4), np.nan, np.float32)])}
+    assert np.array_equal(total(padded, np.arange(100) < 10), expected)
+    scattered = {"x": np.full((40, 4), np.nan, np.float32)}
+    scattered["x"][3::4] = batch["x"][::-1]
+    assert np.array_equal(total(scattered, np.arange(40) % 4 == 3), expected)
+    assert not total(batch, np.zeros(10, bool)).any()
+    assert shapes == {(microbatch, 4)}
+
+
+def test_too_many_are_refused():
+    with pytest.raises(InputError, match="finer grid"):
+        GradientSum({"w": (2**50,)}, GRID)
