@@ -336,7 +336,7 @@ def of_other_grids(honest, model, parameters, batch, mask, grids, others):
 def leaky_clip(monkeypatch):
     """A clip that lets 5% through."""
 
-    def change(honest, model, parameters, batch, mask, grids, split):
+    def change(honest, model, parameters, batch, mask, grids, devices):
         larger = [dataclasses.replace(grid, clip_norm=1.05 * grid.clip_norm) for grid in grids]
         return of_other_grids(honest, model, parameters, batch, mask, grids, larger)
 
@@ -344,7 +344,7 @@ def leaky_clip(monkeypatch):
 
 
 def largest_clip_norm_for_all(monkeypatch):
-    def change(honest, model, parameters, batch, mask, grids, split):
+    def change(honest, model, parameters, batch, mask, grids, devices):
         largest = [max(grids, key=lambda grid: grid.clip_norm)] * len(grids)
         return of_other_grids(honest, model, parameters, batch, mask, grids, largest)
 
@@ -354,7 +354,7 @@ def largest_clip_norm_for_all(monkeypatch):
 def others_are_changed(monkeypatch):
     """All copies are clipped a little more where one of them is not finite or too large to be squared."""
 
-    def change(honest, model, parameters, batch, mask, grids, split):
+    def change(honest, model, parameters, batch, mask, grids, devices):
         sums, clipped = honest(model, parameters, batch, mask, grids)
         features = batch["features"]
         features = features.gathered() if isinstance(features, RowsInPlace) else features

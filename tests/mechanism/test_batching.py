@@ -7,8 +7,6 @@ from scipy import stats
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.batching import (
-    MOST_OF_A_STRETCH,
-    OF_A_STRETCH,
     CyclicPoissonBatches,
     PoissonBatches,
     ScheduledBatches,
@@ -212,29 +210,6 @@ def test_padding_is_example_zero_and_masked():
     assert (batch.examples[~batch.mask] == 0).all()
     assert (batch.copy_numbers[~batch.mask] == 0).all()
     assert batch.mask[: batch.num_copies].all()
-
-
-def test_stretches_do_not_move():
-    """A copy's stretch is its place among all copies, not among those drawn: 320 of 3000 examples are one."""
-    batches = poisson(copies=np.ones(3000, int), p=0.1, batch_size=300, iterations=30)
-    for batch in batches:
-        stretches = batch.stretches()
-        assert stretches.shape == batch.mask.shape
-        assert (stretches[~batch.mask] == -1).all()
-        assert (stretches[batch.mask] == batch.examples[batch.mask] // 320).all()
-    cycled = cyclic().batch(4)  # of the 54 copies of group 1, of which 8 are drawn: all are one stretch
-    assert (cycled.stretches()[cycled.mask] == 0).all()
-    rows = np.arange(100)[None]
-    scheduled = ScheduledBatches(schedule=Schedule.from_batches(graph_of(100), rows)).batch(0)
-    assert (scheduled.stretches()[:100] == np.arange(100) // OF_A_STRETCH).all()
-    assert poisson(p=1e-300, iterations=1).batch(0).stretches().tolist() == [-1] * 8
-
-
-@pytest.mark.parametrize("p", [1e-6, 0.01, 0.3, 0.49, 0.7, 0.999, 1.0])
-def test_so_many_of_a_stretch_are_not_drawn(p):
-    drawn = poisson(p=p, iterations=1)._draw(0)
-    assert drawn.stretch * p <= OF_A_STRETCH < (drawn.stretch + 1) * p
-    assert stats.binom.logsf(MOST_OF_A_STRETCH, drawn.stretch, p) < np.log(1e-25)
 
 
 def test_scheduled_batches():

@@ -7,9 +7,10 @@ vector no longer than R. |v| is a sum of squares in float64, raised by more than
 order it is added. Integers add up exactly in float64 below 2^53, that is for 2^28 copies.
 """
 
+import collections
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,12 +108,13 @@ def clipped_gradient_sums(
     *,
     shapes: Mapping[str, tuple[int, ...]],
     microbatch: int,
-    split: Any = None,
+    devices: Sequence[Any] = (),
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
     """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
 
     Guarantees:
-      - The size of the batch and of its padding change nothing.   (test_padding_of_a_batch_changes_nothing)
+      - The size of the batch and of its padding change nothing, nor does the number of devices.
+        (test_padding_of_a_batch_changes_nothing, test_two_devices_give_the_same_integers)
 
     Args:
       gradients: (parameters, rows of the batch) -> each row's gradients; compiled by the caller.
@@ -121,8 +123,8 @@ def clipped_gradient_sums(
       mask: (batch,) True where the row is real.
       grid: `Grid.for_gradients` of the clip norm.
       shapes: of every parameter.
-      microbatch: rows that are worked on together.
-      split: a sharding of rows among several devices; None for one.
+      microbatch: rows that a device works on together.
+      devices: that take microbatches in turn, the same program each; none: where the parameters are.
 
     Returns:
       ({name: int64 sums}, number of copies that were clipped: private).
@@ -131,15 +133,21 @@ def clipped_gradient_sums(
 
     mask = np.asarray(mask, bool)
     total = GradientSum(shapes, grid)
-    if split is not None:
-        microbatch = -(-microbatch // split.num_devices) * split.num_devices
+    own = [jax.device_put(parameters, device) for device in devices] or [parameters]
+    waiting: collections.deque[tuple[Gradients, npt.NDArray[np.bool_]]] = collections.deque()
     end = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0  # padding at the end is not worked on
-    for begin in range(0, end, microbatch):
+    for number, begin in enumerate(range(0, end, microbatch)):
         real = np.zeros(microbatch, bool)
         count = min(microbatch, mask.size - begin)
         real[:count] = mask[begin : begin + count]
         rows = {name: _padded(np.asarray(array)[begin : begin + count], real) for name, array in batch.items()}
-        total.add(gradients(parameters, rows if split is None else jax.device_put(rows, split)), real)
+        if devices:
+            rows = jax.device_put(rows, devices[number % len(devices)])
+        waiting.append((gradients(own[number % len(own)], rows), real))
+        if len(waiting) >= len(own):
+            total.add(*waiting.popleft())
+    for given in waiting:
+        total.add(*given)
     return total.integers(), total.clipped
 
 

@@ -218,7 +218,7 @@ class Trainer:
             np.array([p.learning_rate for p in plans], np.float32),
             plan.batch_size,
             tuple(model.grid(p.clip_norm or math.inf) for p in plans) if self._clips else None,
-            self._split,
+            tuple(jax.devices()[:devices]) if devices > 1 else (),
         )
         self._mean_loss = compiled_loss(model)
         self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more

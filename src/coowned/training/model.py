@@ -42,7 +42,12 @@ class Model(Protocol):
         ...
 
     def clipped_sum(
-        self, parameters: Parameters, batch: dict[str, Any], mask: Any, grids: Sequence[Grid], split: Any = None
+        self,
+        parameters: Parameters,
+        batch: dict[str, Any],
+        mask: Any,
+        grids: Sequence[Grid],
+        devices: Sequence[Any] = (),
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         """({name: (num_models, *shape) exact sums in grid units}, number of clipped copies: private).
 
@@ -53,7 +58,7 @@ class Model(Protocol):
           batch: arrays of numpy; features may be `coowned.mechanism.linear_sums.RowsInPlace`.
           mask: (batch,) True where the row is real.
           grids: of each model.
-          split: how rows are divided among several devices; None for one.
+          devices: that share the work; none: the default one.
         """
         ...
 

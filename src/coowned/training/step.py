@@ -36,7 +36,7 @@ class Step:
       learning_rates: (num_models,).
       batch_size: the public one.
       grids: of each model; None: gradients are not clipped and have no noise.
-      split: how a batch is divided among devices; None for one.
+      devices: that share the work on clipped gradients; none: the default one.
     """
 
     model: Model
@@ -44,7 +44,7 @@ class Step:
     learning_rates: npt.NDArray[np.float32]
     batch_size: int
     grids: tuple[Grid, ...] | None
-    split: Any = None
+    devices: tuple[Any, ...] = ()
 
     def __call__(self, state: State, batch: Arrays, mask: Any, noise: Arrays | None) -> tuple[State, Any]:
         """(the state after one step, number of clipped copies)."""
@@ -52,7 +52,7 @@ class Step:
         if self.grids is None:
             gradients, clipped = compiled_mean(self.model)(state[0], batch, mask, np.float32(self.batch_size)), 0
             return update(state, gradients, self.learning_rates), clipped
-        sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.split)
+        sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices)
         units = np.array([grid.unit for grid in self.grids])
         return update(state, release(sums, noise, units, self.batch_size), self.learning_rates), clipped
 

@@ -155,7 +155,12 @@ class BertMaskedLM:
         return Grid.for_gradients(clip_norm)
 
     def clipped_sum(
-        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, grids: Sequence[Grid], split: Any = None
+        self,
+        parameters: dict[str, Any],
+        batch: dict[str, Any],
+        mask: Any,
+        grids: Sequence[Grid],
+        devices: Sequence[Any] = (),
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         from coowned.mechanism.gradient_sums import clipped_gradient_sums
 
@@ -168,7 +173,7 @@ class BertMaskedLM:
             grid,
             shapes=self.shapes(),
             microbatch=self.microbatch,
-            split=split,
+            devices=devices,
         )
         return {name: array[None] for name, array in sums.items()}, clipped
 

@@ -57,7 +57,12 @@ class LogisticRegression:
         return Grid.for_linear(clip_norm)
 
     def clipped_sum(
-        self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any, grids: Sequence[Grid], split: Any = None
+        self,
+        parameters: dict[str, Any],
+        batch: dict[str, Any],
+        mask: Any,
+        grids: Sequence[Grid],
+        devices: Sequence[Any] = (),
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         """On the host, whatever devices there are."""
         from coowned.mechanism.linear_sums import clipped_linear_sums
