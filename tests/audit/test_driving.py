@@ -43,7 +43,9 @@ def test_a_copy_adds_one_clip_norm():
         batch = batches.batch(step)
         owner = world.owner[batch.examples[batch.mask]]
         drawn = np.bincount(owner[owner >= 0], minlength=21)
-        np.testing.assert_allclose(full[step] - empty[step], drawn, atol=1e-4)
+        # What a copy adds is rounded down to the grid: a little less than a clip norm, never more.
+        np.testing.assert_allclose(full[step] - empty[step], drawn, rtol=2e-4, atol=1e-5)
+        assert (full[step] - empty[step] <= drawn + 1e-5).all()
 
 
 @pytest.mark.parametrize("plan", [planted_bugs.poisson, planted_bugs.schedule])

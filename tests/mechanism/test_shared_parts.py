@@ -5,8 +5,7 @@ import threading
 import time
 
 import pytest
-from tests.mechanism.test_clipping import batch
-from tests.mechanism.test_fused_clipping import fused
+from tests.mechanism.test_linear_sums import sums, world
 
 from coowned import threads
 from coowned.mechanism import shared_parts
@@ -15,26 +14,26 @@ from coowned.mechanism import shared_parts
 def test_every_process_has_threads_of_its_own(monkeypatch):
     """Those of the process that was forked are not there in the new one: waiting for them would never end."""
     monkeypatch.setattr(threads, "cores", lambda: 2)
-    given = batch(4096, 150)
-    wanted = fused(*given, 0.7)[0]
+    given = world(4096, 150, 1)
+    wanted = sums(*given)
     forked = os.getpid() + 10**9
     monkeypatch.setattr(os, "getpid", lambda: forked)
-    assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
+    assert sums(*given).tolist() == wanted.tolist()
     threads.step_workers().shutdown()
     with pytest.raises(RuntimeError):  # its own were asked: the comparison can fail
-        fused(*given, 0.7)
+        sums(*given)
 
 
 def test_who_is_late_is_not_waited_for(monkeypatch):
     """The other thread has something else to do: all parts are done here."""
     monkeypatch.setattr(threads, "cores", lambda: 2)
-    given = batch(4096, 150)
-    wanted = fused(*given, 0.7)[0]
+    given = world(4096, 150, 1)
+    wanted = sums(*given)
     number = os.getpid() + 10**9 + 1
     monkeypatch.setattr(os, "getpid", lambda: number)
     finished = threading.Event()
     busy = threads.step_workers().submit(finished.wait, 60)
-    assert fused(*given, 0.7)[0].tolist() == wanted.tolist()
+    assert sums(*given).tolist() == wanted.tolist()
     assert not busy.done()
     finished.set()
 
