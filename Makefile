@@ -33,7 +33,7 @@ lint: .venv/all.stamp ## ruff, pyright, import order of the stages
 bench: .venv/all.stamp ## ratios against peers and limits; reads ../shared/data
 	$(BIN)/python -m benchmarks $(ONLY)
 
-audit-power: .venv/all.stamp ## every planted bug against the audit, 20 seeds each; half an hour
+audit-power: .venv/all.stamp ## every planted bug against the audit, three seeds each; about ten minutes
 	rm -f experiments/results/audit_power.json
 	$(BIN)/python -m experiments audit_power
 	$(BIN)/python -m experiments tables

@@ -321,26 +321,29 @@ class _WithStep:
         return getattr(self._trainer, name)
 
 
-def change_sums(monkeypatch, change: Callable[..., Any]) -> None:
-    honest = LogisticRegression.clipped_sum
-    monkeypatch.setattr(LogisticRegression, "clipped_sum", lambda self, *given: change(honest, self, *given))
+def change_sums(monkeypatch, change: Callable[..., Any], model: type = LogisticRegression) -> None:
+    honest = model.clipped_sum
+    monkeypatch.setattr(model, "clipped_sum", lambda self, *given: change(honest, self, *given))
 
 
 def of_other_grids(honest, model, parameters, batch, mask, grids, others):
     """Clipped as on other grids, in units of its own."""
     sums, clipped = honest(model, parameters, batch, mask, others)
-    units = np.array([other.unit / own.unit for own, other in zip(grids, others, strict=True)])
-    return {name: np.rint(total * units[:, None]).astype(np.int64) for name, total in sums.items()}, clipped
+    units = [other.unit / own.unit for own, other in zip(grids, others, strict=True)]
+    return {
+        name: np.array([np.rint(unit * total) for unit, total in zip(units, totals, strict=True)]).astype(np.int64)
+        for name, totals in sums.items()
+    }, clipped
 
 
-def leaky_clip(monkeypatch):
+def leaky_clip(monkeypatch, model: type = LogisticRegression):
     """A clip that lets 5% through."""
 
-    def change(honest, model, parameters, batch, mask, grids, devices):
+    def change(honest, own, parameters, batch, mask, grids, devices):
         larger = [dataclasses.replace(grid, clip_norm=1.05 * grid.clip_norm) for grid in grids]
-        return of_other_grids(honest, model, parameters, batch, mask, grids, larger)
+        return of_other_grids(honest, own, parameters, batch, mask, grids, larger)
 
-    change_sums(monkeypatch, change)
+    change_sums(monkeypatch, change, model)
 
 
 def largest_clip_norm_for_all(monkeypatch):

@@ -54,7 +54,7 @@ def test_bert_passes(bert):
 
 @pytest.mark.full
 def test_a_leaky_bert_is_caught(bert, monkeypatch):
-    planted_bugs.leaky_clip(monkeypatch)
+    planted_bugs.leaky_clip(monkeypatch, type(bert))
     own = laws(planted_bugs.poisson(), bert)
     assert not own.gradient(RunKey.from_seed(2)).holds
     assert not own.contributions(RunKey.from_seed(3), steps=1).holds
