@@ -181,6 +181,13 @@ def _example_level(guarantee: "PrivacyGuarantee") -> str:
     )
 
 
+EXACT_RELEASE = (
+    "Training by coowned releases integers: clipped gradients and Gaussian noise are rounded to one public grid and "
+    "added exactly. Assumed: ChaCha20's output is as good as random bits and, except for linear models, the computed "
+    "gradient of a copy does not depend on its position in a batch (tested, not proven). Timing is not covered."
+)
+
+
 def _accountant(guarantee: "PrivacyGuarantee") -> str:
     if guarantee.grid_spacing == 0:
         how = "the Gaussian mechanism in closed form (Balle and Wang 2018)"
@@ -190,7 +197,7 @@ def _accountant(guarantee: "PrivacyGuarantee") -> str:
             f"a grid of {guarantee.grid_spacing:.3g}, exponentially tilted Fourier transform); discretization is "
             f"pessimistic, and rounding and truncation, {guarantee.error_share:.2g} of delta, are counted in delta"
         )
-    return f"Accountant: coowned {guarantee.version}, {how}. Arithmetic of the training itself is floating point."
+    return f"Accountant: coowned {guarantee.version}, {how}. {EXACT_RELEASE}"
 
 
 def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
