@@ -415,7 +415,13 @@ PLANTED = [
         model=TwoTensors(num_features=20),
         seen_by=("noise",),
     ),
-    Planted(name="noise correlated otherwise", plant=other_correlation, plan=schedule, seen_by=("noise",), trials=4000),
+    Planted(
+        name="noise correlated otherwise",
+        plant=other_correlation,
+        plan=schedule,
+        seen_by=("replace curve",),
+        trials=4000,
+    ),
     Planted(name="float32 noise tail", plant=short_tail, seen_by=("noise tail",)),
     Planted(
         name="probability of batch size over distinct examples",
