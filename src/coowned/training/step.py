@@ -50,7 +50,7 @@ class Step:
         """(the state after one step, number of clipped copies)."""
         update = compiled_update(self.optimizer)
         if self.grids is None:
-            gradients, clipped = compiled_mean(self.model)(state[0], batch, mask, np.float32(self.batch_size)), 0
+            gradients, clipped = compiled_mean(self.model)(state[0], batch, mask, np.float32(self.batch_size))
             return update(state, gradients, self.learning_rates), clipped
         sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices)
         units = np.array([grid.unit for grid in self.grids])
@@ -74,18 +74,23 @@ def compiled_update(optimizer: str) -> Callable[[State, Arrays, Any], State]:
 
 
 @functools.lru_cache(maxsize=32)
-def compiled_mean(model: Model) -> Callable[..., Arrays]:
-    """(parameters, batch, mask, batch size) -> the sum of plain gradients over the batch size, of every model."""
-    import jax
+def compiled_mean(model: Model) -> Callable[..., tuple[Arrays, Any]]:
+    """(parameters, batch, mask, batch size) -> (sum of plain gradients over the batch size, of every model; 0).
 
-    def mean(parameters: Arrays, batch: Arrays, mask: Any, batch_size: Any) -> Arrays:
+    The 0 is the number of clipped copies. As a result of the same program it is ready only when the batch has been
+    read: the loop waits for it before the batch's memory is used again.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def mean(parameters: Arrays, batch: Arrays, mask: Any, batch_size: Any) -> tuple[Arrays, Any]:
         def sums(own: Arrays) -> Arrays:
             return {name: total / batch_size for name, total in model.gradient_sum(own, batch, mask).items()}
 
         if len(next(iter(parameters.values()))) > 1:
-            return jax.vmap(sums)(parameters)
+            return jax.vmap(sums)(parameters), jnp.int32(0)
         alone = sums({name: array[0] for name, array in parameters.items()})  # a branch under vmap computes both ways
-        return {name: array[None] for name, array in alone.items()}
+        return {name: array[None] for name, array in alone.items()}, jnp.int32(0)
 
     return jax.jit(mean)
 
