@@ -5,6 +5,7 @@ import pytest
 
 from coowned import threads
 from coowned.errors import InputError
+from coowned.mechanism import gradient_sums
 from coowned.mechanism.gradient_sums import EmbeddingGradients, GradientSum, clipped_gradient_sums, gradients_of
 from coowned.mechanism.grid import Grid
 
@@ -76,6 +77,33 @@ def test_no_copy_adds_more(size, clip_norm):
         assert square <= grid.squared_radius
         if 1e-3 < size < 1e15 and clip_norm <= 1:
             assert square > 0.999 * grid.squared_radius
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9, 0.3, 0.99])
+def test_a_wrong_norm_is_found_out(monkeypatch, share):
+    """The bug: squared norms come out too small. The integers are looked at: what is too long is taken out again."""
+    given = gradients(5, size=100.0)
+    honest = contributions(given)
+    for kind in (gradient_sums._Rows, gradient_sums._Embedding):
+        squares = kind.squares
+        monkeypatch.setattr(kind, "squares", lambda self, squares=squares: share * squares(self))
+    found = contributions(given)
+    for own, wanted in zip(found, honest, strict=True):
+        square = sum(int(value) ** 2 for array in own.values() for value in array.ravel())
+        assert 0.999 * GRID.squared_radius < square <= GRID.squared_radius
+        np.testing.assert_allclose(own["w"], wanted["w"], rtol=1e-3, atol=2)
+    assert same(integers(given), {name: sum(own[name] for own in found) for name in SHAPES})
+
+
+def test_what_cancels_is_clipped_soundly():
+    """Two projections that cancel but for a last digit: the norm from products of rows is of rounding errors alone."""
+    given = gradients(3, size=1e8)
+    words = given["words"]
+    words.residuals[:, 1:], words.looked_up[:] = 0, 0
+    words.residuals[:, 1], words.projected[:, 1] = words.residuals[:, 0], -words.projected[:, 0]
+    words.projected[:, 1, 3] = np.nextafter(words.projected[:, 1, 3], np.float32(np.inf))
+    for own in contributions(given):
+        assert sum(int(value) ** 2 for array in own.values() for value in array.ravel()) <= GRID.squared_radius
 
 
 def test_the_sum_is_that_of_the_copies():

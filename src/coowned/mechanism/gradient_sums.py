@@ -2,9 +2,9 @@
 
 XLA gives the gradient of every copy of a microbatch; the host scales, rounds and adds them. With d parameters and the
 radius R of the grid, a gradient v is multiplied by min(1 / unit, (R - sqrt(d) / 2) / |v|), and every number is rounded
-to the nearest integer: rounding makes a vector longer by at most sqrt(d) / 2, so that what a copy adds is an integer
-vector no longer than R. |v| is a sum of squares in float64, raised by more than its rounding error in whatever
-order it is added. Integers add up exactly in float64 below 2^53, that is for 2^28 copies.
+to the nearest integer. Nothing is assumed of how well |v| was computed: the sum of squares of the integers themselves
+is compared with R^2, and a copy that is longer is taken out again, exactly, and added with a smaller factor. Integers
+add up exactly in float64 below 2^53, that is for 2^28 copies.
 """
 
 import collections
@@ -25,7 +25,7 @@ from coowned.mechanism.shared_parts import in_parts
 
 _ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds a float64 below 2^51 to an integer
 _BLOCK = 4096  # numbers of a gradient that are summed over all copies before the next
-_PARTS = 16  # of an embedding's rows; fixed, so that the order of a sum of squares is
+_PARTS = 16  # of an embedding's rows, taken by whichever thread is free
 _njit = compiled()
 
 
@@ -49,7 +49,8 @@ class GradientSum:
     """A sum of copies' clipped gradients, in units of a grid.
 
     Guarantees:
-      - What a copy adds is an integer vector no longer than the radius.   (test_no_copy_adds_more)
+      - What a copy adds is an integer vector no longer than the radius, however badly its norm was computed.
+        (test_no_copy_adds_more, test_a_wrong_norm_is_found_out)
       - It depends on that copy's gradient alone: not on its position, other copies, padding or threads.
         (test_a_copy_adds_the_same_in_any_company, test_threads_change_nothing)
       - The sum is the sum of what each copy adds, exactly.   (test_the_sum_is_that_of_the_copies)
@@ -68,8 +69,9 @@ class GradientSum:
         self.grid, self.clipped, self._copies = grid, 0, 0
         self._shapes = dict(shapes)
         size = sum(math.prod(shape) for shape in shapes.values())
-        self._longest = (grid.radius - math.sqrt(size) / 2) * (1 - 2.0**-40)  # before rounding, in grid units
-        self._raise = 1 + (size + 16) * 2.0**-52  # more than the rounding error of a sum of so many squares
+        self._longest = grid.radius - math.sqrt(size) / 2  # before rounding, in grid units
+        # Integers' squares are exact, and their sum is off by less than this in whatever order it is made.
+        self._largest_square = grid.radius**2 * (1 - (size + 4) * 2.0**-52)
         if self._longest < grid.radius / 2:
             raise InputError(f"a model of {size} parameters needs a finer grid")
         self._totals = {name: np.zeros(math.prod(shape)) for name, shape in shapes.items()}
@@ -81,18 +83,22 @@ class GradientSum:
             raise InputError("a sum of more than 2^27 copies")
         self._copies += mask.size
         leaves = {name: _leaf(gradients[name], mask.size) for name in self._totals}
-        squares = np.zeros(mask.size)
-        for leaf in leaves.values():
-            squares += leaf.squares()
-        kept = mask & np.isfinite(squares)
-        lengths = np.sqrt(np.where(kept, squares, 1.0) * self._raise)
-        with np.errstate(divide="ignore", over="ignore"):
-            clipped = kept & (lengths > self._longest * self.grid.unit)
-            factors = np.where(clipped, self._longest / lengths, 1 / self.grid.unit)
+        with np.errstate(all="ignore"):
+            lengths = np.sqrt(sum(leaf.squares() for leaf in leaves.values())) / self.grid.unit
+            kept = mask & np.isfinite(lengths)
+            clipped = kept & (lengths > self._longest)
+            factors = np.where(clipped, self._longest * (1 - 2.0**-16) / lengths, 1.0) / self.grid.unit
         self.clipped += int(np.count_nonzero(clipped))
         factors[~kept] = 0
-        for name, leaf in leaves.items():
-            leaf.add(factors, self._totals[name])
+        squares = self._add(leaves, factors)
+        while (too_long := squares > self._largest_square).any():
+            self._add(leaves, np.where(too_long, -factors, 0))  # takes the same integers out again
+            factors = np.where(too_long, factors * (self._longest * (1 - 2.0**-16) / np.sqrt(squares)), 0)
+            squares = self._add(leaves, factors)
+
+    def _add(self, leaves: Mapping[str, "_Rows | _Embedding"], factors: npt.NDArray[np.float64]) -> Any:
+        """(copies,) the sums of squares of the integers that were added."""
+        return sum(leaf.add(factors, self._totals[name]) for name, leaf in leaves.items())
 
     def integers(self) -> dict[str, npt.NDArray[np.int64]]:
         """The sum so far, by parameter."""
@@ -182,12 +188,17 @@ class _Rows:
         self._rows = rows
 
     def squares(self) -> npt.NDArray[np.float64]:
+        """(copies,) the squared norms."""
         squares = np.empty(len(self._rows))
         in_parts(_square_rows, (self._rows, squares), len(self._rows))
         return squares
 
-    def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> None:
-        in_parts(_add_blocks, (self._rows, factors, totals), -(-totals.size // _BLOCK))
+    def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """(copies,) the sums of squares of the integers that were added."""
+        blocks = -(-totals.size // _BLOCK)
+        squares = np.zeros((blocks, factors.size))
+        in_parts(_add_blocks, (self._rows, factors, totals, squares), blocks)
+        return squares.sum(axis=0)
 
 
 @_njit
@@ -196,14 +207,13 @@ def _square_rows(rows, squares, taken, done):
         i = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
         if i >= rows.shape[0]:
             return
-        squares[i] = square_of(rows[i])
+        squares[i] = _square_of(rows[i])
         count_up(done, 1)  # pyright: ignore[reportCallIssue]
 
 
-# Any order of the additions will do: the bound on the rounding error holds for all.
+# Any order of the additions will do.
 @compiled(fastmath={"reassoc", "contract"})
-def square_of(row):
-    """The sum of squares, in float64."""
+def _square_of(row):
     total = 0.0
     for j in range(row.size):
         total += np.float64(row[j]) * np.float64(row[j])
@@ -211,23 +221,27 @@ def square_of(row):
 
 
 @_njit
-def _add_blocks(rows, factors, totals, taken, done):
+def _add_blocks(rows, factors, totals, squares, taken, done):
+    room = np.empty(_BLOCK)
     while True:
-        begin = count_up(taken, 1) * _BLOCK  # pyright: ignore[reportCallIssue]
+        block = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        begin = block * _BLOCK
         if begin >= totals.size:
             return
         end = min(begin + _BLOCK, totals.size)
         for i in range(rows.shape[0]):
             if factors[i]:  # what is not finite has a factor of 0 and is not read
-                add_rounded(rows[i, begin:end], factors[i], totals[begin:end])
+                squares[block, i] = add_rounded(rows[i, begin:end], factors[i], room, totals[begin:end])
         count_up(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
-def add_rounded(row, factor, totals):
-    """totals += rint(factor row), every number by itself."""
+def add_rounded(row, factor, room, totals):
+    """totals += rint(factor row), every number by itself; gives the sum of squares of what was added."""
     for j in range(row.size):
-        totals[j] += (np.float64(row[j]) * factor + _ROUNDER) - _ROUNDER
+        room[j] = (np.float64(row[j]) * factor + _ROUNDER) - _ROUNDER
+        totals[j] += room[j]
+    return _square_of(room[: row.size])
 
 
 # ---- embeddings, a few words at a time -------------------------------------------------------------------------------
@@ -258,53 +272,105 @@ class _Embedding:
             order,
             np.ascontiguousarray(given.looked_up),
         )
-        self._copies = copies
 
     def squares(self) -> npt.NDArray[np.float64]:
-        squares = np.zeros((_PARTS, self._copies))
-        nothing = np.empty(0)
-        in_parts(_over_words, (self._given, nothing, nothing, squares), _PARTS)
-        return squares.sum(axis=0)
+        """(copies,) the squared norms, from the products of the rows among themselves."""
+        squares = np.zeros(len(self._given.residuals))
+        in_parts(_square_embeddings, (self._given, squares), squares.size)
+        return squares
 
-    def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> None:
-        in_parts(_over_words, (self._given, factors, totals, np.empty((0, 0))), _PARTS)
+    def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        squares = np.zeros((_PARTS, factors.size))
+        in_parts(_add_words, (self._given, factors, totals, squares), _PARTS)
+        return squares.sum(axis=0)
 
 
 @_njit
-def _over_words(given, factors, totals, squares, taken, done):
-    """Adds rounded gradients to totals; or, where there are no totals, their squares to squares (parts, copies)."""
+def _square_embeddings(given, squares, taken, done):
+    """|sum_m r_m h_m' + sum_t e_t|^2 = sum_mn (r_m.r_n)(h_m.h_n) + 2 sum_mt r_m[token_t] (h_m.e_t) + what e adds.
+
+    Where terms cancel, it is not below 2^-30 of the square of sum_m |r_m||h_m| + sum_t |e_t|: no integer is then so
+    large that it could not be taken out again exactly.
+    """
+    copies, rows, words = given.residuals.shape
+    length, width = given.looked_up.shape[1:]
+    same, projected, among = np.empty(width, np.float32), np.empty((rows, width), np.float32), np.empty((rows, rows))
+    own = np.empty(rows)
+    while True:
+        i = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        if i >= copies:
+            return
+        for m in range(rows):
+            for h in range(width):
+                projected[m, h] = given.panels[i, h // COLUMNS, m, h % COLUMNS]
+        for m in range(rows):
+            for n in range(m + 1):
+                among[m, n] = _dot(projected[m], projected[n]) * (1 if m == n else 2)
+        total = 0.0
+        own[:] = 0
+        for begin in range(0, words, _BLOCK):  # so that all rows stay in a near cache
+            end = min(begin + _BLOCK, words)
+            for m in range(rows):
+                for n in range(m + 1):
+                    product = _dot(given.residuals[i, m, begin:end], given.residuals[i, n, begin:end])
+                    total += product * among[m, n]
+                    own[m] += product if m == n else 0.0
+        longest = 0.0
+        for m in range(rows):
+            longest += np.sqrt(own[m] * among[m, m])
+        same[:] = 0
+        for t in range(length):
+            token, looked_up = given.tokens[i, t], given.looked_up[i, given.order[i, t]]
+            longest += np.sqrt(_dot(looked_up, looked_up))
+            for m in range(rows):
+                total += 2 * given.residuals[i, m, token] * _dot(projected[m], looked_up)
+            same += looked_up
+            if t + 1 == length or given.tokens[i, t + 1] != token:  # the last of those with this token
+                total += _dot(same, same)
+                same[:] = 0
+        squares[i] = max(total, 2.0**-30 * longest * longest)
+        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _dot(one, other):
+    total = np.float32(0)
+    for j in range(one.size):
+        total += one[j] * other[j]
+    return np.float64(total)
+
+
+@_njit
+def _add_words(given, factors, totals, squares, taken, done):
+    """Adds rounded gradients to totals, and their squares to squares (parts, copies)."""
     copies, width = given.residuals.shape[0], given.looked_up.shape[2]
     words = given.residuals.shape[2]
     blocks = -(-words // ROWS)
-    tile, row = np.empty((ROWS, COLUMNS), np.float32), np.empty((ROWS, width), np.float32)
-    last = np.empty((given.residuals.shape[1], ROWS), np.float32)
+    tile, rows, room = np.empty((ROWS, COLUMNS), np.float32), np.empty((ROWS, width), np.float32), np.empty(width)
+    last, following = np.empty((given.residuals.shape[1], ROWS), np.float32), np.empty(copies, np.int64)
     while True:
         part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
         if part >= _PARTS:
             return
         begin, end = blocks * part // _PARTS * ROWS, min(words, blocks * (part + 1) // _PARTS * ROWS)
         for i in range(copies):
-            if totals.size and not factors[i]:
-                continue
-            following = np.searchsorted(given.tokens[i], begin)
-            for first in range(begin, end, ROWS):
-                count = min(ROWS, end - first)
-                following = _gradients_of_words(given, i, first, count, following, (tile, last), row)
-                if totals.size:
+            following[i] = np.searchsorted(given.tokens[i], begin)
+        for first in range(begin, end, ROWS):
+            count = min(ROWS, end - first)
+            for i in range(copies):
+                if factors[i]:
+                    following[i] = _gradients_of_words(given, i, first, count, following[i], (tile, last), rows)
                     for j in range(count):
                         at = (first + j) * width
-                        add_rounded(row[j], factors[i], totals[at : at + width])
-                else:
-                    for j in range(count):
-                        squares[part, i] += square_of(row[j])
+                        squares[part, i] += add_rounded(rows[j], factors[i], room, totals[at : at + width])
         count_up(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
-def _gradients_of_words(given, copy, first, count, following, room, row):
-    """row (ROWS, width): the gradient at words first to first + count; gives the next lookup that is beyond them."""
+def _gradients_of_words(given, copy, first, count, following, room, rows):
+    """rows (ROWS, width): the gradient at words first to first + count; gives the next lookup that is beyond them."""
     tile, last = room
-    words, width = given.residuals.shape[2], row.shape[1]
+    words, width = given.residuals.shape[2], rows.shape[1]
     source, column, stride = given.residuals[copy], first, words
     if count < ROWS:  # the last words: a product reads ROWS of them
         last[:, :] = 0
@@ -318,9 +384,9 @@ def _gradients_of_words(given, copy, first, count, following, room, row):
         begin = panel * COLUMNS
         for j in range(count):
             for h in range(begin, min(begin + COLUMNS, width)):
-                row[j, h] = tile[j, h - begin]
+                rows[j, h] = tile[j, h - begin]
     while following < given.tokens.shape[1] and given.tokens[copy, following] < first + count:
-        own, added = row[given.tokens[copy, following] - first], given.looked_up[copy, given.order[copy, following]]
+        own, added = rows[given.tokens[copy, following] - first], given.looked_up[copy, given.order[copy, following]]
         for h in range(width):
             own[h] += added[h]
         following += 1

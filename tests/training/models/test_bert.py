@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.clipping import clipped_grad
@@ -186,27 +187,23 @@ def test_no_example_adds_more(clip_norm):
             square = sum(int(value) ** 2 for array in alone.values() for value in array.ravel())
             assert square <= grid.squared_radius
             if clipped:
-                assert square >= grid.squared_radius * (1 - 1e-5)
+                assert square >= grid.squared_radius * (1 - 1e-4)
 
 
-def test_without_the_cross_term_the_norm_is_another(monkeypatch):
-    """The bug to be caught: two uses of one matrix measured apart let a gradient through that is too long."""
-    honest = gradient_sums._Embedding.squares
-
-    def apart(self):
-        given = self._given
-        looked_up = self._given._replace(residuals=0 * given.residuals)
-        projected = self._given._replace(looked_up=0 * given.looked_up)
-        squares = np.zeros(self._copies)
-        for self._given in (looked_up, projected):
-            squares += honest(self)
-        self._given = given
-        return squares
-
-    own, batch = parameters(ONE_LAYER), make_batch()
-    monkeypatch.setattr(gradient_sums._Embedding, "squares", apart)
-    lengths = [length(clipped_sum(own, batch, np.arange(SIZE) == row, 0.1, ONE_LAYER)[0]) for row in range(SIZE)]
-    assert max(lengths) > 0.1 * (1 + 1e-3)
+def test_without_the_cross_term_the_norm_is_another():
+    """Two uses of one matrix have something in common: measured apart, a gradient may look shorter than it is."""
+    rows = {name: array[:4] for name, array in make_batch().items()}
+    own = {name: jnp.asarray(array) for name, array in parameters(ONE_LAYER).items()}
+    words = bert_gradients.example_gradients(ONE_LAYER.config, own, rows)["bert.embeddings.word_embeddings.weight"]
+    whole = gradient_sums._Embedding(words).squares()
+    parts = [
+        gradient_sums._Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares()
+        for name in ("residuals", "looked_up")
+    ]
+    assert (np.abs(sum(parts) / whole - 1) > 1e-3).any()
+    gradients = jit(jax.vmap(jax.grad(ONE_LAYER.example_loss), in_axes=(None, 0)))(own, rows)
+    exact = np.float64(gradients["bert.embeddings.word_embeddings.weight"])
+    np.testing.assert_allclose(whole, (exact**2).sum(axis=(1, 2)), rtol=1e-4)
 
 
 def test_repeated_tokens_are_added_before_they_are_squared():
@@ -215,7 +212,7 @@ def test_repeated_tokens_are_added_before_they_are_squared():
     found, _ = clipped_sum(parameters(), batch, row, 0.1)
     expected, _ = reference_sum(parameters(), batch, row, 0.1)
     assert_same(found, expected)
-    assert 0.1 * (1 - 1e-5) < length(found) <= 0.1
+    assert 0.1 * (1 - 1e-4) < length(found) <= 0.1
 
 
 # ---- what must not count ---------------------------------------------------------------------------------------------

@@ -79,6 +79,8 @@ class BertMaskedLM:
       - The clipped sum is that of the examples' own gradients, every parameter together, the word embedding once with
         its two uses.
         (test_equals_the_mechanism, test_equals_jax_privacy, test_without_the_cross_term_the_norm_is_another)
+      - An example adds the same integers at any position of any batch, as far as XLA gives it the same gradient there.
+        (test_an_example_counts_the_same_in_any_company)
       - What an example adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more)
       - An example whose gradient is not finite adds exactly zero and so does padding.
         (test_not_finite_adds_zero, test_padding_adds_zero)
@@ -89,7 +91,7 @@ class BertMaskedLM:
       config: sizes.
       sequence_length: tokens of an example, padding included.
       max_predictions: places to predict in an example at most (default: 15% of the sequence, rounded up).
-      microbatch: examples worked on together (default: 4096 tokens of them).
+      microbatch: examples worked on together (default: 2048 tokens of them).
       seed: of the initial parameters; public, independent of everything secret.
 
     Example:
@@ -97,9 +99,8 @@ class BertMaskedLM:
       >>> model.max_predictions, model.shapes()["bert.embeddings.word_embeddings.weight"]
       (3, (50, 8))
 
-    Reference: Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2019; norms from activations as in
-    Goodfellow, Efficient Per-Example Gradient Computations, 2015, and Li et al., Large Language Models Can Be Strong
-    Differentially Private Learners, 2022.
+    Reference: Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2019; gradients from activations as
+    in Goodfellow, Efficient Per-Example Gradient Computations, 2015.
     """
 
     many_models: ClassVar[bool] = False
@@ -117,7 +118,7 @@ class BertMaskedLM:
             # In whole numbers: 15 in a hundred of 20 is 3, which 0.15 * 20 as a float is not.
             object.__setattr__(self, "max_predictions", -(-15 * self.sequence_length // 100))
         if not self.microbatch:
-            object.__setattr__(self, "microbatch", max(1, 4096 // self.sequence_length))
+            object.__setattr__(self, "microbatch", max(1, 2048 // self.sequence_length))
 
     def describe(self) -> dict[str, Any]:
         return {
