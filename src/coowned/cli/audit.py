@@ -72,10 +72,11 @@ def run(
         if known is not None:
             _show_canaries(known)
         show.written(folder / "audit.json")
-    if not found.holds:
-        raise CertificateMismatchError(f"{folder}: {found.verdict()}")
+    broken = [] if found.holds else [found.verdict()]
     if known is not None and not known.claim_holds:
-        raise CertificateMismatchError(f"{folder}: the claim is broken: a trained model knows its canaries too well")
+        broken.append("The claim is broken: a trained model knows its canaries too well.")
+    if broken:
+        raise CertificateMismatchError(f"{folder}: {' '.join(broken)}")
 
 
 def _with_canaries(folder: Path, config: "TrainConfig", count: int, alpha: float, seed: int | None) -> "CanaryAudit":
