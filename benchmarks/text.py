@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.noise import NoiseStream
 from coowned.training.models.bert import BertMaskedLM
 from coowned.training.optimizers import make_optimizer
-from coowned.training.step import compiled_step
-from coowned.training.sweep_noise import SweepNoise
+from coowned.training.step import Step
 
 BATCH, PEER_BATCH = 128, 32
 SEQUENCE = 128
@@ -43,21 +43,23 @@ def run() -> list[dict]:
 def step_rows() -> list[dict]:
     """Whole steps as the loop takes them: gradient, noise, Adam."""
     model = BertMaskedLM(sequence_length=SEQUENCE)
-    batch, mask = make_batch(model, BATCH), jnp.ones(BATCH, bool)
-    noise = SweepNoise(
-        RunKey.from_seed(0), coefficients=np.ones(1), shapes=model.shapes(), iterations=10**6, configurations=[""]
+    batch, mask, grid = make_batch(model, BATCH), np.ones(BATCH, bool), model.grid(1.0)
+    noise = NoiseStream(
+        RunKey.from_seed(0),
+        deviations=[grid.noise_deviation(1.0)],
+        coefficients=(1.0,),
+        shapes=model.shapes(),
+        iterations=10**6,
     )
-    each = {"learning_rate": 1e-4, "clip_norm": 1.0, "noise_scale": 1e-3}
-    settings = {name: jnp.float32([value]) for name, value in each.items()} | {"batch_size": jnp.float32(BATCH)}
 
     def steps(private: bool) -> Callable[[], object]:
-        step = compiled_step(model, "adam", private, private, 1)
+        step = Step(model, "adam", np.float32([1e-4]), BATCH, (grid,) if private else None)
         parameters = initial(model)
         alone = parameters, make_optimizer("adam", 1e-4).init(parameters)
         state = [jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)]
 
         def go():
-            state[0], clipped = step(state[0], batch, mask, noise.next() if private else {}, settings)
+            state[0], clipped = step(state[0], batch, mask, noise.next() if private else None)
             return jax.block_until_ready((state[0], clipped))
 
         return go
@@ -87,7 +89,7 @@ def jax_privacy_rows() -> list[dict]:
     from jax_privacy.clipping import clipped_grad
 
     model = BertMaskedLM(sequence_length=SEQUENCE)
-    own, batch, mask = initial(model), make_batch(model, BATCH), jnp.ones(BATCH, bool)
+    own, batch, ours = initial(model), make_batch(model, BATCH), clipped_sum(model, BATCH)
 
     def peer(microbatch: int) -> Callable[[], object]:
         summed = clipped_grad(
@@ -96,13 +98,12 @@ def jax_privacy_rows() -> list[dict]:
         compiled = jax.jit(summed.fun)
         return lambda: jax.block_until_ready(compiled(own, batch))
 
-    ours = jax.jit(model.gradient_sum)
     actions = {f"microbatch {size}": peer(size) for size in (1, 2, 4, 8, 32)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jax_privacy's, of optax
         once = interleaved(actions, rounds=1)
         best = min(once, key=lambda name: once[name])
-        pair = {"ours": lambda: jax.block_until_ready(ours(own, batch, mask, 1.0)), best: actions[best]}
+        pair = {"ours": ours, best: actions[best]}
         seconds = interleaved(pair, rounds=5)
     once[best] = min(once[best], seconds[best])
     ratio = once[best] / seconds["ours"]
@@ -135,9 +136,8 @@ def compare_with_opacus() -> None:
     """Prints {"ours": examples/s, "modes": {mode: examples/s or the exception}} as JSON."""
     warnings.simplefilter("ignore")
     model = BertMaskedLM(sequence_length=SEQUENCE)
-    own, batch, mask = initial(model), make_batch(model, PEER_BATCH), jnp.ones(PEER_BATCH, bool)
-    ours = jax.jit(model.gradient_sum)
-    actions: dict[str, Callable[[], object]] = {"ours": lambda: jax.block_until_ready(ours(own, batch, mask, 1.0))}
+    batch = make_batch(model, PEER_BATCH)
+    actions: dict[str, Callable[[], object]] = {"ours": clipped_sum(model, PEER_BATCH)}
     failed = {}
     for mode in ("hooks", "functorch", "ew", "ghost"):
         try:
@@ -224,13 +224,19 @@ def memory_rows() -> list[dict]:
 def measure_memory(count: int) -> None:
     """Prints by how much one clipped sum raises the peak over what the process has with the model and its data."""
     model = BertMaskedLM(sequence_length=MEMORY_SEQUENCE)
-    own, batch, mask = initial(model), make_batch(model, count), jnp.ones(count, bool)
+    ours = clipped_sum(model, count)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    jax.block_until_ready(jax.jit(model.gradient_sum)(own, batch, mask, 1.0))
+    ours()
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e9)
 
 
 # ---- what all of them use --------------------------------------------------------------------------------------------
+
+
+def clipped_sum(model: BertMaskedLM, count: int) -> Callable[[], object]:
+    own = {name: array[None] for name, array in initial(model).items()}
+    batch, mask, grid = make_batch(model, count), np.ones(count, bool), model.grid(1.0)
+    return lambda: model.clipped_sum(own, batch, mask, [grid])
 
 
 def initial(model: BertMaskedLM) -> dict[str, jax.Array]:

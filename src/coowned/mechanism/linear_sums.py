@@ -31,11 +31,12 @@ from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, SUM_ROWS, mult
 from coowned.mechanism.shared_parts import in_parts
 
 MOST_COPIES_OF_A_PART = 2**19  # times the radius is below 2^53
-TILE = 64  # rows that are multiplied together
+TILE = 64  # rows that are worked on together, at most
 _PARTS = 16  # of a large batch, summed apart by whichever thread is free
-_ENOUGH = 2**18  # numbers for which a part of its own is worth it
+_ENOUGH = 2**17  # numbers for which a part of its own is worth it
 _POWER = np.uint64(2047 << 52)  # the bits of a float64 that hold its power of two
-_LINES = 4  # cache lines of each row of the next tile that are prefetched
+_LINES = 8  # cache lines of a row that are prefetched; the processor then goes on by itself
+_AHEAD = 1024  # about a quarter of the numbers by which one model's rows are prefetched ahead
 
 _njit = compiled()
 
@@ -190,11 +191,19 @@ def scale_and_length(square, width):
 
 
 @_njit
-def row_facts(copies, at):
-    """(whether the row adds anything, 2^-e, at most 1 / |X| by a margin for two float32 roundings)."""
-    counts = copies.mask[at] and np.isfinite(copies.labels[at]) and copies.norms[at] < np.inf
-    scale, length = scale_and_length(np.float64(copies.norms[at]) if counts else 0.0, copies.source.shape[1] + 1)
-    return counts, np.float32(scale), np.float32((1 - 2.0**-20) / length)
+def row_facts(copies, begin, end, scales, inverses, labels):
+    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for two float32 roundings, and the label.
+
+    A row that adds nothing (padding, a label or norm that is not finite) has an inverse of 0, which makes its factor 0.
+    """
+    width = copies.source.shape[1] + 1
+    for i in range(end - begin):  # without a branch, so that it becomes vector code
+        norm, label = copies.norms[begin + i], copies.labels[begin + i]
+        counts = copies.mask[begin + i] and label - label == 0 and norm - norm == 0  # finite
+        scale, length = scale_and_length(np.float64(norm) if counts else 0.0, width)
+        scales[i] = scale
+        inverses[i] = (1 - 2.0**-20) / length if counts else 0.0
+        labels[i] = label if counts else np.float32(0)
 
 
 # ---- rounding and residuals ------------------------------------------------------------------------------------------
@@ -231,7 +240,7 @@ def sigmoid(x):
 
 @_njit
 def longest_factor(inverse, radius):
-    """A number below radius / |X| - 1/2: what is at most that large may be rounded to the nearest integer."""
+    """Below radius / |X| - 1/2, so that what is at most that large may be rounded to an integer; below 0 for no row."""
     return radius * inverse - np.float32(0.5)
 
 
@@ -242,7 +251,7 @@ def factor_of(residual, inverse_scale, longest, unit):
     factor = longest if factor > longest else factor
     factor = -longest if factor < -longest else factor
     factor = (factor + _ROUNDER) - _ROUNDER
-    return factor if factor == factor else np.float32(0)
+    return factor if factor == factor and longest > 0 else np.float32(0)
 
 
 # ---- one model: each row is read once, four at a time ----------------------------------------------------------------
@@ -276,39 +285,40 @@ def _add_parts(coefficients, copies, unit, radius, sums, clipped, taken, done):
 
 @_njit
 def _add_rows(coefficients, copies, unit, radius, begin, end, sums):
-    """Adds A X of rows `begin` to `end` to sums (num_features + 1,) float64; gives how many were clipped."""
+    """Adds A X of rows `begin` to `end` to sums (num_features + 1,) float64; gives how many were clipped.
+
+    Four rows at once, which stay in the nearest cache: their logits, their factors, their sums.
+    """
     width = coefficients.size - 1
     whole = width // STRIDE * STRIDE
     weights, intercept = coefficients[:width], coefficients[width]
     nothing = np.zeros(width, np.float32)  # stands for a row that adds nothing, whatever that row holds
-    rows = np.empty(4, np.int64)
-    products, factors, labels = np.zeros(4, np.float32), np.zeros(4, np.float32), np.zeros(4, np.float32)
-    scales, inverses, longest = np.ones(4, np.float32), np.ones(4, np.float32), np.ones(4, np.float32)
+    rows, products, factors = np.empty(4, np.int64), np.zeros(4, np.float32), np.zeros(4, np.float32)
+    scales, inverses, labels = np.ones(TILE, np.float32), np.zeros(TILE, np.float32), np.zeros(TILE, np.float32)
+    ahead = 4 * max(1, _AHEAD // width)
     clipped = 0
     for first in range(begin, end, 4):
+        at = (first - begin) % TILE
+        if not at:
+            inverses[:] = 0
+            row_facts(copies, first, min(first + TILE, end), scales, inverses, labels)
         for i in range(4):
-            rows[i] = -1
-            if first + i < end:
-                counts, scales[i], inverses[i] = row_facts(copies, first + i)
-                rows[i] = copies.rows[first + i] if counts else -1
-                labels[i] = copies.labels[first + i] if counts else np.float32(0)
+            rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
+            if first + i + ahead < end:
+                for j in range(0, min(width, _LINES * LINE), LINE):
+                    ask_for(copies.source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
         products[:] = 0
         if whole:
             multiply_four(copies.source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
         if whole < width:
             _multiply_rest(copies.source, rows, weights, whole, products)
         for i in range(4):
-            longest[i] = longest_factor(inverses[i], radius)
-            residual = sigmoid(products[i] + intercept) - labels[i]
-            factors[i] = factor_of(residual, np.float32(1) / scales[i], longest[i], unit)
-        for i in range(4):
-            factors[i] = factors[i] if rows[i] >= 0 else np.float32(0)
-            clipped += abs(factors[i]) + 1 > longest[i]
-            sums[width] += np.float64(factors[i]) * np.float64((scales[i] + _ROUNDER) - _ROUNDER)
-            if first + i + 4 < end:
-                for j in range(0, min(width, _LINES * LINE), LINE):
-                    ask_for(copies.source, copies.rows[first + i + 4], j)  # pyright: ignore[reportCallIssue]
-        _add_four(copies.source, nothing, rows, scales, factors, sums)
+            longest = longest_factor(inverses[at + i], radius)
+            residual = sigmoid(products[i] + intercept) - labels[at + i]
+            factors[i] = factor_of(residual, np.float32(1) / scales[at + i], longest, unit)
+            clipped += abs(factors[i]) + 1 > longest and longest > 0
+            sums[width] += np.float64(factors[i]) * np.float64((scales[at + i] + _ROUNDER) - _ROUNDER)
+        _add_four(copies.source, nothing, rows, scales[at : at + 4], factors, sums)
     return clipped
 
 
@@ -393,7 +403,7 @@ def _add_tiles(given, copies, sums, taken, done):
     parts, size = sums.shape[0], copies.mask.size
     tile = np.zeros((TILE, width), np.float32)
     logits, factors = np.empty((TILE, COLUMNS), np.float32), np.empty((TILE, COLUMNS))
-    scales, inverses = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    scales, inverses, labels = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     while True:
         part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
         if part >= parts:
@@ -401,13 +411,14 @@ def _add_tiles(given, copies, sums, taken, done):
         for first in range(size * part // parts, size * (part + 1) // parts, TILE):
             end = min(first + TILE, size * (part + 1) // parts)
             filled = (end - first + ROWS - 1) // ROWS * ROWS  # with rows of zeros up to a whole number of blocks
+            row_facts(copies, first, end, scales, inverses, labels)
             for i in range(filled):
-                scales[i], inverses[i] = _fill_row(copies, first + i, end, tile[i])
+                _fill_row(copies, first + i, i < end - first and inverses[i] > 0, scales[i], tile[i])
             for panel in range(panels):
                 for i in range(0, filled, ROWS):
                     multiply_tile(tile, i, 0, width, 1, width, given.columns[panel], logits, i)
                 for i in range(end - first):
-                    facts = copies.labels[first + i], np.float32(1) / scales[i], inverses[i]
+                    facts = labels[i], np.float32(1) / scales[i], inverses[i]
                     _clip(logits[i], facts, given.units[panel], given.radii[panel], factors[i])
                 for j in range(0, width, SUM_ROWS):
                     multiply_tile(tile, 0, j, 1, width, end - first, factors, sums[part, panel], j)
@@ -415,27 +426,24 @@ def _add_tiles(given, copies, sums, taken, done):
 
 
 @_njit
-def _fill_row(copies, at, end, row):
-    """A row of the tile: X, or zeros where it adds nothing, whatever it holds; its (scale, inverse)."""
+def _fill_row(copies, at, counts, scale, row):
+    """A row of the tile: X, or zeros where it adds nothing, whatever it holds."""
     width = copies.source.shape[1]
     if at + TILE < copies.rows.size:
         for j in range(0, min(width, _LINES * LINE), LINE):
             ask_for(copies.source, copies.rows[at + TILE], j)  # pyright: ignore[reportCallIssue]
-    if at < end:
-        counts, scale, inverse = row_facts(copies, at)
-        if counts:
-            own = copies.rows[at]
-            for j in range(width):
-                row[j] = (copies.source[own, j] * scale + _ROUNDER) - _ROUNDER
-            row[width] = (scale + _ROUNDER) - _ROUNDER
-            return scale, inverse
-    row[:] = 0
-    return np.float32(1), np.float32(0)
+    if not counts:
+        row[:] = 0
+        return
+    own = copies.rows[at]
+    for j in range(width):
+        row[j] = (copies.source[own, j] * scale + _ROUNDER) - _ROUNDER
+    row[width] = (scale + _ROUNDER) - _ROUNDER
 
 
 @_njit
 def _clip(logits, facts, units, radii, factors):
-    """The factors A of one row for the models of a panel; any number where the row is of zeros."""
+    """The factors A of one row for the models of a panel."""
     label, inverse_scale, inverse = facts
     for j in range(COLUMNS):
         residual = sigmoid(logits[j] * inverse_scale) - label

@@ -206,11 +206,13 @@ class Part(NamedTuple):
 class _Rounding(NamedTuple):
     """How values become integers: v = (deviation z - sum_j coefficients[j] n_j) / coefficients[0] + 1/2, rounded down.
 
-    In float64 v is off by at most per_normal |z| + fixed + 2^-50 |v|.
+    Coefficients are split into two parts: products with the first, and their sums, are exact in float64; those with the
+    second are small. So v is off by at most per_normal |z| + fixed + 2^-50 |v|.
     """
 
     deviations: npt.NDArray[np.float64]  # (configurations,)
     coefficients: npt.NDArray[np.float64]  # (num_bands,)
+    parts: npt.NDArray[np.float64]  # (2, num_bands - 1) whose sum is coefficients[1:]
     per_normal: npt.NDArray[np.float64]  # (configurations,)
     fixed: npt.NDArray[np.float64]  # (configurations,)
 
@@ -220,16 +222,20 @@ class _Rounding(NamedTuple):
             raise InputError("coefficients must be finite numbers, the first above 0")
         if not ((deviations >= 0) & (deviations / coefficients[0] < 2.0**48)).all():
             raise InputError("deviations must be between 0 and 2^48 grid units")
-        # Of b - 1 products, as many subtractions, one product with z and one division: each 2^-53 of what it gives.
-        per_normal = deviations * (RELATIVE_ERROR + (len(coefficients) + 4) * 2.0**-53) / coefficients[0]
-        return cls(deviations, coefficients, per_normal * (1 + 2.0**-20), np.zeros_like(deviations)).after(0)
+        per_normal = deviations * (RELATIVE_ERROR + 4 * 2.0**-53) / coefficients[0]
+        parts = np.zeros((2, len(coefficients) - 1))
+        return cls(deviations, coefficients, parts, per_normal * (1 + 2.0**-20), np.zeros_like(deviations)).after(0)
 
     def after(self, largest: int) -> "_Rounding":
         """With the error of the sum over earlier rows, none of whose numbers is larger than this."""
-        first, others = self.coefficients[0], float(np.abs(self.coefficients[1:]).sum())
-        of_sum = (len(self.coefficients) + 4) * 2.0**-53 * others * largest
-        fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / first * (1 + 2.0**-20) + 2.0**-60
-        return self._replace(fixed=fixed)
+        others = self.coefficients[1:]
+        # Multiples of 2^-bits, times integers up to `largest`, add up to less than 2^52 such multiples.
+        bits = 51 - math.ceil(math.log2(max(1.0, 2 * largest * (float(np.abs(others).sum()) + len(others)))))
+        whole = np.ldexp(np.rint(np.ldexp(others, bits)), -bits) if bits >= 0 else np.zeros_like(others)
+        rest = others - whole  # exact
+        of_sum = (len(others) + 4) * 2.0**-53 * float(np.abs(rest).sum()) * largest
+        fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / self.coefficients[0] * (1 + 2.0**-20) + 2.0**-60
+        return self._replace(parts=np.stack([whole, rest]), fixed=fixed)
 
 
 def _fill_part(part: Part, rounding: _Rounding, out: npt.NDArray[np.int64]) -> None:
@@ -292,7 +298,8 @@ def round_normals(part, rounding, out, doubtful):
     rows, columns = len(out), part.end - part.begin
     together = max(1, 8 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
     room = together * min(columns, WORDS)
-    words, normals, values = np.empty(room, np.uint64), np.empty(room), np.empty(WORDS)
+    words, normals = np.empty(room, np.uint64), np.empty(room)
+    values, sums = np.empty(WORDS), np.empty((2, WORDS))
     count = 0
     for first in range(0, rows, together):
         number = min(together, rows - first)
@@ -308,7 +315,7 @@ def round_normals(part, rounding, out, doubtful):
                 if scarce:
                     _read_on(own_words[i], part.keys[row], begin // WORDS, own_normals[i])
                 ring = part.ring[row, :, begin:end]
-                _feed_back(own_normals[i], rounding.deviations[row], rounding.coefficients, ring, part.newest, values)
+                _feed_back(own_normals[i], row, rounding, ring, part.newest, values, sums)
                 errors = rounding.per_normal[row], rounding.fixed[row]
                 found = _round(own_normals[i], values, errors, out[row, begin:end], doubtful[count:])
                 for j in range(count, count + found):
@@ -326,18 +333,22 @@ def _read_on(words, key, chunk, normals):
 
 
 @_njit
-def _feed_back(normals, deviation, coefficients, ring, newest, values):
+def _feed_back(normals, row, rounding, ring, newest, values, room):
     """values = (deviation normals - sum of earlier rows times their coefficients) / coefficients[0] + 1/2."""
-    for j in range(normals.size):
-        values[j] = deviation * normals[j]
-    kept = ring.shape[0]
-    for lag in range(kept):
-        earlier, c = ring[(newest - lag) % kept], coefficients[lag + 1]
+    deviation, first, kept = rounding.deviations[row], rounding.coefficients[0], ring.shape[0]
+    if not kept:
         for j in range(normals.size):
-            values[j] -= c * np.float64(earlier[j])
-    first = coefficients[0]
+            values[j] = deviation * normals[j] / first + 0.5
+        return
+    room[:] = 0
+    for lag in range(kept):
+        earlier, whole, rest = ring[(newest - lag) % kept], rounding.parts[0, lag], rounding.parts[1, lag]
+        for j in range(normals.size):
+            n = np.float64(earlier[j])
+            room[0, j] += whole * n
+            room[1, j] += rest * n
     for j in range(normals.size):
-        values[j] = values[j] / first + 0.5
+        values[j] = ((deviation * normals[j] - room[0, j]) - room[1, j]) / first + 0.5
 
 
 @_njit
