@@ -33,7 +33,9 @@ def main(arguments: list[str] | None = None) -> None:
             f"the claim {verdict}"
         )
     figures = [bob(found) for found in measured]
-    alt.vconcat(*(alt.Chart.from_dict({**f.chart, "title": f.title}) for f in figures)).save(asked.output)
+    alone = ("$schema", "autosize", "background", "config", "name", "padding")  # what only a whole picture may have
+    charts = ({**{key: value for key, value in f.chart.items() if key not in alone}, "title": f.title} for f in figures)
+    alt.vconcat(*map(alt.Chart.from_dict, charts)).save(asked.output)
     print(f"picture: {asked.output}")
 
 

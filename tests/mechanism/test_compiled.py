@@ -11,34 +11,38 @@ import pytest
 import coowned
 
 PROGRAM = """
-import numpy as np
-from coowned.mechanism.tiled_clipping import tiled_clipped_logistic_sums
-from coowned.mechanism.fused_clipping import sigmoid
-one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-sums = tiled_clipped_logistic_sums(np.zeros((1, 2)), zero[:, None], zero, np.ones(1, bool), 9 * one)
-print(sigmoid(zero[0]), sums.rounded[0, 1])
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.noise import NoiseStream
+from coowned.mechanism.normals import central_normal
+stream = NoiseStream(RunKey.from_seed(0), deviations=[1e6], coefficients=(1.0,), shapes={"w": (1,)}, iterations=1)
+print(central_normal(0.25), int(stream.next()["w"].ravel()[0]))
 """
 
 
 @pytest.mark.full
 def test_a_change_in_another_file_is_seen(tmp_path):
-    """A sigmoid that is twofold in one file doubles what the other's loop, kept on disk, adds up."""
+    """Normals that are twofold in one file double the noise that another file's loop, kept on disk, makes of them."""
     shutil.copytree(Path(coowned.__file__).parent, tmp_path / "coowned", ignore=shutil.ignore_patterns("*.nb[ic]"))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
 
-    def run() -> str:
+    def run() -> tuple[float, int]:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        return done.stdout.strip()
+        normal, noise = done.stdout.split()
+        return float(normal), int(noise)
 
-    assert run() == run() == "0.5 0.5"
-    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("tiled_clipping._add_parts*.nbc")}
-    assert kept  # it was kept, and read the second time
-    changed = tmp_path / "coowned" / "mechanism" / "fused_clipping.py"
+    normal, noise = run()
+    assert (normal, noise) == run()
+    assert normal == pytest.approx(0.6744897501960817)
+    assert abs(noise) > 1000
+    assert list(tmp_path.rglob("noise.round_normals*.nbc"))  # it was kept, and read the second time
+    changed = tmp_path / "coowned" / "mechanism" / "normals.py"
     source = changed.read_text()
-    once = "return np.float32(1) / (np.float32(1) + series * power)"
+    once = "return q * top / low"
     assert once in source
-    changed.write_text(source.replace(once, once.replace("(1) /", "(2) /")))
-    assert run() == "1.0 1.0"
+    changed.write_text(source.replace(once, "return 2 * q * top / low"))
+    doubled, more = run()
+    assert doubled == 2 * normal
+    assert abs(more - 2 * noise) <= 1
