@@ -1,12 +1,10 @@
 """Products in registers: those of plain loops, to the bit."""
 
-from fractions import Fraction
-
 import numba
 import numpy as np
 import pytest
 
-from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, add_four, multiply_four, multiply_tile
+from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, multiply_four, multiply_tile
 
 
 @numba.njit
@@ -69,11 +67,6 @@ def four_products(source, places, weights, out):
     multiply_four(source, np.zeros(source.shape[1], np.float32), places, weights, weights.size, out)
 
 
-@numba.njit
-def four_added(source, places, factors, sums):
-    add_four(source, np.zeros(source.shape[1], np.float32), places, factors, places, sums.size, sums)
-
-
 def with_few_bits(generator, *shape):
     """Numbers whose products, and sums of these, are exact in float64, but not in float32."""
     return (generator.integers(-(2**15), 2**15, shape) / 2**12).astype(np.float32)
@@ -99,19 +92,3 @@ def test_four_products():
     for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1], [7, 6, 4, 1]):
         four_products(source, np.array(places), weights, out)
         assert out.tolist() == [wanted[place] for place in places]
-
-
-def test_four_rows_are_added():
-    generator = np.random.default_rng(2)
-    source = generator.standard_normal((9, 3 * STRIDE)).astype(np.float32)
-    source[3] = np.nan
-    factors, start = generator.standard_normal(4), generator.standard_normal(3 * STRIDE)
-    for places in ([0, 8, 2, 5], [5, 5, -1, 0], [-1, -1, -1, -1]):
-        sums, wanted = start.copy(), start.tolist()
-        four_added(source, np.array(places), factors, sums)
-        for f, place in reversed(list(zip(factors.tolist(), places, strict=True))):
-            if place >= 0:
-                row = source[place].tolist()
-                wanted = [float(Fraction(f) * Fraction(x) + Fraction(w)) for x, w in zip(row, wanted, strict=True)]
-        assert sums.tolist() == wanted
-    assert sums.tolist() == start.tolist()

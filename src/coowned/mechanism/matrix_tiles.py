@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from coowned.mechanism.intrinsics import LINE, ask_for_place
+from coowned.mechanism.intrinsics import LINE
 
 _FLOAT, _DOUBLE, _INDEX, _INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64), ir.IntType(32)
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # 32 registers of 16 numbers, else 16 of 8
@@ -22,7 +22,7 @@ _LANES = 16 if _WIDE else 8
 ROWS = 8 if _WIDE else 4  # with three vectors a row they fill the registers
 COLUMNS = _VECTORS * _LANES
 SUM_ROWS = ROWS // 2  # where the sums are float64
-STRIDE = LINE  # numbers that `multiply_four` and `add_four` do at once, on every machine
+STRIDE = LINE  # numbers that `multiply_four` does at once, on every machine
 
 
 @intrinsic
@@ -112,37 +112,6 @@ def multiply_four(typing_context, source, nothing, places, weights, length, out)
         return context.get_dummy_value()
 
     return types.void(source, nothing, places, weights, types.intp, out), generate
-
-
-@intrinsic
-def add_four(typing_context, source, nothing, places, factors, following, length, sums):
-    """sums[:length] += factors[i] * source[places[i], :length] for i = 3, 2, 1, 0.
-
-    Places as above; factors and sums are float64. The rows `following[i]` are asked for meanwhile, which costs little:
-    this loop has its own rows in a near cache and waits for their conversion. length is a multiple of STRIDE.
-
-    Guarantees:
-      - Every sum is a chain of four fused float64 operations.   (test_four_rows_are_added)
-    """
-    single, double = ir.VectorType(_FLOAT, STRIDE), ir.VectorType(_DOUBLE, STRIDE)
-
-    def generate(context, builder, signature, arguments):
-        rows = _rows(context, builder, signature, arguments)
-        coming = _rows(context, builder, signature, [*arguments[:2], arguments[4]])
-        number = _pointer(context, builder, signature.args[3], arguments[3], [_INDEX(0)])
-        into = _pointer(context, builder, signature.args[6], arguments[6], [_INDEX(0)])
-        numbers = [_everywhere(builder, builder.load(builder.gep(number, [_INDEX(i)])), double) for i in range(4)]
-        with cgutils.for_range_slice(builder, _INDEX(0), arguments[5], _INDEX(STRIDE), inc=True) as (j, _):
-            for row in coming:
-                ask_for_place(builder, builder.gep(row, [j]))
-            total = _load(builder, builder.gep(into, [j]), double)
-            for i in (3, 2, 1, 0):
-                row = builder.fpext(_load(builder, builder.gep(rows[i], [j]), single), double)
-                total = _fused(builder, row, numbers[i], total)
-            _store(builder, total, builder.gep(into, [j]))
-        return context.get_dummy_value()
-
-    return types.void(source, nothing, places, factors, places, types.intp, sums), generate
 
 
 def _rows(context: Any, builder: Any, signature: Any, arguments: Any) -> list[Any]:
