@@ -19,7 +19,7 @@ import numpy.typing as npt
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.intrinsics import count_up
+from coowned.mechanism.intrinsics import atomic_add
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
 from coowned.mechanism.shared_parts import in_parts
 
@@ -204,11 +204,11 @@ class _Rows:
 @_njit
 def _square_rows(rows, squares, taken, done):
     while True:
-        i = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        i = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
         if i >= rows.shape[0]:
             return
         squares[i] = _square_of(rows[i])
-        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 # Any order of the additions will do.
@@ -224,7 +224,7 @@ def _square_of(row):
 def _add_blocks(rows, factors, totals, squares, taken, done):
     room = np.empty(_BLOCK)
     while True:
-        block = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        block = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
         begin = block * _BLOCK
         if begin >= totals.size:
             return
@@ -232,7 +232,7 @@ def _add_blocks(rows, factors, totals, squares, taken, done):
         for i in range(rows.shape[0]):
             if factors[i]:  # what is not finite has a factor of 0 and is not read
                 squares[block, i] = add_rounded(rows[i, begin:end], factors[i], room, totals[begin:end])
-        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -297,7 +297,7 @@ def _square_embeddings(given, squares, taken, done):
     same, projected, among = np.empty(width, np.float32), np.empty((rows, width), np.float32), np.empty((rows, rows))
     own = np.empty(rows)
     while True:
-        i = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        i = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
         if i >= copies:
             return
         for m in range(rows):
@@ -329,7 +329,7 @@ def _square_embeddings(given, squares, taken, done):
                 total += _dot(same, same)
                 same[:] = 0
         squares[i] = max(total, 2.0**-30 * longest * longest)
-        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -349,7 +349,7 @@ def _add_words(given, factors, totals, squares, taken, done):
     tile, rows, room = np.empty((ROWS, COLUMNS), np.float32), np.empty((ROWS, width), np.float32), np.empty(width)
     last, following = np.empty((given.residuals.shape[1], ROWS), np.float32), np.empty(copies, np.int64)
     while True:
-        part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
         if part >= _PARTS:
             return
         begin, end = blocks * part // _PARTS * ROWS, min(words, blocks * (part + 1) // _PARTS * ROWS)
@@ -363,7 +363,7 @@ def _add_words(given, factors, totals, squares, taken, done):
                     for j in range(count):
                         at = (first + j) * width
                         squares[part, i] += add_rounded(rows[j], factors[i], room, totals[at : at + width])
-        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit

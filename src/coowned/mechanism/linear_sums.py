@@ -25,7 +25,7 @@ from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.intrinsics import LINE, ask_for, count_up
+from coowned.mechanism.intrinsics import LINE, atomic_add, prefetch
 from coowned.mechanism.kernels import squared_norms as fill_squared_norms
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile
 from coowned.mechanism.shared_parts import in_parts
@@ -275,12 +275,12 @@ def _add_parts(coefficients, copies, unit, radius, sums, clipped, taken, done):
     """Adds up parts, each taken by whichever thread is free, until there are none left."""
     size, parts = copies.mask.size, clipped.size
     while True:
-        part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
         if part >= parts:
             return
         begin, end = size * part // parts, size * (part + 1) // parts
         clipped[part] = _add_rows(coefficients, copies, unit, radius, begin, end, sums[part])
-        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -306,7 +306,7 @@ def _add_rows(coefficients, copies, unit, radius, begin, end, sums):
             rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
             if first + i + ahead < end:
                 for j in range(0, min(width, _LINES * LINE), LINE):
-                    ask_for(copies.source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
+                    prefetch(copies.source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
         products[:] = 0
         if whole:
             multiply_four(copies.source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
@@ -405,7 +405,7 @@ def _add_tiles(given, copies, sums, taken, done):
     logits, factors = np.empty((TILE, COLUMNS), np.float32), np.empty((TILE, COLUMNS))
     scales, inverses, labels = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     while True:
-        part = count_up(taken, 1)  # pyright: ignore[reportCallIssue]
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
         if part >= parts:
             return
         for first in range(size * part // parts, size * (part + 1) // parts, TILE):
@@ -422,7 +422,7 @@ def _add_tiles(given, copies, sums, taken, done):
                     _clip(logits[i], facts, given.units[panel], given.radii[panel], factors[i])
                 for j in range(0, width, SUM_ROWS):
                     multiply_tile(tile, 0, j, 1, width, end - first, factors, sums[part, panel], j)
-        count_up(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -431,7 +431,7 @@ def _fill_row(copies, at, counts, scale, row):
     width = copies.source.shape[1]
     if at + TILE < copies.rows.size:
         for j in range(0, min(width, _LINES * LINE), LINE):
-            ask_for(copies.source, copies.rows[at + TILE], j)  # pyright: ignore[reportCallIssue]
+            prefetch(copies.source, copies.rows[at + TILE], j)  # pyright: ignore[reportCallIssue]
     if not counts:
         row[:] = 0
         return

@@ -7,7 +7,7 @@ import numpy as np
 
 from coowned import threads
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.intrinsics import count_up
+from coowned.mechanism.intrinsics import atomic_add
 
 
 def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int) -> None:
@@ -31,6 +31,6 @@ def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int)
 def _all_done(done, parts):
     """Waits for others' last parts, a moment only: it is awake, where a sleeping thread takes long to wake."""
     looks = 100_000
-    while looks and count_up(done, 0) < parts:  # pyright: ignore[reportCallIssue]
+    while looks and atomic_add(done, 0) < parts:  # pyright: ignore[reportCallIssue]
         looks -= 1
     return looks > 0

@@ -17,7 +17,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.intrinsics import LINE, ask_for
+from coowned.mechanism.intrinsics import LINE, prefetch
 from coowned.mechanism.kernels import squared_norms
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
@@ -340,9 +340,9 @@ def gather_rows(source, rows, out, sides, places, out_labels, out_norms):
     width = source.shape[1]
     for i in range(rows.size):
         if i + _AHEAD < rows.size:
-            ask_for(sides, places[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
+            prefetch(sides, places[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
             for j in range(0, min(width, _LINES * LINE), LINE):
-                ask_for(source, rows[i + _AHEAD], j)  # pyright: ignore[reportCallIssue]
+                prefetch(source, rows[i + _AHEAD], j)  # pyright: ignore[reportCallIssue]
         row = rows[i]
         for j in range(width):
             out[i, j] = source[row, j]
