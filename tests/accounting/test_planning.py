@@ -65,6 +65,33 @@ def test_no_good_choice_is_said():
     assert cure
     better = plan(graph, selectors=("greedy",), epsilon=0.1, batch_size=int(cure[1]), **asked)
     assert not any("No choice" in line for line in better.advice)
+    assert "noise swamps the signal at this batch size" in " ".join(weak.advice)
+
+
+def test_verdict_before_training():
+    """The cure is true: planning with what the advice names gives the noise it names."""
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(20_000)])
+    asked = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out", "iterations": 400, "contribution_bounds": (1,)}
+    asked |= {"selectors": ("greedy",), "mechanism": "poisson"}
+    (clear,) = plan(graph, batch_size=64, num_parameters=65, **asked).advice
+    assert clear.startswith("With the best choice, a step's signal-to-noise ratio is at most 17 (batch size 64 over")
+    assert clear.endswith("the signal stands clear of the noise.")
+    small = plan(graph, batch_size=64, num_parameters=2**16, **asked)
+    (weak,) = small.advice
+    assert "a step is mostly noise, which 400 steps average out. Try --batch-size" in weak
+    cure = re.search(
+        r"--batch-size (\d+) \(64 -> ([\d,]+) lowers the noise in the mean gradient by (\d+)%; noise multiplier "
+        r"([\d.]+) -> ([\d.]+)\)\.$",
+        weak,
+    )
+    assert cure
+    large = plan(graph, batch_size=int(cure[1]), num_parameters=2**16, **asked)
+    before, after = small.choices[0], large.choices[0]
+    assert f"{before.noise_multiplier:.3g} {after.noise_multiplier:.3g}" == f"{cure[4]} {cure[5]}"
+    assert after.step_signal_to_noise >= 1 > before.step_signal_to_noise
+    lower = 1 - before.step_signal_to_noise / after.step_signal_to_noise
+    assert f"{lower:.0%}" == f"{cure[3]}%"
+    assert large.advice[0].endswith("the signal stands clear of the noise.")
 
 
 def test_bounds_reach_what_users_have():
@@ -100,7 +127,14 @@ def test_heavy_users_are_told():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"selectors": ("greed",)}, {"contribution_bounds": (0,)}, {"mechanism": "shuffling"}, {"batch_size": 0}]
+    "wrong",
+    [
+        {"selectors": ("greed",)},
+        {"contribution_bounds": (0,)},
+        {"mechanism": "shuffling"},
+        {"batch_size": 0},
+        {"num_parameters": 0},
+    ],
 )
 def test_bad_input(regular_graph, wrong):
     with pytest.raises(InputError):

@@ -49,6 +49,19 @@ def test_rows_and_table(data: Path, capsys):
     assert json.loads(capsys.readouterr().out) == rows
 
 
+def test_verdict_for_the_model(data: Path, capsys):
+    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET, "--mechanism", "poisson"]
+    page = data.with_name("plan.html")
+    assert run([*arguments, "--parameters", "1000000", "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "times the root of 1,000,000 parameters): noise swamps the signal at this batch size" in printed
+    assert "noise swamps the signal at this batch size" in page.read_text(encoding="utf-8")
+    assert run([*arguments, "--parameters", "4", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)[0]
+    assert row["num_parameters"] == 4
+    assert row["step_signal_to_noise"] == pytest.approx(10 / (row["noise_multiplier"] * 2))
+
+
 def test_what_cannot_be_used_is_said_in_full(data: Path, capsys):
     target = [*TARGET[:4], "--batch-size", "200", "--iterations", "20"]
     assert run(["plan", str(data), "--example-id", "id", "--separator", ";", *target, "--json"]) == 0
@@ -73,6 +86,7 @@ def test_what_cannot_be_used_is_said_in_full(data: Path, capsys):
         ["--selectors", "greed"],
         ["--mechanism", "shuffle"],
         ["--adjacency", "remove"],
+        ["--parameters", "0"],
     ],
 )
 def test_bad_input(data: Path, capsys, wrong: list[str]):

@@ -319,7 +319,8 @@ def measured(attribution: str, found: float) -> Measured:
     )
     return Measured(
         attribution=attribution,
-        epsilon=1.0,
+        epsilon=0.99987,
+        target_epsilon=1.0,
         delta=1e-5,
         contribution_bound=1,
         size=100,
@@ -341,7 +342,10 @@ def test_bob(runs, tmp_path: Path):
     assert section
     assert ">2.1<" in section[1]
     assert section[1].count(">not true for Bob<") == section[1].count(">not refuted by 8 models<") == 1
-    assert "1 (unit: user, fixed graph; contribution bound 1; delta 1e-05; adjacency: zero-out)" in section[1]
+    assert (
+        "1 (proven: 0.9999; unit: user, fixed graph; contribution bound 1; delta 1e-05; adjacency: zero-out)"
+        in section[1]
+    )
     assert "holds" not in section[1]
 
 

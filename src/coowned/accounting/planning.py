@@ -2,14 +2,14 @@
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
+from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, GOOD, SignalToNoise
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
@@ -25,14 +25,12 @@ from coowned.selection.selection_cache import select_once
 from coowned.selection.selector import Schedule, Selection
 
 TOO_SMALL = "S is smaller than one batch"
-MECHANISMS = ("all", "poisson", "min-separation")
+MECHANISMS = (PoissonSampling.kind, MinSeparation.kind, "all")
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")  # a bound is all they need
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
-_DIRECTIONS = 100  # over which a gradient is assumed to be spread: a plan does not know the model
-_GOOD = 3.0  # signal-to-noise below which a choice is hardly worth training
-_TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where no choice is good
+_TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where the noise is large
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,13 +62,26 @@ class Choice:
     noise_multiplier: float | None  # None where it cannot be used, for the reason given
     other_epsilon: float | None  # of that noise under the other adjacency, at the same delta
     effective_noise: float | None  # the multiplier of independent noise with the same mean error of prefix sums
-    signal_to_noise: float | None = None  # predicted, see `plan`
+    num_parameters: int = DEFAULT_PARAMETERS  # of the model that the noise is for
+    step_signal_to_noise: float | None = None  # of the mean gradient of one step
+    signal_to_noise: float | None = None  # of the whole training, see `plan`
     note: str = ""
     best: bool = False
 
     @property
     def label(self) -> str:
         return f"{self.selector}, bound {self.contribution_bound:,}" if self.contribution_bound else self.selector
+
+    @property
+    def noise(self) -> SignalToNoise:
+        """The noise of a choice that can be used."""
+        assert self.effective_noise is not None
+        return SignalToNoise(
+            batch_size=self.batch_size,
+            iterations=self.iterations,
+            noise_multiplier=self.effective_noise,
+            num_parameters=self.num_parameters,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +136,7 @@ def plan(
     contribution_bounds: Sequence[int] | None = None,
     selectors: Sequence[str] = DEFAULT_SELECTORS,
     mechanism: str = "all",
+    num_parameters: int = DEFAULT_PARAMETERS,
     allow_large_delta: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
@@ -135,26 +147,29 @@ def plan(
     schedule reaches. DP-MF's noise is correlated, so that much of it cancels: its multiplier counts times the error of
     its prefix sums over that of independent noise (`BandedStrategy.error_factor`).
 
-    The best choice has the largest predicted signal-to-noise: the clip norm over the standard error of the mean
-    gradient of the whole training, 1 / sqrt(1 / num_distinct + 100 (effective_noise / batch_size)^2 / iterations). The
-    first term is what so few distinct examples leave unknown, the second the noise, over 100 directions because a plan
-    does not know the model. What bias costs is not in it: look at the users per example.
+    The best choice has the largest predicted signal-to-noise over the whole training: the clip norm over the standard
+    error of the mean gradient, 1 / sqrt(1 / num_distinct + num_parameters (effective_noise / batch_size)^2 /
+    iterations). The first term is what so few distinct examples leave unknown, the second the noise
+    (`SignalToNoise`). What bias costs is not in it: look at the users per example.
 
     Selections and calibrations are made once and kept in the cache. All of it uses the graph and public numbers only,
     so choosing from it costs no privacy.
 
     Args:
       contribution_bounds: by default those of `default_bounds`.
+      num_parameters: of the model that is to be trained; the noise is spread over all of them. The default stands for
+        a small linear model.
       allow_large_delta: plan although delta is 0.1 or more.
 
     Guarantees:
       - The best row has the largest predicted signal-to-noise of all.   (test_best_has_the_most_signal)
+      - The advice says what the noise of the best row means for the model.   (test_verdict_before_training)
       - Where no row is good, the advice says so and what would be.   (test_no_good_choice_is_said)
     """
     if contribution_bounds is None:
         contribution_bounds = default_bounds(graph)
     validate.one_of(MECHANISMS, mechanism=mechanism)
-    validate.positive(batch_size=batch_size, iterations=iterations)
+    validate.positive(batch_size=batch_size, iterations=iterations, num_parameters=num_parameters)
     for bound in contribution_bounds:
         validate.positive(contribution_bounds=bound)
     for word in selectors:
@@ -169,6 +184,7 @@ def plan(
         "unit": UNIT,
         "batch_size": batch_size,
         "iterations": iterations,
+        "num_parameters": num_parameters,
     }
     report = progress or (lambda done, message: None)
     choices: list[Choice] = []
@@ -251,22 +267,16 @@ def _calibrated(mechanism: Mechanism, target: dict[str, Any], facts: dict[str, A
         other_epsilon = _other_epsilon(mechanism, noise, target)
     except UncertifiableError as error:
         return _unusable(facts, str(error))
-    strategy = mechanism.strategy()
-    effective = noise if strategy is None else noise * strategy.error_factor()
+    ratio = SignalToNoise.of(mechanism, noise_multiplier=noise, num_parameters=facts["num_parameters"])
     return Choice(
         sampling_probability=getattr(mechanism, "sampling_probability", None),
         noise_multiplier=noise,
         other_epsilon=other_epsilon,
-        effective_noise=effective,
-        signal_to_noise=signal_to_noise(facts["num_distinct"], effective, facts["batch_size"], facts["iterations"]),
+        effective_noise=ratio.noise_multiplier,
+        step_signal_to_noise=ratio.per_step,
+        signal_to_noise=ratio.with_examples(facts["num_distinct"]),
         **facts,
     )
-
-
-def signal_to_noise(num_distinct: int, effective_noise: float, batch_size: int, iterations: int) -> float:
-    """Predicted for a whole training, as `plan` explains."""
-    noise = _DIRECTIONS * (effective_noise / batch_size) ** 2 / iterations
-    return 1 / math.sqrt(1 / num_distinct + noise)
 
 
 def _other_epsilon(mechanism: Mechanism, noise: float, target: dict[str, Any]) -> float:
@@ -300,41 +310,60 @@ def _mark_best(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _advice_on_noise(choices: Sequence[Choice], target: dict[str, Any]) -> list[str]:
-    """What to change where no choice is good; empty where one is."""
+    """What the noise of the best choice means, and what to change where it is large."""
     best = next((choice for choice in choices if choice.best), None)
     if best is None:
         largest = max((choice.size for choice in choices if choice.note == TOO_SMALL), default=0)
         return [f"No choice can be used; a batch size of at most {largest:,} would fit."] if largest else []
-    if best.signal_to_noise is None or best.signal_to_noise >= _GOOD:
-        return []
-    why = f"No choice is good: the best has a predicted signal-to-noise of {best.signal_to_noise:.2g}, below {_GOOD:g}."
-    if best.num_distinct < _GOOD**2:
+    assert best.signal_to_noise is not None
+    verdict = best.noise.verdict()
+    if best.signal_to_noise >= GOOD:
+        is_clear = best.noise.per_step >= 1
+        cure = "" if is_clear else _cure(best, target, "batch_size", lambda ratio: ratio.per_step >= 1)
+        return [f"With the best choice, {verdict[0].lower()}{verdict[1:]}{cure and f' Try {cure}.'}"]
+    why = f"No choice is good (the best has a predicted signal-to-noise of {best.signal_to_noise:.2g}, below {GOOD:g})."
+    if best.num_distinct < GOOD**2:
         return [f"{why} It has only {best.num_distinct:,} distinct examples: too few, whatever the noise."]
-    cures = [cure for cure in (_cure(best, target, "batch_size"), _cure(best, target, "iterations")) if cure]
-    return [f"{why} Try {' or '.join(cures) or 'more data or a larger epsilon'}."]
+    cures = [
+        _cure(best, target, name, lambda ratio: ratio.with_examples(best.num_distinct) >= GOOD)
+        for name in ("batch_size", "iterations")
+    ]
+    return [f"{why} {verdict} Try {' or '.join(filter(None, cures)) or 'more data or a larger epsilon'}."]
 
 
-def _cure(best: Choice, target: dict[str, Any], name: str) -> str | None:
-    """The smallest tried factor for the batch size, or the steps, that makes the choice good, as an option."""
-    if best.mechanism != "poisson":
-        return None
+def _cure(best: Choice, target: dict[str, Any], name: str, is_enough: Callable[[SignalToNoise], bool]) -> str:
+    """The smallest tried batch size, or number of steps, that is enough, as an option with what it does to the noise.
+
+    Where no batch is enough, the largest that fits into S; "" where nothing helps.
+    """
+    if best.mechanism != PoissonSampling.kind:
+        return ""
+    found = ""
     for factor in _TRIED_FACTORS:
         setting = {"batch_size": best.batch_size, "iterations": best.iterations}
         setting[name] *= factor
         if setting["batch_size"] > best.size:
-            return None
+            break
         mechanism = PoissonSampling(
             contribution_bound=best.recounted_bound,
             sampling_probability=setting["batch_size"] / best.size,
-            iterations=setting["iterations"],
+            **setting,
         )
         try:
             noise = calculators.calibrate(mechanism, **target)
         except UncertifiableError:
-            return None
-        if signal_to_noise(best.num_distinct, noise, **setting) >= _GOOD:
-            return f"--{name.replace('_', '-')} {setting[name]}"
-    return None
+            break
+        ratio = SignalToNoise.of(mechanism, noise_multiplier=noise, num_parameters=best.num_parameters)
+        lower = 1 - best.noise.whole_training / ratio.whole_training
+        cure = (
+            f"--{name.replace('_', '-')} {setting[name]} ({setting[name] // factor:,} -> {setting[name]:,} lowers the "
+            f"noise in the mean gradient by {lower:.0%}; noise multiplier {best.noise_multiplier:.3g} -> {noise:.3g})"
+        )
+        if is_enough(ratio):
+            return cure
+        if name == "batch_size" and lower > 0.1:
+            found = cure
+    return found
 
 
 def _advice_on_graph(graph: AttributionGraph, bound: int) -> list[str]:

@@ -13,6 +13,8 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.statement import rounded_up
+from coowned.accounting.terms import UNIT
 from coowned.attribution.tables import from_table
 from coowned.audit.retraining import MeasuredLeak, measure_leak, retrain
 from coowned.certificate import certify
@@ -47,7 +49,8 @@ class Measured:
 
     Attributes:
       attribution: "sender" or "everyone".
-      epsilon: claimed, for every user of that attribution (fixed graph, zero-out) at `delta` and `contribution_bound`.
+      epsilon: proven, for every user of that attribution (fixed graph, zero-out) at `delta` and `contribution_bound`.
+      target_epsilon: as it was asked for.
       copies_with_bob: entries of S in which Bob is a sender or recipient.
       leak: the measured lower bound.
       scores_with, scores_without: what the attacker saw, one number a model.
@@ -55,6 +58,7 @@ class Measured:
 
     attribution: str
     epsilon: float
+    target_epsilon: float
     delta: float
     contribution_bound: int
     size: int
@@ -67,6 +71,14 @@ class Measured:
     def claim_holds(self) -> bool:
         """False where the measured lower bound is above the claim: it is then untrue for Bob."""
         return self.leak.epsilon_lower_bound <= self.epsilon
+
+    @property
+    def claim(self) -> str:
+        """The epsilon that was asked for, with the proven one and everything it depends on."""
+        return (
+            f"{self.target_epsilon:.12g} (proven: {rounded_up(self.epsilon)}; unit: {UNIT}; contribution bound "
+            f"{self.contribution_bound:,}; delta {self.delta:.12g}; adjacency: zero-out)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"claim_holds": self.claim_holds}
@@ -140,6 +152,7 @@ class BobTest:
         return Measured(
             attribution=attribution,
             epsilon=plan.guarantee.epsilon,
+            target_epsilon=self.epsilon,
             delta=self.delta,
             contribution_bound=plan.guarantee.certificate.contribution_bound,
             size=plan.certificate.size,

@@ -32,6 +32,14 @@ def run(
         str, typer.Option(metavar="A,B…", help="Selectors to try.")
     ] = "greedy,greedy-with-duplicates,priced",
     mechanism: Annotated[str, typer.Option(help="poisson, min-separation or all.")] = "all",
+    parameters: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Trainable parameters of the model, which the noise is spread over (default: 100, a small linear "
+            "model; a text-classifier has num_features + 1 for two classes, BERT-Tiny 4.4 million).",
+        ),
+    ] = None,
     adjacency: Adjacency = "zero-out",
     allow_large_delta: AllowLargeDelta = False,
     seed: Seed = 0,
@@ -45,13 +53,17 @@ def run(
 ) -> None:
     """Shows the size of S, its bias and the noise for each contribution bound and selector, and marks the best.
 
-    The best has the largest predicted signal-to-noise: many distinct examples, little noise. Only the graph is used.
+    The best has the largest predicted signal-to-noise: many distinct examples, little noise. What that noise means for
+    the model, and what would lower it, is said below the table. Only the graph is used.
 
-    Example:
+    Examples:
 
         coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 256 --iterations 1000 --html plan.html
+
+        coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 64 --iterations 1000 --parameters 16385
     """
     from coowned.accounting.planning import plan
+    from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
     from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 
     bounds = None if contribution_bounds is None else _bounds(contribution_bounds)
@@ -72,6 +84,7 @@ def run(
             contribution_bounds=bounds,
             selectors=words,
             mechanism=mechanism,
+            num_parameters=DEFAULT_PARAMETERS if parameters is None else parameters,
             allow_large_delta=allow_large_delta,
             seed=seed,
             progress=progress,

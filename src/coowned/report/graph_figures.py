@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from coowned.accounting.planning import Choice, Plan, signal_to_noise
+from coowned.accounting.planning import Choice, Plan
+from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
@@ -180,9 +181,7 @@ def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row
     others = [one for one in found if (one.selector, one.contribution_bound) != (run.selector, bound)]
     assert run.guarantee is not None
     noise = run.guarantee.noise_multiplier
-    strategy = run.mechanism.strategy()
-    if strategy is not None:
-        noise *= strategy.error_factor()
+    ratio = SignalToNoise.of(run.mechanism, noise_multiplier=noise, num_parameters=found[0].num_parameters)
     own = dataclasses.replace(
         found[0],
         selector=run.selector,
@@ -190,9 +189,10 @@ def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row
         size=run.certificate.size,
         num_distinct=run.certificate.num_distinct,
         mean_users_per_example=selected.mean_users_per_copy,
-        noise_multiplier=run.guarantee.noise_multiplier,
-        effective_noise=noise,
-        signal_to_noise=signal_to_noise(run.certificate.num_distinct, noise, found[0].batch_size, found[0].iterations),
+        noise_multiplier=noise,
+        effective_noise=ratio.noise_multiplier,
+        step_signal_to_noise=ratio.per_step,
+        signal_to_noise=ratio.with_examples(run.certificate.num_distinct),
         other_epsilon=run.guarantee.other_epsilon,
         note="",
     )

@@ -9,7 +9,7 @@ import polars as pl
 
 from coowned.accounting import calculators
 from coowned.accounting.statement import rounded_down, rounded_up
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
+from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import UncertifiableError
 from coowned.report import charts
@@ -312,17 +312,10 @@ def bob(measured: Measured) -> Figure:
         mark=Mark.PRIVATE,
         columns=(("models", "models"), ("answer", "answer")),
         rows=rows,
-        reading=f"Each mark is one trained model. Claimed: epsilon {bob_claim(measured)}; measured with Bob as the "
+        reading=f"Each mark is one trained model. Claimed: epsilon {measured.claim}; measured with Bob as the "
         f"unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
         x="answer",
         y="models",
         title_x="log-odds that the secret is about work",
         colours=dict(zip(scores, ("#b5442e", "#2b6cb0"), strict=True)),
-    )
-
-
-def bob_claim(measured: Measured) -> str:
-    return (
-        f"{rounded_up(measured.epsilon)} (unit: {UNIT}; contribution bound {measured.contribution_bound:,}; delta "
-        f"{measured.delta:.12g}; adjacency: zero-out)"
     )

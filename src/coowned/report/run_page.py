@@ -263,7 +263,7 @@ def _bob_row(one: Measured) -> TableRow:
     return (
         ATTRIBUTIONS[one.attribution].title.removeprefix("attributed to "),
         f"{one.copies_with_bob} of {one.size}",
-        run_figures.bob_claim(one),
+        one.claim,
         rounded_down(one.leak.epsilon_lower_bound),
         f"not refuted by {one.leak.trials:,} models" if one.claim_holds else "not true for Bob",
     )

@@ -1,0 +1,87 @@
+"""How large the noise is beside the gradient: known before training, from public numbers alone."""
+
+import dataclasses
+import math
+
+from coowned import validate
+from coowned.mechanism.mechanism import Mechanism
+
+GOOD = 3.0  # of the whole training; below it a choice is hardly worth training
+DEFAULT_PARAMETERS = 100  # of a model that is not known: a small linear one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SignalToNoise:
+    """The signal-to-noise ratio of the mean gradient, in one step and over a whole training.
+
+    The signal is the clip norm: the longest that the mean gradient can be, reached where no copy's gradient is shorter
+    and all point the same way. The noise is the expected length of what is added to it.
+
+    Guarantees:
+      - `per_step` is the clip norm over the length of the noise that training adds.   (test_ratio_is_that_of_the_noise)
+      - The verdict worsens with the noise and with the number of parameters.   (test_verdict_follows_the_ratio)
+
+    Attributes:
+      batch_size, iterations: of the training.
+      noise_multiplier: of independent noise; that of correlated noise times `BandedStrategy.error_factor`.
+      num_parameters: of the model, without frozen ones.
+
+    Example:
+      >>> ratio = SignalToNoise(batch_size=64, iterations=200, noise_multiplier=2.0, num_parameters=64)
+      >>> ratio.per_step, round(ratio.whole_training, 1)
+      (4.0, 56.6)
+    """
+
+    batch_size: int
+    iterations: int
+    noise_multiplier: float
+    num_parameters: int
+
+    def __post_init__(self) -> None:
+        validate.positive(batch_size=self.batch_size, iterations=self.iterations, num_parameters=self.num_parameters)
+        validate.positive_number(noise_multiplier=self.noise_multiplier)
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, *, noise_multiplier: float, num_parameters: int) -> "SignalToNoise":
+        """Of a mechanism with this noise multiplier; its batch size must be known."""
+        strategy = mechanism.strategy()
+        assert mechanism.batch_size is not None
+        return cls(
+            batch_size=mechanism.batch_size,
+            iterations=mechanism.iterations,
+            noise_multiplier=noise_multiplier if strategy is None else noise_multiplier * strategy.error_factor(),
+            num_parameters=num_parameters,
+        )
+
+    @property
+    def per_step(self) -> float:
+        """batch_size / (noise_multiplier * sqrt(num_parameters))."""
+        return self.batch_size / (self.noise_multiplier * math.sqrt(self.num_parameters))
+
+    @property
+    def whole_training(self) -> float:
+        """Of the mean over all steps, whose noise averages out."""
+        return self.per_step * math.sqrt(self.iterations)
+
+    def with_examples(self, num_distinct: int) -> float:
+        """Of the whole training, with what so few distinct examples leave unknown counted as noise too."""
+        return 1 / math.sqrt(1 / num_distinct + 1 / self.whole_training**2)
+
+    @property
+    def is_swamped(self) -> bool:
+        return self.whole_training < GOOD
+
+    def verdict(self) -> str:
+        """What the ratio means, in one sentence."""
+        return (
+            f"A step's signal-to-noise ratio is at most {self.per_step:.2g} (batch size {self.batch_size:,} over noise "
+            f"multiplier {self.noise_multiplier:.3g} times the root of {self.num_parameters:,} parameters): "
+            f"{self._meaning()}."
+        )
+
+    def _meaning(self) -> str:
+        if self.is_swamped:
+            return "noise swamps the signal at this batch size"
+        if self.per_step < 1:
+            return f"a step is mostly noise, which {self.iterations:,} steps average out"
+        return "the signal stands clear of the noise"

@@ -1,0 +1,56 @@
+"""The signal-to-noise ratio that is known before training."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from coowned import InputError, MinSeparation, PoissonSampling
+from coowned.accounting.signal_to_noise import GOOD, SignalToNoise
+
+RATIO = SignalToNoise(batch_size=64, iterations=100, noise_multiplier=2.0, num_parameters=64)
+
+
+def test_ratio_is_that_of_the_noise():
+    """20,000 rows of noise: their mean squared length is within 1% of its expectation with probability > 1 - 1e-9."""
+    rows = np.random.default_rng(0).normal(size=(20_000, 64)) * 2.0 / 64  # in clip norms, as a step adds them
+    assert 1 / math.sqrt((rows**2).sum(axis=1).mean()) == pytest.approx(RATIO.per_step, rel=0.01)
+    # The mean over all steps has the noise of one, over the root of their number.
+    means = rows.reshape(200, 100, 64).mean(axis=1)
+    assert 1 / math.sqrt((means**2).sum(axis=1).mean()) == pytest.approx(RATIO.whole_training, rel=0.05)
+
+
+def test_examples_bound_the_ratio():
+    assert RATIO.with_examples(10**12) == pytest.approx(RATIO.whole_training)
+    assert RATIO.with_examples(9) < 3
+
+
+def test_verdict_follows_the_ratio():
+    said = [
+        dataclasses.replace(RATIO, num_parameters=number).verdict() for number in (64, 64 * 20, 64 * 200, 64 * 10_000)
+    ]
+    assert "at most 4 (batch size 64 over noise multiplier 2 times the root of 64 parameters)" in said[0]
+    assert said[0].endswith("the signal stands clear of the noise.")
+    assert said[1].endswith("a step is mostly noise, which 100 steps average out.")
+    assert said[3].endswith("noise swamps the signal at this batch size.")
+    assert (
+        dataclasses.replace(RATIO, noise_multiplier=2000.0)
+        .verdict()
+        .endswith("noise swamps the signal at this batch size.")
+    )
+    assert RATIO.whole_training >= GOOD
+
+
+def test_of_a_mechanism():
+    poisson = PoissonSampling(contribution_bound=1, sampling_probability=0.1, iterations=20, batch_size=16)
+    assert SignalToNoise.of(poisson, noise_multiplier=2.0, num_parameters=4).per_step == 4.0
+    bands = MinSeparation(contribution_bound=2, min_separation=8, num_bands=8, iterations=16, batch_size=16)
+    correlated = SignalToNoise.of(bands, noise_multiplier=2.0, num_parameters=4)
+    assert correlated.noise_multiplier == 2.0 * bands.strategy().error_factor() < 2.0
+
+
+@pytest.mark.parametrize("wrong", [{"num_parameters": 0}, {"noise_multiplier": 0.0}, {"batch_size": 0}])
+def test_refused(wrong):
+    with pytest.raises(InputError):
+        dataclasses.replace(RATIO, **wrong)
