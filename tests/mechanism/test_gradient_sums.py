@@ -112,6 +112,37 @@ def test_the_sum_is_that_of_the_copies():
     assert same(integers(given), {name: sum(own[name] for own in alone) for name in SHAPES})
 
 
+def large_small_numbers(copies: int) -> dict:
+    """An embedding whose integers are odd and just below those that are no longer added in float32."""
+    given = gradients(copies, size=0.0)
+    given["words"].residuals[:, 0, 11] = 1
+    given["words"].projected[:, 0, 5] = (2.0**18 - 3) * GRID.unit
+    return given
+
+
+def test_many_copies_are_added_exactly(monkeypatch):
+    """More of them than float32 adds up exactly: in one sum, low bits are lost."""
+    assert integers(large_small_numbers(130))["words"][11, 5] == 130 * (2**18 - 3)
+    monkeypatch.setattr(gradient_sums, "_SMALL_COPIES", 10**6)
+    assert integers(large_small_numbers(130))["words"][11, 5] != 130 * (2**18 - 3)
+
+
+@pytest.mark.parametrize("power", [-3, 0, 10, 15, 17, 18, 21, 22, 23, 30])
+def test_integers_of_an_embedding_are_the_nearest(power):
+    """Whether they are rounded in float32 or in float64, and their squares are no more than is said."""
+    given = gradients(3, seed=power + 9)["words"]
+    given.residuals[:, 1:], given.looked_up[:] = 0, 0
+    scaled = built(given) * 2.0**power
+    totals = np.zeros(scaled[0].size)
+    squares = gradient_sums._Embedding(given).add(np.float64([0, 2.0**power, 0]), totals)
+    np.testing.assert_allclose(totals, scaled[1].ravel(), rtol=1e-6, atol=0.5 + 2.0 ** (power - 21))
+    assert np.array_equal(totals, np.rint(totals))
+    exact = sum(int(number) ** 2 for number in totals)
+    assert exact <= squares[1] * (1 + 1e-12) <= exact * (1 + 1e-5)
+    gradient_sums._Embedding(given).add(np.float64([0, -(2.0**power), 0]), totals)
+    assert not totals.any()
+
+
 def test_a_copy_adds_the_same_in_any_company():
     given = gradients(9)
     own = contributions(given)

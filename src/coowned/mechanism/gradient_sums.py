@@ -1,10 +1,10 @@
 """Clipped gradients of any model, summed exactly: each copy's gradient is rounded to integers by itself.
 
 XLA gives the gradient of every copy of a microbatch; the host scales, rounds and adds them. With d parameters and the
-radius R of the grid, a gradient v is multiplied by min(1 / unit, (R - sqrt(d) / 2) / |v|), and every number is rounded
-to the nearest integer. Nothing is assumed of how well |v| was computed: the sum of squares of the integers themselves
-is compared with R^2, and a copy that is longer is taken out again, exactly, and added with a smaller factor. Integers
-add up exactly in float64 below 2^53, that is for 2^28 copies.
+radius R of the grid, a gradient v is multiplied by min(1 / unit, (1 - 2^-16) (R - sqrt(d) / 2) / |v|), and every number
+is rounded to the nearest integer. Nothing is assumed of how well |v| was computed: the sum of squares of the integers
+themselves is compared with R^2, and a copy that is longer is taken out again, exactly, and added with a smaller factor.
+Integers add up exactly in float64 below 2^53, that is for 2^28 copies.
 """
 
 import collections
@@ -24,6 +24,10 @@ from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
 from coowned.mechanism.shared_parts import in_parts
 
 _ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds a float64 below 2^51 to an integer
+_ROUNDER_32 = np.float32(1.5 * 2.0**23)  # the same for a float32 below 2^22
+_SMALL = 2.0**18  # integers that are made and added in float32 are smaller
+_SMALL_COPIES = 64  # so many of them add up to less than 2^24, exactly
+_MARGIN = 1 - 2.0**-16  # of the radius that a clipped copy is scaled to: its norm is computed in float32
 _BLOCK = 4096  # numbers of a gradient that are summed over all copies before the next
 _PARTS = 16  # of an embedding's rows, taken by whichever thread is free
 _njit = compiled()
@@ -53,7 +57,8 @@ class GradientSum:
         (test_no_copy_adds_more, test_a_wrong_norm_is_found_out)
       - It depends on that copy's gradient alone: not on its position, other copies, padding or threads.
         (test_a_copy_adds_the_same_in_any_company, test_threads_change_nothing)
-      - The sum is the sum of what each copy adds, exactly.   (test_the_sum_is_that_of_the_copies)
+      - The sum is the sum of what each copy adds, exactly.   (test_the_sum_is_that_of_the_copies,
+        test_many_copies_are_added_exactly)
       - A copy whose gradient is not finite adds exactly zero, and so does padding.   (test_not_finite_adds_zero,
         test_padding_adds_zero)
     Cost: two passes over the gradients; of an embedding two products instead, without building it.
@@ -87,13 +92,13 @@ class GradientSum:
             lengths = np.sqrt(sum(leaf.squares() for leaf in leaves.values())) / self.grid.unit
             kept = mask & np.isfinite(lengths)
             clipped = kept & (lengths > self._longest)
-            factors = np.where(clipped, self._longest * (1 - 2.0**-16) / lengths, 1.0) / self.grid.unit
+            factors = np.where(clipped, self._longest * _MARGIN / lengths, 1.0) / self.grid.unit
         self.clipped += int(np.count_nonzero(clipped))
         factors[~kept] = 0
         squares = self._add(leaves, factors)
         while (too_long := squares > self._largest_square).any():
             self._add(leaves, np.where(too_long, -factors, 0))  # takes the same integers out again
-            factors = np.where(too_long, factors * (self._longest * (1 - 2.0**-16) / np.sqrt(squares)), 0)
+            factors = np.where(too_long, factors * (self._longest * _MARGIN / np.sqrt(squares)), 0)
             squares = self._add(leaves, factors)
 
     def _add(self, leaves: Mapping[str, "_Rows | _Embedding"], factors: npt.NDArray[np.float64]) -> Any:
@@ -281,7 +286,10 @@ class _Embedding:
 
     def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         squares = np.zeros((_PARTS, factors.size))
-        in_parts(_add_words, (self._given, factors, totals, squares), _PARTS)
+        for begin in range(0, factors.size, _SMALL_COPIES):
+            some = np.zeros_like(factors)
+            some[begin : begin + _SMALL_COPIES] = factors[begin : begin + _SMALL_COPIES]
+            in_parts(_add_words, (self._given, some, totals, squares), _PARTS)
         return squares.sum(axis=0)
 
 
@@ -342,11 +350,15 @@ def _dot(one, other):
 
 @_njit
 def _add_words(given, factors, totals, squares, taken, done):
-    """Adds rounded gradients to totals, and their squares to squares (parts, copies)."""
-    copies, width = given.residuals.shape[0], given.looked_up.shape[2]
-    words = given.residuals.shape[2]
-    blocks = -(-words // ROWS)
-    tile, rows, room = np.empty((ROWS, COLUMNS), np.float32), np.empty((ROWS, width), np.float32), np.empty(width)
+    """Adds rounded gradients to totals, and their squares to squares (parts, copies).
+
+    A few words at a time, and all copies of them. A copy's tile of integers below _SMALL is made and added in float32,
+    exactly for as many copies as there are here; any other tile in float64.
+    """
+    copies, words = given.residuals.shape[0], given.residuals.shape[2]
+    width, panels, blocks = given.looked_up.shape[2], given.panels.shape[1], -(-words // ROWS)
+    tiles, small = np.empty((panels, ROWS, COLUMNS), np.float32), np.empty((panels, ROWS, COLUMNS), np.float32)
+    room, room_32 = np.empty(COLUMNS), np.empty(ROWS * COLUMNS, np.float32)
     last, following = np.empty((given.residuals.shape[1], ROWS), np.float32), np.empty(copies, np.int64)
     while True:
         part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
@@ -357,21 +369,59 @@ def _add_words(given, factors, totals, squares, taken, done):
             following[i] = np.searchsorted(given.tokens[i], begin)
         for first in range(begin, end, ROWS):
             count = min(ROWS, end - first)
+            small[:] = 0
             for i in range(copies):
-                if factors[i]:
-                    following[i] = _gradients_of_words(given, i, first, count, following[i], (tile, last), rows)
-                    for j in range(count):
-                        at = (first + j) * width
-                        squares[part, i] += add_rounded(rows[j], factors[i], room, totals[at : at + width])
+                if not factors[i]:
+                    continue
+                following[i] = _gradients_of_words(given, i, first, count, following[i], last, tiles)
+                factor = np.float32(factors[i])
+                for panel in range(panels):
+                    square = _add_small(tiles[panel].reshape(-1), factor, room_32, small[panel].reshape(-1))
+                    squares[part, i] += max(square, 0.0)
+                    for j in range(count if square < 0 else 0):
+                        at = (first + j) * width + panel * COLUMNS
+                        own = tiles[panel, j, : min(COLUMNS, width - panel * COLUMNS)]
+                        squares[part, i] += add_rounded(own, factors[i], room, totals[at : at + own.size])
+            for panel in range(panels):
+                for j in range(count):
+                    at = (first + j) * width + panel * COLUMNS
+                    for h in range(min(COLUMNS, width - panel * COLUMNS)):
+                        totals[at + h] += np.float64(small[panel, j, h])
         atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
-def _gradients_of_words(given, copy, first, count, following, room, rows):
-    """rows (ROWS, width): the gradient at words first to first + count; gives the next lookup that is beyond them."""
-    tile, last = room
-    words, width = given.residuals.shape[2], rows.shape[1]
-    source, column, stride = given.residuals[copy], first, words
+def _add_small(row, factor, room, totals):
+    """totals += rint(factor row), if all of these are below _SMALL; gives at least their sum of squares, else -1.
+
+    What is not below 2^22, and so perhaps not rounded to an integer, has a square above the limit too.
+    """
+    for j in range(row.size):
+        room[j] = (row[j] * factor + _ROUNDER_32) - _ROUNDER_32
+    square = 0.0
+    for begin in range(0, row.size, 2 * COLUMNS):
+        square += _square_32(room[begin : begin + 2 * COLUMNS])
+    square *= 1 + (2 * COLUMNS + 1) * 2.0**-24
+    if not square < _SMALL * _SMALL:  # or it is not a number
+        return -1.0
+    for j in range(row.size):
+        totals[j] += room[j]
+    return square
+
+
+# In whatever order: a product and row.size additions lose at most 2^-24 of it each.
+@compiled(fastmath={"reassoc", "contract"})
+def _square_32(row):
+    total = np.float32(0)
+    for j in range(row.size):
+        total += row[j] * row[j]
+    return np.float64(total)
+
+
+@_njit
+def _gradients_of_words(given, copy, first, count, following, last, tiles):
+    """tiles (panels, ROWS, COLUMNS): the gradient at words from `first` on; gives the next lookup beyond them."""
+    source, column, stride = given.residuals[copy], first, given.residuals.shape[2]
     if count < ROWS:  # the last words: a product reads ROWS of them
         last[:, :] = 0
         for m in range(last.shape[0]):
@@ -380,14 +430,10 @@ def _gradients_of_words(given, copy, first, count, following, room, rows):
         source, column, stride = last, 0, ROWS
     for panel in range(given.panels.shape[1]):
         right = given.panels[copy, panel]
-        multiply_tile(source, 0, column, 1, stride, len(source), right, tile, 0)  # pyright: ignore[reportCallIssue]
-        begin = panel * COLUMNS
-        for j in range(count):
-            for h in range(begin, min(begin + COLUMNS, width)):
-                rows[j, h] = tile[j, h - begin]
+        multiply_tile(source, 0, column, 1, stride, len(source), right, tiles[panel], 0)  # pyright: ignore[reportCallIssue]
     while following < given.tokens.shape[1] and given.tokens[copy, following] < first + count:
-        own, added = rows[given.tokens[copy, following] - first], given.looked_up[copy, given.order[copy, following]]
-        for h in range(width):
-            own[h] += added[h]
+        j, added = given.tokens[copy, following] - first, given.looked_up[copy, given.order[copy, following]]
+        for h in range(added.size):
+            tiles[h // COLUMNS, j, h % COLUMNS] += added[h]
         following += 1
     return following
