@@ -20,7 +20,6 @@ from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
 from coowned.training.evaluate import evaluate
 from coowned.training.splits import split_examples
-from coowned.training.tasks import make_task
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 PRETRAINING = {"batch_size": 256, "iterations": 300, "learning_rate": 1e-3}
@@ -150,7 +149,7 @@ def _untrained(place: Path) -> dict:
     config = TrainConfig.from_toml(fine_tuning({"epsilon": 8, "repetition": 0}), folder=place)
     examples = config.source().read()
     parts = split_examples(examples.graph, config.splits)
-    task = make_task(config, examples.payload.schema)
+    task = config.task(examples.payload.schema)
     content = task.load(examples, parts)
     losses = {}
     for name in ("test", "validation"):

@@ -54,6 +54,14 @@ def one_of(choices: Collection[str], **named: Any) -> None:
             raise InputError(f"{name} must be one of {listed}, not {value!r}")
 
 
+def column_names(**named: Any) -> None:
+    """Refuses what is not the name of one column or a list of names; None is allowed."""
+    for name, value in named.items():
+        names = [value] if isinstance(value, str) else value
+        if names is not None and not (names and all(isinstance(column, str) and column for column in names)):
+            raise InputError(f"{name} must name one column or more, not {value!r}")
+
+
 def same_length(expected: int, **named: Sized) -> None:
     """Refuses sequences that do not have the expected length."""
     for name, value in named.items():

@@ -27,7 +27,6 @@ from coowned.training.config import TrainConfig, example
 from coowned.training.evaluate import evaluate
 from coowned.training.run import NO_GUARANTEE_FORMAT, Run
 from coowned.training.splits import split_examples
-from coowned.training.tasks import make_task
 
 run = main.run
 
@@ -103,7 +102,7 @@ def test_each_split_is_evaluated_on_its_own_examples(folder: Path):
     assert go(folder) == 0
     config = TrainConfig.read(folder / "run.toml")
     examples = config.source().read()
-    content = make_task(config, examples.payload.schema).load(examples, split_examples(examples.graph, config.splits))
+    content = config.task(examples.payload.schema).load(examples, split_examples(examples.graph, config.splits))
     parameters = content.model.from_arrays(load_file(folder / "RUN" / "model.safetensors"))
     found = {name: pl.read_parquet(folder / "RUN" / f"{name}.parquet") for name in ("validation", "test")}
     for name, data in content.parts.items():

@@ -15,7 +15,6 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan, run_configuration
 from coowned.training.splits import split_examples
-from coowned.training.tasks import make_task
 
 SCHEDULED = """
 [data]
@@ -149,7 +148,7 @@ def test_unselected_rows_are_not_read():
     examples.payload.open = True
     splits = split_examples(examples.graph)
     copies = np.arange(len(splits["train"])) % 3
-    content = make_task(TrainConfig.from_toml(POISSON), examples.payload.schema).load(examples, splits, copies)
+    content = TrainConfig.from_toml(POISSON).task(examples.payload.schema).load(examples, splits, copies)
     train = content.parts["train"]
     out = {name: np.zeros((1, *shape), np.float32) for name, shape in train.shapes().items()}
     for example, count in enumerate(copies[:30]):
@@ -165,7 +164,7 @@ def test_held_out_rows_do_not_depend_on_the_selection():
     examples = sealed_examples()
     examples.payload.open = True
     splits = split_examples(examples.graph)
-    task = make_task(TrainConfig.from_toml(POISSON), examples.payload.schema)
+    task = TrainConfig.from_toml(POISSON).task(examples.payload.schema)
     one, two = (task.load(examples, splits, np.arange(len(splits["train"])) % k == 0).parts for k in (2, 3))
     for name in ("validation", "test"):
         assert np.array_equal(one[name].rows, two[name].rows)

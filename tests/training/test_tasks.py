@@ -17,8 +17,8 @@ from coowned.training import run as run_module
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
+from coowned.training.models.bert_files import refuse_private_checkpoint
 from coowned.training.splits import split_examples
-from coowned.training.tasks import make_task, refuse_private_checkpoint
 
 ARCHITECTURE = {
     "model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -62,7 +62,7 @@ def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_pa
     trained = run(config, text, tmp_path / "private")
     assert trained.plan.guarantee is not None
     assert trained.plan.guarantee.epsilon <= 8
-    start = make_task(config, config.source().read().payload.schema).initial
+    start = config.task(config.source().read().payload.schema).initial
     assert start is not None
     for name, array in trained.parameters.items():
         assert array.shape == start[name].shape
@@ -78,7 +78,7 @@ def test_checkpoint_of_private_data_is_refused(corpus, tmp_path):
         refuse_private_checkpoint(without_privacy)
     config, _ = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{without_privacy}"')
     with pytest.raises(InputError, match="not declared public"):
-        make_task(config, config.source().read().payload.schema)
+        config.task(config.source().read().payload.schema)
     (without_privacy / "guarantee.json").write_text('{"format": "coowned-guarantee-1"}', encoding="utf-8")
     with pytest.raises(InputError, match="composed"):
         refuse_private_checkpoint(without_privacy)
@@ -101,9 +101,9 @@ def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatc
     for later in ("epsilon = 8\ndelta = 1e-5", "public = true"):  # else a public run would wash the claim off
         config, _ = config_of(corpus, privacy=later, model=f'checkpoint = "{copy}"')
         with pytest.raises(InputError, match=match):
-            make_task(config, config.source().read().payload.schema)
+            config.task(config.source().read().payload.schema)
     config, _ = config_of(corpus, model=f'checkpoint = "{copy}"')  # a run that claims nothing may start anywhere
-    assert make_task(config, config.source().read().payload.schema).initial
+    assert config.task(config.source().read().payload.schema).initial
     (copy / "guarantee.json").write_text('{"format": "coowned-no-guarantee-1", "public": true}', encoding="utf-8")
     with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
         refuse_private_checkpoint(copy)
@@ -163,7 +163,7 @@ def test_cased_vocabulary(corpus, tmp_path):
         config, _ = config_of(tmp_path, model=f'vocabulary = "vocab.txt"\nlowercase = {str(lowercase).lower()}')
         examples = config.source().read()
         rows = {"train": np.arange(examples.graph.num_examples)}
-        table = make_task(config, examples.payload.schema).load(examples, rows).parts["train"]
+        table = config.task(examples.payload.schema).load(examples, rows).parts["train"]
         assert table.texts.ids[:4].tolist() == [2, first, 5, 3]  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -188,7 +188,7 @@ def test_contradictions(corpus, model, match):
 def test_too_long_for_the_model(corpus):
     config, _ = config_of(corpus, sequence_length=17)
     with pytest.raises(ConfigError, match="16 positions"):
-        make_task(config, config.source().read().payload.schema)
+        config.task(config.source().read().payload.schema)
 
 
 def test_vocabulary_larger_than_the_model(corpus, tmp_path):
@@ -196,7 +196,7 @@ def test_vocabulary_larger_than_the_model(corpus, tmp_path):
     small.write_text(json.dumps(ARCHITECTURE | {"vocab_size": 10}), encoding="utf-8")
     config, _ = config_of(corpus, model=f'vocabulary = "vocab.txt"\narchitecture = "{small}"')
     with pytest.raises(ConfigError, match="room for 10"):
-        make_task(config, config.source().read().payload.schema)
+        config.task(config.source().read().payload.schema)
 
 
 def test_interrupted_text_run_is_resumed(corpus, tmp_path):

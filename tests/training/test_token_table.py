@@ -10,8 +10,9 @@ from tests.training.conftest import part_of
 
 from coowned import InputError, from_table, read_mail
 from coowned.mechanism.keys import RunKey
-from coowned.training.config import BertSection, TrainConfig
+from coowned.training.config import TrainConfig
 from coowned.training.data import Draw
+from coowned.training.models.bert import BertSection
 from coowned.training.text import SPECIAL_TOKENS, Vocabulary
 from coowned.training.token_table import TokenTable
 

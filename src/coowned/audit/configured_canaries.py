@@ -14,7 +14,6 @@ from coowned.training.model import Model
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.run import Run
 from coowned.training.splits import split_examples
-from coowned.training.tasks import make_task
 
 _LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
 
@@ -57,7 +56,7 @@ def audit_configured_run(
         )
     announce("reading")
     examples = config.source().read()
-    task = make_task(config, examples.payload.schema)
+    task = config.task(examples.payload.schema)
     own = task.load(examples, {"train": split_examples(examples.graph, config.splits)["train"]})
     run_key, coins = (
         (RunKey.from_operating_system(), RunKey.from_operating_system())
@@ -86,8 +85,9 @@ def audit_configured_run(
 def _canaries(model: Model, users: int, per_user: int, clip_norm: float) -> tuple[Model, CanaryContent]:
     """The model that is trained, which may have more features than the run's, and what its canaries hold."""
     if isinstance(model, LogisticRegression):
-        content = feature_canaries(users, per_user, num_features=model.num_features, length=_LENGTH * clip_norm)
-        return LogisticRegression(num_features=model.num_features + users), content
+        (size,) = model.shapes()["coefficients"]
+        content = feature_canaries(users, per_user, num_features=size - 1, length=_LENGTH * clip_norm)
+        return LogisticRegression(num_features=size - 1 + users), content
     from coowned.training.models.bert import BertMaskedLM
 
     if not isinstance(model, BertMaskedLM):

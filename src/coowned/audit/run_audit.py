@@ -28,7 +28,7 @@ from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Selection
 from coowned.training.model import Model
-from coowned.training.models.described import model_from_description
+from coowned.training.models.registry import model_from_description
 from coowned.training.plan import TrainingPlan
 from coowned.training.run import AuditRecord, Run
 

@@ -236,7 +236,7 @@ class WorldData:
 def content_for(model: Model) -> Content:
     """Worst-case content for a model; InputError where none is known."""
     if isinstance(model, LogisticRegression):
-        return LogisticContent(model.num_features)
+        return LogisticContent(model.shapes()["coefficients"][0] - 1)
     from coowned.training.models.bert import BertMaskedLM
 
     if isinstance(model, BertMaskedLM):

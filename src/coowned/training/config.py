@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 
 from coowned import codec, validate
 from coowned.accounting.terms import check_terms, refuse_large_delta
@@ -18,8 +19,9 @@ from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.selection.registry import CLASSES, selector_class
+from coowned.training.models.registry import MODELS, USUAL_MODEL, model_class
 from coowned.training.optimizers import LEARNING_RATES, check_optimizer
-from coowned.training.splits import TEXT_FRACTIONS, USUAL_FRACTIONS
+from coowned.training.tasks import Specification, Task
 
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
@@ -36,7 +38,7 @@ class DataSection(DataOptions):
     def __post_init__(self) -> None:
         if not self.path:
             raise InputError("path is empty; name a file or folder")
-        _check_names("users", self.users)
+        validate.column_names(users=self.users)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,58 +117,6 @@ class MechanismSection:
             limit, limit_name = value, key
 
 
-ModelKind = Literal["logistic-regression", "bert-masked-lm"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LogisticSection:
-    """Columns of a logistic regression."""
-
-    kind: ModelKind = "logistic-regression"
-    features: str | list[str] = "features"
-    label: str = "label"
-
-    def __post_init__(self) -> None:
-        _check_names("features", self.features)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BertSection:
-    """A BERT that learns to fill in hidden words.
-
-    Attributes:
-      text: the column, or columns that are read one after another.
-      vocabulary: a vocab.txt; default: the checkpoint's.
-      checkpoint: a folder in Hugging Face's layout, or a finished run on public data, to start from.
-      architecture: a config.json of another size than BERT-Tiny's, to start from scratch.
-      lowercase: false for a vocabulary with capitals and accents ("cased").
-      sequence_length: tokens of a text that are read.
-      microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
-    """
-
-    kind: ModelKind = "bert-masked-lm"
-    text: str | list[str] = "text"
-    vocabulary: str | None = None
-    checkpoint: str | None = None
-    architecture: str | None = None
-    lowercase: bool = True
-    sequence_length: int = 512
-    microbatch: int | None = None
-
-    def __post_init__(self) -> None:
-        validate.integer(at_least=3, sequence_length=self.sequence_length)
-        _check_names("text", self.text)
-        if self.microbatch is not None:
-            validate.positive(microbatch=self.microbatch)
-        if self.vocabulary is None and self.checkpoint is None:
-            raise InputError(
-                "needs vocabulary: a vocab.txt that was not made from the texts to be protected (BERT's own, say), or "
-                "a checkpoint that has one"
-            )
-        if self.architecture is not None and self.checkpoint is not None:
-            raise InputError("a checkpoint has an architecture of its own; leave one of the two out")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerSection:
     """Any optimizer of optax that needs only a learning rate."""
@@ -204,7 +154,6 @@ class ReportSection:
     owner: str = ""
 
 
-_MODELS: dict[str, Any] = {"logistic-regression": LogisticSection, "bert-masked-lm": BertSection}
 _OF_ALL_SELECTORS = ("selector", "seed")
 _SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run", "report")
 
@@ -228,7 +177,7 @@ class TrainConfig:
     selection: SelectionSection
     privacy: PrivacySection
     mechanism: MechanismSection
-    model: LogisticSection | BertSection
+    model: Specification
     optimizer: OptimizerSection
     run: RunSection
     report: ReportSection
@@ -257,6 +206,8 @@ class TrainConfig:
             seed=file.selection.seed,
             settings={key: getattr(file.selection, key) for key in given["selection"] if key not in _OF_ALL_SELECTORS},
         )
+        kind = model_class(file.model.kind)
+        sections["model"] = kind(**{field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)})
         if file.privacy.is_private:
             try:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
@@ -269,11 +220,12 @@ class TrainConfig:
         """Shares of train, validation and test."""
         if self.data.splits is not None:
             return self.data.splits
-        return list(TEXT_FRACTIONS if isinstance(self.model, BertSection) else USUAL_FRACTIONS)
+        return list(self.model.splits)
 
-    def path_of(self, name: str) -> Path:
-        """A path of the file, seen from where the file is."""
-        return self.folder / name
+    def task(self, schema: pa.Schema) -> Task:
+        """What is trained, for data of this schema; nothing but the schema can refuse it later."""
+        claims = self.privacy.is_private or self.privacy.public  # a public run must not wash a private claim off
+        return self.model.task(schema, folder=self.folder, is_private=claims)
 
     def source(self) -> DataSource:
         """Where the data are read from."""
@@ -290,7 +242,8 @@ class TrainConfig:
     @property
     def digest(self) -> str:
         """Names the values; where the file is does not matter, since the data have a digest of their own."""
-        return codec.checksum({name: getattr(self, name) for name in _SECTIONS if name != "report"})
+        values = {name: getattr(self, name) for name in _SECTIONS if name != "report"}
+        return codec.checksum(values | {"model": self.model.settings()})
 
 
 def _sections(text: str | bytes) -> dict[str, dict[str, Any]]:
@@ -303,8 +256,6 @@ def _sections(text: str | bytes) -> dict[str, dict[str, Any]]:
 
 def _file_type(given: dict[str, dict[str, Any]]) -> type[Any]:
     """The type of a file whose selector and kind of model are these."""
-    model = given["model"].get("kind")
-    kind = _MODELS.get(model, LogisticSection) if isinstance(model, str) else LogisticSection
     needed: list[Any] = [("data", DataSection), ("selection", _selection_type(given["selection"].get("selector")))]
     needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
     # A section without needed keys may be left out.
@@ -312,8 +263,18 @@ def _file_type(given: dict[str, dict[str, Any]]) -> type[Any]:
         (name, section, msgspec.field(default_factory=section))
         for name, section in (("run", RunSection), ("report", ReportSection))
     ]
-    model_field = ("model", kind, msgspec.field(default_factory=kind)) if kind is LogisticSection else ("model", kind)
+    model = _model_type(given["model"].get("kind", USUAL_MODEL))
+    model_field = ("model", model) if given["model"] else ("model", model, msgspec.field(default_factory=model))
     return msgspec.defstruct("Configuration", [*needed, model_field, *optional], kw_only=True)
+
+
+def _model_type(word: Any) -> type[Any]:
+    """The specification of a kind of model, with the word that names it."""
+    known = isinstance(word, str) and word in MODELS
+    words = Literal[tuple(MODELS)]  # pyright: ignore[reportInvalidTypeForm]
+    fields = [("kind", words, dataclasses.field(default=USUAL_MODEL))]
+    base = model_class(word if known else USUAL_MODEL)
+    return dataclasses.make_dataclass("ModelSection", fields, bases=(base,), frozen=True, kw_only=True)
 
 
 def _selection_type(word: Any) -> type[Any]:
@@ -327,11 +288,6 @@ def _selection_type(word: Any) -> type[Any]:
             default = () if field.default is dataclasses.MISSING else (field.default,)
             fields.append((field.name, hints[field.name], *default))
     return msgspec.defstruct("Selection", fields, kw_only=True)
-
-
-def _check_names(key: str, names: str | list[str] | None) -> None:
-    if names is not None and not (names and all([names] if isinstance(names, str) else names)):
-        raise InputError(f"{key} must name one column or more, not {names!r}")
 
 
 def example() -> str:

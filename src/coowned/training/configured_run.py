@@ -28,7 +28,6 @@ from coowned.training.plan import TrainingPlan
 from coowned.training.progress import claim
 from coowned.training.run import Run, guarantee_text
 from coowned.training.splits import split_examples
-from coowned.training.tasks import make_task
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,7 +69,7 @@ def run_configuration(
     run_key = folder.run_key(config.run.seed)
     announce("reading")
     examples = config.source().read()
-    task = make_task(config, examples.payload.schema)
+    task = config.task(examples.payload.schema)
     splits = split_examples(examples.graph, config.splits)
     graph = examples.graph.subgraph(splits["train"])
     resumed = folder.is_begun

@@ -118,9 +118,16 @@ class FeatureTable:
 
     @classmethod
     def from_examples(
-        cls, examples: AttributedExamples, *, features: str | Sequence[str], label: str
+        cls,
+        examples: AttributedExamples,
+        *,
+        features: str | Sequence[str],
+        label: str | None,
+        num_features: int | None = None,
     ) -> "FeatureTable":
         """From columns of the payload: one list column, or several columns of numbers; and a label of 0 or 1.
+
+        Without a label all labels are NaN. Lists have `num_features` numbers, by default as many as most of them have.
 
         Guarantees:
           - Only the schema can refuse: a label that is not 0 or 1, or a list of another length than most, makes its
@@ -129,11 +136,13 @@ class FeatureTable:
         names = check_columns(examples.payload.schema, features=features, label=label)
         columns = [examples.payload.column(name) for name in names]
         if _is_list(columns[0].type):
-            matrix = _list_column(columns[0])
+            matrix = _list_column(columns[0], num_features)
         else:
             matrix = np.stack([_numbers(column) for column in columns], axis=1)
-        labels = _numbers(examples.payload.column(label))
-        labels[(labels != 0) & (labels != 1)] = np.nan
+        labels = np.full(len(matrix), np.nan, np.float32)
+        if label is not None:
+            numbers = _numbers(examples.payload.column(label))
+            labels = np.where((numbers == 0) | (numbers == 1), numbers, labels)
         return cls(graph=examples.graph, features=matrix, labels=labels)
 
     @property
@@ -376,12 +385,12 @@ def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
         raise InputError("rows must not repeat: one content in two examples is in twice as many copies as were counted")
 
 
-def check_columns(schema: pa.Schema, *, features: str | Sequence[str], label: str) -> list[str]:
+def check_columns(schema: pa.Schema, *, features: str | Sequence[str], label: str | None) -> list[str]:
     """The names of the feature columns; refuses, with InputError, columns that are missing or of another type."""
     names = [features] if isinstance(features, str) else list(features)
     if not names:
         raise InputError("features must name one list column or one or more columns of numbers")
-    for name in [*names, label]:
+    for name in [*names, *([] if label is None else [label])]:
         if name not in schema.names:
             raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
         kind = schema.field(name).type
@@ -411,10 +420,10 @@ def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
         return np.array(numbers.fill_null(float("nan")), np.float64).astype(np.float32)
 
 
-def _list_column(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
-    """(rows, num_features) float32; a list that is null, or of another length than most, is a row of nan."""
+def _list_column(column: pa.ChunkedArray, num_features: int | None) -> npt.NDArray[np.float32]:
+    """(rows, num_features) float32; a list that is null or of another length (than most, for None) is a row of nan."""
     lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
-    width = max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
+    width = num_features or max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
     matrix = np.full((len(column), width), np.nan, np.float32)
     begin = 0
     for chunk in column.chunks:  # one at a time: lists beyond 2^31 numbers do not fit in one

@@ -15,14 +15,19 @@ Parameters = dict[str, Any]
 class Model(Protocol):
     """A model the loop can train: where it starts, its clipped gradient, and what it says of an example.
 
-    `gradient_sum` and `losses` are called inside a compiled step, with arrays of JAX's.
+    `gradient_sum`, `losses` and `predict` are called inside a compiled step, with arrays of JAX's.
     """
 
     many_models: ClassVar[bool]
     """Whether `clipped_sum` takes many models on one batch: whether it can be swept."""
 
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """What the indices that `predict` gives mean, as the data spell the labels; None where it gives a number."""
+        ...
+
     def describe(self) -> dict[str, Any]:
-        """Plain values that name the model; part of what a resumed run must agree in."""
+        """Plain values that name the model and make it again; part of what a resumed run must agree in."""
         ...
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -68,6 +73,14 @@ class Model(Protocol):
 
     def losses(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss of each example, (batch,) whether it is predicted rightly)."""
+        ...
+
+    def predict(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
+        """((batch,) int32 index of the class, (batch,) its probability); for a number its float32 value and NaN.
+
+        Labels of the batch may be NaN. What cannot be predicted, because a value is missing or not finite, has a
+        probability that is NaN; for a number it is NaN itself.
+        """
         ...
 
     def to_arrays(self, parameters: Parameters) -> dict[str, npt.NDArray[np.float32]]:

@@ -1,23 +1,28 @@
-"""What a configuration trains: the model, its content once S is chosen, and where training starts."""
+"""From the specification of a model to what is trained: its content once S is chosen, and where training starts."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
-from coowned.errors import ConfigError, InputError
-from coowned.training.config import BertSection, LogisticSection, TrainConfig
-from coowned.training.data import FeatureTable, TrainingData, check_columns
+from coowned.training.data import TrainingData
 from coowned.training.model import Model
-from coowned.training.run import NO_GUARANTEE, PUBLIC, stated_origins
-from coowned.training.token_table import TokenTable, check_text_columns
+from coowned.training.splits import USUAL_FRACTIONS
 
-Table = FeatureTable | TokenTable
+
+class Table(TrainingData, Protocol):
+    """Training data in a dataclass, with the row of each example: any part of its graph can be cut out."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64] | None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a configuration trains, before any content is read.
+    """What a specification trains, before any content is read.
 
     Attributes:
       read: makes a table of some examples, the model for it, and counts of what they hold.
@@ -83,94 +88,41 @@ class Task:
         return Content(model=model, parts=parts, private_log=counts)
 
 
-def make_task(config: TrainConfig, schema: pa.Schema) -> Task:
-    """The task a configuration describes, for data of this schema; nothing but the schema can refuse it later.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Specification(abc.ABC):
+    """Which columns a model reads and how large it is: what `[model]` of a configuration says and `co.fit` is given.
 
-    Guarantees:
-      - A run with a guarantee, or on public data, starts from no weights that a run of this package made from data it
-        did not declare public, wherever they were copied.   (test_checkpoint_of_private_data_is_refused,
-        test_copied_weights_of_private_data_are_refused)
+    A subclass is a frozen dataclass whose fields are the keys of `[model]`, with one line in `models/registry.py`.
+    Where the trained model needs nothing more, it is the model too.
     """
-    if isinstance(config.model, LogisticSection):
-        return _logistic(config.model, schema)
-    return _bert(config, config.model, schema)
 
+    kind: ClassVar[str]
+    splits: ClassVar[tuple[float, float, float]] = USUAL_FRACTIONS
+    """Shares of train, validation and test, unless others are asked for."""
 
-def _logistic(section: LogisticSection, schema: pa.Schema) -> Task:
-    from coowned.training.models.logistic_regression import LogisticRegression
+    @abc.abstractmethod
+    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
+        """What is trained on data of this schema; refuses, with InputError, what the schema or a file cannot give.
 
-    check_columns(schema, features=section.features, label=section.label)
+        Args:
+          schema: of the payload; no content is read here, and none can refuse later.
+          folder: what relative paths of the specification are relative to.
+          is_private: refuse to start from weights that were made from private data. False only where the run claims
+            nothing at all.
+          labels: False to predict: the label column need not exist, and labels are NaN.
+        """
 
-    def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
-        table = FeatureTable.from_examples(examples, features=section.features, label=section.label)
-        model = LogisticRegression(num_features=table.features.shape[1])
-        return model, table, {"unusable_rows": table.num_unusable}
+    def from_run(self, folder: Path) -> Self:
+        """The same with its files, if it needs any, taken from the folder of a finished run."""
+        del folder
+        return self
 
-    return Task(read=read)
+    def settings(self) -> dict[str, Any]:
+        """What `[model]` of a configuration file says: `kind`, and the fields that have a value."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"kind": self.kind, **{name: value for name, value in fields.items() if value is not None}}
 
-
-def _bert(config: TrainConfig, section: BertSection, schema: pa.Schema) -> Task:
-    from coowned.training.models.bert import BertConfig, BertMaskedLM
-    from coowned.training.models.bert_files import describe_config, read_bert_folder, read_config
-    from coowned.training.text import Vocabulary
-
-    check_text_columns(schema, section.text)
-    arrays = None
-    checkpoint = None if section.checkpoint is None else config.path_of(section.checkpoint)
-    vocabulary_file = checkpoint / "vocab.txt" if checkpoint is not None else None
-    if section.vocabulary is not None:
-        vocabulary_file = config.path_of(section.vocabulary)
-    assert vocabulary_file is not None
-    vocabulary = Vocabulary.read(vocabulary_file)
-    if checkpoint is not None:
-        if config.privacy.is_private or config.privacy.public:  # else the next run would take it for public
-            refuse_private_checkpoint(checkpoint)
-        architecture, arrays = read_bert_folder(checkpoint)
-    elif section.architecture is not None:
-        architecture = read_config(config.path_of(section.architecture))
-    else:
-        architecture = BertConfig(vocab_size=vocabulary.size)
-    if architecture.vocab_size < vocabulary.size:
-        raise ConfigError(
-            f"{vocabulary_file}: {vocabulary.size:,} tokens, but the model has room for {architecture.vocab_size:,}; "
-            "use the vocabulary the model was made with"
-        )
-    if architecture.max_position_embeddings < section.sequence_length:
-        raise ConfigError(
-            f"[model] sequence_length is {section.sequence_length}, but the model has "
-            f"{architecture.max_position_embeddings} positions; use at most that many"
-        )
-    settings: dict[str, Any] = {} if section.microbatch is None else {"microbatch": section.microbatch}
-    model = BertMaskedLM(config=architecture, sequence_length=section.sequence_length, **settings)
-
-    def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
-        table = TokenTable.from_examples(
-            examples,
-            text=section.text,
-            vocabulary=vocabulary,
-            sequence_length=section.sequence_length,
-            lowercase=section.lowercase,
-        )
-        return model, table, {"truncated_texts": table.texts.num_truncated, "empty_texts": table.texts.num_empty}
-
-    files = {"config.json": describe_config(architecture).encode(), "vocab.txt": vocabulary_file.read_bytes()}
-    return Task(read=read, initial=None if arrays is None else model.from_arrays(arrays), files=files)
-
-
-def refuse_private_checkpoint(checkpoint: Path) -> None:
-    """Refuses, with InputError, weights that a run of this package made from data not declared public.
-
-    The run's guarantee.json and the statement inside its weights are read: either is enough to refuse. Where weights
-    come from elsewhere nothing can be told: that they were made without these people's data is then the caller's word.
-    """
-    for statement in stated_origins(checkpoint):
-        if statement == NO_GUARANTEE:
-            raise InputError(
-                f"{checkpoint}: trained without privacy on data not declared public: a model that starts there has no "
-                "guarantee; start from a run with [privacy] public = true"
-            )
-        if statement != PUBLIC:
-            raise InputError(
-                f"{checkpoint}: has a guarantee of its own, which this run's would have to be composed with; train in "
-                "Python with train(initial=...) and say what compose([...]) gives"
-            )
+    @classmethod
+    def from_description(cls, **described: Any) -> Model:
+        """The model whose `describe` gave these values besides its kind."""
+        return cls(**described)  # pyright: ignore[reportReturnType]

@@ -1,5 +1,6 @@
 """Logistic regression in one row of coefficients."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -60,3 +61,16 @@ def test_bad_models():
         MODEL.check_data({"features": (4,), "labels": ()})
     with pytest.raises(InputError):
         MODEL.check_data({"labels": ()})
+
+
+def test_predictions_are_those_of_numpy():
+    random = np.random.default_rng(0)
+    features, coefficients = random.normal(size=(50, 3)).astype(np.float32), random.normal(size=4).astype(np.float32)
+    features[7, 1], features[8, 2] = np.nan, np.inf
+    batch = {"features": features, "labels": np.full(50, np.nan, np.float32)}
+    found, probability = jax.jit(LogisticRegression(num_features=3).predict)({"coefficients": coefficients}, batch)
+    logits = features.astype(float) @ coefficients[:3] + coefficients[3]
+    usable = np.arange(50)[~np.isin(np.arange(50), [7, 8])]
+    np.testing.assert_array_equal(np.asarray(found)[usable], logits[usable] > 0)
+    np.testing.assert_allclose(np.asarray(probability)[usable], 1 / (1 + np.exp(-abs(logits[usable]))), rtol=1e-5)
+    assert np.isnan(np.asarray(probability)[[7, 8]]).all()

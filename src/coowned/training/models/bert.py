@@ -4,14 +4,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from coowned import validate
-from coowned.errors import InputError
+from coowned.attribution.examples import AttributedExamples
+from coowned.errors import ConfigError, InputError
 from coowned.mechanism.grid import Grid
+from coowned.training.model import Model
+from coowned.training.splits import TEXT_FRACTIONS
+from coowned.training.tasks import Specification, Table, Task
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
@@ -120,6 +126,10 @@ class BertMaskedLM:
         if not self.microbatch:
             object.__setattr__(self, "microbatch", max(1, 2048 // self.sequence_length))
 
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        return None
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "bert-masked-lm",
@@ -190,6 +200,10 @@ class BertMaskedLM:
         self._check_parameters(parameters)
         return bert_gradients.losses(self.config, parameters, batch, self.microbatch)
 
+    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        """Refuses: it fills in words, and says nothing of an example as a whole."""
+        raise InputError("a masked language model has no classes to predict; train a bert-classifier")
+
     def example_loss(self, parameters: dict[str, Any], example: dict[str, Any]) -> Any:
         """The loss of one example (a batch without its first axis), to be differentiated by others: a reference."""
         import jax
@@ -215,6 +229,107 @@ class BertMaskedLM:
         name = "bert.embeddings.LayerNorm.weight"
         if parameters[name].ndim != 1:
             raise InputError("a sweep trains many small models on one batch; BERT is trained one at a time")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertSection(Specification):
+    """A BERT that learns to fill in hidden words.
+
+    Guarantees:
+      - A run with a guarantee, or on public data, starts from no weights that a run of this package made from data it
+        did not declare public, wherever they were copied.   (test_checkpoint_of_private_data_is_refused,
+        test_copied_weights_of_private_data_are_refused)
+
+    Attributes:
+      text: the column, or columns that are read one after another.
+      vocabulary: a vocab.txt; default: the checkpoint's.
+      checkpoint: a folder in Hugging Face's layout, or a finished run on public data, to start from.
+      architecture: a config.json of another size than BERT-Tiny's, to start from scratch.
+      lowercase: false for a vocabulary with capitals and accents ("cased").
+      sequence_length: tokens of a text that are read.
+      microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
+    """
+
+    kind: ClassVar[str] = "bert-masked-lm"
+    splits: ClassVar[tuple[float, float, float]] = TEXT_FRACTIONS
+    text: str | Sequence[str] = "text"
+    vocabulary: str | None = None
+    checkpoint: str | None = None
+    architecture: str | None = None
+    lowercase: bool = True
+    sequence_length: int = 512
+    microbatch: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.integer(at_least=3, sequence_length=self.sequence_length)
+        validate.column_names(text=self.text)
+        if self.microbatch is not None:
+            validate.positive(microbatch=self.microbatch)
+        if self.vocabulary is None and self.checkpoint is None:
+            raise InputError(
+                "needs vocabulary: a vocab.txt that was not made from the texts to be protected (BERT's own, say), or "
+                "a checkpoint that has one"
+            )
+        if self.architecture is not None and self.checkpoint is not None:
+            raise InputError("a checkpoint has an architecture of its own; leave one of the two out")
+
+    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
+        from coowned.training.models.bert_files import (
+            describe_config,
+            read_bert_folder,
+            read_config,
+            refuse_private_checkpoint,
+        )
+        from coowned.training.text import Vocabulary
+        from coowned.training.token_table import TokenTable, check_text_columns
+
+        check_text_columns(schema, self.text)
+        arrays = None
+        checkpoint = None if self.checkpoint is None else folder / self.checkpoint
+        vocabulary_file = folder / (self.vocabulary or f"{self.checkpoint}/vocab.txt")
+        vocabulary = Vocabulary.read(vocabulary_file)
+        if checkpoint is not None:
+            if is_private:
+                refuse_private_checkpoint(checkpoint)
+            architecture, arrays = read_bert_folder(checkpoint)
+        elif self.architecture is not None:
+            architecture = read_config(folder / self.architecture)
+        else:
+            architecture = BertConfig(vocab_size=vocabulary.size)
+        if architecture.vocab_size < vocabulary.size:
+            raise ConfigError(
+                f"{vocabulary_file}: {vocabulary.size:,} tokens, but the model has room for "
+                f"{architecture.vocab_size:,}; use the vocabulary the model was made with"
+            )
+        if architecture.max_position_embeddings < self.sequence_length:
+            raise ConfigError(
+                f"[model] sequence_length is {self.sequence_length}, but the model has "
+                f"{architecture.max_position_embeddings} positions; use at most that many"
+            )
+        model = BertMaskedLM(config=architecture, sequence_length=self.sequence_length, microbatch=self.microbatch or 0)
+
+        def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
+            table = TokenTable.from_examples(
+                examples,
+                text=self.text,
+                vocabulary=vocabulary,
+                sequence_length=self.sequence_length,
+                lowercase=self.lowercase,
+            )
+            return model, table, {"truncated_texts": table.texts.num_truncated, "empty_texts": table.texts.num_empty}
+
+        files = {"config.json": describe_config(architecture).encode(), "vocab.txt": vocabulary_file.read_bytes()}
+        return Task(read=read, initial=None if arrays is None else model.from_arrays(arrays), files=files)
+
+    def from_run(self, folder: Path) -> Self:
+        vocabulary, architecture = (str(folder.absolute() / name) for name in ("vocab.txt", "config.json"))
+        return dataclasses.replace(self, checkpoint=None, vocabulary=vocabulary, architecture=architecture)
+
+    @classmethod
+    def from_description(cls, **described: Any) -> Model:
+        sizes = {field.name for field in dataclasses.fields(BertConfig)}
+        config = BertConfig(**{name: value for name, value in described.items() if name in sizes})
+        return BertMaskedLM(config=config, **{name: value for name, value in described.items() if name not in sizes})
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.training.models.bert import ACTIVATIONS, BertConfig
+from coowned.training.run import NO_GUARANTEE, PUBLIC, stated_origins
 
 CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "config.json", "model.safetensors", "vocab.txt"
 _WORDS, _BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
@@ -48,6 +49,25 @@ def read_bert_folder(folder: str | os.PathLike[str]) -> tuple[BertConfig, dict[s
         return config, parameters_from(config, _read_tensors(path / WEIGHTS_FILE))
     except InputError as error:
         raise InputError(f"{path / WEIGHTS_FILE}: {error}") from None
+
+
+def refuse_private_checkpoint(checkpoint: Path) -> None:
+    """Refuses, with InputError, weights that a run of this package made from data not declared public.
+
+    The run's guarantee.json and the statement inside its weights are read: either is enough to refuse. Where weights
+    come from elsewhere nothing can be told: that they were made without these people's data is then the caller's word.
+    """
+    for statement in stated_origins(checkpoint):
+        if statement == NO_GUARANTEE:
+            raise InputError(
+                f"{checkpoint}: trained without privacy on data not declared public: a model that starts there has no "
+                "guarantee; start from a run with [privacy] public = true"
+            )
+        if statement != PUBLIC:
+            raise InputError(
+                f"{checkpoint}: has a guarantee of its own, which this run's would have to be composed with; train in "
+                "Python with train(initial=...) and say what compose([...]) gives"
+            )
 
 
 def read_config(path: str | os.PathLike[str]) -> BertConfig:

@@ -2,18 +2,24 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from coowned import validate
+from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
+from coowned.training.data import FeatureTable, check_columns
+from coowned.training.model import Model
+from coowned.training.tasks import Specification, Table, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LogisticRegression:
+class LogisticRegression(Specification):
     """A linear model of 0/1 labels; the intercept is clipped and noised with the weights.
 
     Inside, weights and intercept are one row of num_features + 1 numbers, the intercept last: one stream of noise a
@@ -24,26 +30,56 @@ class LogisticRegression:
                                                                           (test_gradient_is_that_of_the_mechanism)
       - `from_arrays(to_arrays(p))` is p.                                 (test_arrays_round_trip)
 
+    Attributes:
+      num_features: how many there are; None: as many as the data have.
+      features: the columns with them: one list column, or several columns of numbers.
+      label: the column with the label, 0 or 1.
+
     Example:
       >>> model = LogisticRegression(num_features=2)
       >>> model.to_arrays(model.initial())
       {'weights': array([0., 0.], dtype=float32), 'intercept': array(0., dtype=float32)}
     """
 
+    kind: ClassVar[str] = "logistic-regression"
     many_models: ClassVar[bool] = True
-    num_features: int
+    num_features: int | None = None
+    features: str | Sequence[str] = "features"
+    label: str = "label"
 
     def __post_init__(self) -> None:
-        validate.positive(num_features=self.num_features)
+        validate.column_names(features=self.features, label=self.label)
+        if self.num_features is not None:
+            validate.positive(num_features=self.num_features)
+        if not isinstance(self.features, str):
+            object.__setattr__(self, "features", tuple(self.features))
+
+    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
+        label = self.label if labels else None
+        check_columns(schema, features=self.features, label=label)
+
+        def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
+            table = FeatureTable.from_examples(
+                examples, features=self.features, label=label, num_features=self.num_features
+            )
+            model = dataclasses.replace(self, num_features=table.features.shape[1])
+            return model, table, {"unusable_rows": table.num_unusable}
+
+        return Task(read=read)
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        return (0, 1)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "logistic-regression", "num_features": int(self.num_features)}
+        return self.settings()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        assert self.num_features is not None
         return {"coefficients": (self.num_features + 1,)}
 
     def initial(self) -> dict[str, npt.NDArray[np.float32]]:
-        return {"coefficients": np.zeros(self.num_features + 1, np.float32)}
+        return {name: np.zeros(shape, np.float32) for name, shape in self.shapes().items()}
 
     def check_data(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         found = shapes.get("features")
@@ -86,6 +122,15 @@ class LogisticRegression:
         logits = batch["features"] @ coefficients[..., :-1].T + coefficients[..., -1]  # (batch[, models])
         labels = batch["labels"] if logits.ndim == 1 else batch["labels"][:, None]
         return jnp.logaddexp(0.0, logits) - labels * logits, (logits > 0) == (labels > 0.5)
+
+    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
+        coefficients = parameters["coefficients"]
+        logits = batch["features"] @ coefficients[:-1] + coefficients[-1]  # (batch,)
+        probability = jnp.where(jnp.isfinite(logits), jax.nn.sigmoid(jnp.abs(logits)), jnp.nan)
+        return (logits > 0).astype(jnp.int32), probability
 
     def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
         coefficients = np.asarray(parameters["coefficients"], np.float32)

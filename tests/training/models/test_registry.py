@@ -2,8 +2,9 @@ import pytest
 
 from coowned.errors import InputError
 from coowned.training.models.bert import BertConfig, BertMaskedLM
-from coowned.training.models.described import model_from_description
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.models.registry import MODELS, model_class, model_from_description
+from coowned.training.tasks import Specification
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,9 @@ def test_models_are_read_back(model):
 def test_unknown_models_are_refused():
     with pytest.raises(InputError, match="Unknown kind of model 'forest'"):
         model_from_description({"kind": "forest"})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_kinds_are_named_once(kind):
+    assert model_class(kind).kind == kind
+    assert issubclass(model_class(kind), Specification)
