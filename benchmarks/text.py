@@ -1,7 +1,7 @@
 """How fast private BERT-Tiny is: against itself without privacy, jax_privacy and Opacus; and what memory it takes.
 
-Sequence 128, 20 positions to predict. Opacus is measured where `.venv-peers` is set up (`make .venv-peers/peers.stamp`),
-ours beside it in the same process, so that the ratio is of one run.
+Sequence 128, 20 positions to predict. Opacus is measured where `.venv-peers` is set up (`make test-peers`), ours beside
+it in the same process, so that the ratio is of one run.
 
 python -m benchmarks text
 """
