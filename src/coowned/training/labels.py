@@ -1,0 +1,82 @@
+"""Labels of a classification: the classes are declared, never collected from the data, whose content they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+
+from coowned import validate
+from coowned.attribution.identifiers import is_text
+from coowned.errors import InputError
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+
+Classes = int | Sequence[str | int]
+"""How many there are (0, 1, ...), or their names in the order of their indices, as the data spell them."""
+
+
+def declared_classes(classes: Classes) -> tuple[str | int, ...]:
+    """The names of the classes; InputError where there are fewer than two, two alike, or names of both types.
+
+    >>> declared_classes(3), declared_classes(["spam", "ham"])
+    ((0, 1, 2), ('spam', 'ham'))
+    """
+    if not isinstance(classes, Sequence) or isinstance(classes, str):
+        validate.integer(at_least=2, classes=classes)
+        return tuple(range(int(classes)))
+    names = tuple(classes)
+    texts = [isinstance(name, str) for name in names]
+    whole = [isinstance(name, int) and not isinstance(name, bool) for name in names]
+    if len(set(names)) != len(names) or len(names) < 2 or not (all(texts) or all(whole)):
+        raise InputError(
+            f"classes must be two or more different texts or whole numbers, or how many there are, not {classes!r}"
+        )
+    return names
+
+
+def check_label_column(schema: pa.Schema, label: str, classes: Sequence[str | int]) -> None:
+    """Refuses, with InputError, a column that is missing or cannot hold these classes."""
+    if label not in schema.names:
+        raise InputError(f"the data have no column {label!r}; they have {', '.join(schema.names)}")
+    kind = _value_type(schema.field(label).type)
+    if is_text(kind) and not isinstance(classes[0], str):
+        raise InputError(
+            f'column {label!r} holds text: declare its classes, classes = ["...", "..."]; they are not collected from '
+            "the data, which would give them away"
+        )
+    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not (is_text(kind) or (numbers and not isinstance(classes[0], str)) or pa.types.is_null(kind)):
+        raise InputError(
+            f"column {label!r} holds {kind}, and classes are {list(classes)}; declare them as it spells them"
+        )
+
+
+def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.NDArray[np.float32]:
+    """(rows,) the index of each label's class; NaN where it is none of them: its row is without influence.
+
+    Guarantees:
+      - A label depends on its own cell alone.   (test_labels_depend_on_their_own_cell)
+
+    >>> class_indices(pa.chunked_array([["ham", "eggs", None, "spam"]]), ["spam", "ham"])
+    array([ 1., nan, nan,  0.], dtype=float32)
+    >>> class_indices(pa.chunked_array([[True, False]]), (0, 1)), class_indices(pa.chunked_array([[7.0, 7.5]]), [3, 7])
+    (array([1., 0.], dtype=float32), array([ 1., nan], dtype=float32))
+    """
+    column = column.cast(_value_type(column.type))
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.nan, np.float32)
+    if is_text(column.type):
+        names, column = pa.array(classes, pa.large_string()), column.cast(pa.large_string())
+    else:
+        if pa.types.is_boolean(column.type):
+            column = column.cast(pa.uint8())
+        names, column = pa.array(classes, pa.float64()), column.cast(pa.float64(), safe=False)
+    found = pc.index_in(column, value_set=names).cast(pa.float32())
+    return np.array(found.fill_null(float("nan")), np.float32)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
