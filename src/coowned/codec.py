@@ -13,7 +13,6 @@ coowned.errors.InputError: coin.json: has no key 'sids'; did you mean 'sides'?
 
 import dataclasses
 import difflib
-import functools
 import hashlib
 import json
 import math
@@ -42,6 +41,7 @@ _WORDS = {
 }
 _OBJECTS = (inspect.StructType, inspect.DataclassType)
 _LISTS = (inspect.ListType, inspect.VarTupleType)
+_ANY = inspect.AnyType()
 _SHOWN = 60  # characters of a wrong value that an error shows
 
 
@@ -74,24 +74,19 @@ def decode_json(
       remedy: what to do, appended to errors that do not say it themselves.
       secret: leave values out of errors.
     """
-    reader = _Reader(name=name, error=error, remedy=remedy, secret=secret, toml=False)
+    reader = _Reader(name=name, error=error, remedy=remedy, secret=secret)
     return reader.convert(kind, reader.parse(text), format)
 
 
 def decode_toml(
-    kind: type[Kind],
-    text: str | bytes,
-    *,
-    name: str,
-    error: type[CoownedError] = InputError,
-    remedy: str = "",
+    kind: type[Kind], text: str | bytes, *, name: str, error: type[CoownedError] = InputError, remedy: str = ""
 ) -> Kind:
     """Reads one TOML text as a `kind`; the same promises, with keys named as `[section] key`.
 
     Guarantees:
       - An error names the section and the key.   (test_toml_errors)
     """
-    reader = _Reader(name=name, error=error, remedy=remedy, secret=False, toml=True)
+    reader = _Reader(name=name, error=error, remedy=remedy, toml=True)
     return reader.convert(kind, reader.parse(text), None)
 
 
@@ -148,8 +143,8 @@ class _Reader:
     name: str
     error: type[CoownedError]
     remedy: str
-    secret: bool
-    toml: bool
+    secret: bool = False
+    toml: bool = False
 
     def parse(self, text: str | bytes) -> Any:
         """Plain Python values; numbers may still be infinite."""
@@ -157,9 +152,7 @@ class _Reader:
         try:
             if isinstance(text, bytes):
                 text = text.decode("utf-8")
-            if self.toml:
-                return tomllib.loads(text)
-            return json.loads(text, object_pairs_hook=self._unique_keys)
+            return tomllib.loads(text) if self.toml else json.loads(text, object_pairs_hook=self._unique_keys)
         except UnicodeDecodeError as found:
             self.refuse((), f"is not UTF-8 text (byte {found.start})")
         except RecursionError:
@@ -168,13 +161,14 @@ class _Reader:
             self.refuse((), f"is not {language}" + ("" if self.secret else f" ({found})"))
 
     def convert(self, kind: type[Kind], value: Any, format: str | None) -> Kind:
-        info = _type_info(kind)
+        info = inspect.type_info(kind)
+        fields = info.fields if isinstance(info, _OBJECTS) else ()
         if isinstance(info, _OBJECTS) and not isinstance(value, dict):
             self._refuse_type((), "object", value)
         if format is not None:
             self._check_format((format,), value.get("format"))
             value = {key: entry for key, entry in value.items() if key != "format"}
-        for field in info.fields if isinstance(info, _OBJECTS) else ():
+        for field in fields:
             if field.name == "format" and isinstance(field.type, inspect.LiteralType):
                 self._check_format(field.type.values, value.get("format"))
         self._check(info, value, ())
@@ -190,38 +184,44 @@ class _Reader:
         raise self.error(f"{self.name}: {where + ' ' if where else ''}{problem}{remedy}") from None
 
     def _check(self, info: inspect.Type, value: Any, path: Path) -> None:
-        """Unknown and missing keys, unknown words and infinite numbers; msgspec checks the types."""
+        """Refuses unknown and missing keys, unknown words and infinite numbers; msgspec checks the types."""
         if isinstance(value, float) and not math.isfinite(value):
             self.refuse(path, f"must be a finite number, not {value}")
-        info = _chosen(info, value)
-        if isinstance(info, inspect.LiteralType):
-            self._check_word(info.values, value, path)
-        elif isinstance(info, inspect.UnionType) and isinstance(value, dict):  # an entry tells the members apart
-            structs = [choice for choice in info.types if isinstance(choice, inspect.StructType)]
-            field = str(structs[0].tag_field)
-            if field not in value:
-                self._refuse_missing(path, field)
-            self._check_word(tuple(choice.tag for choice in structs), value[field], (*path, field))
-        elif isinstance(info, _OBJECTS) and isinstance(value, dict):
-            self._check_object(info, value, path)
+        choices = info.types if isinstance(info, inspect.UnionType) else (info,)
+        told = [choice for choice in choices if not isinstance(choice, inspect.NoneType)]
+        if len(told) == 1 and isinstance(told[0], inspect.LiteralType):
+            if value is not None or len(choices) == 1:
+                self._check_word(told[0].values, value, path)
         elif isinstance(value, dict):
-            item = info.value_type if isinstance(info, inspect.DictType) else inspect.AnyType()
-            for key, entry in value.items():
-                self._check(item, entry, (*path, key))
+            self._check_object(told, value, path)
         elif isinstance(value, list):
-            item = info.item_type if isinstance(info, _LISTS) else inspect.AnyType()
-            if not isinstance(item, inspect.IntType):  # millions of them, say, and nothing to find
+            item = next((choice.item_type for choice in told if isinstance(choice, _LISTS)), _ANY)
+            if not isinstance(item, inspect.IntType):  # there may be millions, and nothing to find
                 for index, entry in enumerate(value):
                     self._check(item, entry, (*path, index))
 
-    def _check_object(self, info: Any, value: dict[str, Any], path: Path) -> None:
+    def _check_object(self, choices: list[inspect.Type], value: dict[str, Any], path: Path) -> None:
+        """`choices`: the types that the field may have, of which a tag tells structs apart."""
+        objects = [choice for choice in choices if isinstance(choice, (*_OBJECTS, inspect.DictType))]
+        structs = [choice for choice in objects if isinstance(choice, inspect.StructType) and choice.tag_field]
+        tagged = {choice.tag: choice for choice in structs}
+        info, tag = (objects[0] if objects else _ANY), None
+        if tagged:
+            tag = str(structs[0].tag_field)
+            if tag not in value:
+                self._refuse_missing(path, tag)
+            self._check_word(tuple(tagged), value[tag], (*path, tag))
+            info = tagged[value[tag]]
+        if not isinstance(info, _OBJECTS):
+            for key, entry in value.items():
+                self._check(getattr(info, "value_type", _ANY), entry, (*path, key))
+            return
         fields = {field.encode_name: field for field in info.fields}
-        tag = getattr(info, "tag_field", None)
         for key in value:
             if key not in fields and key != tag:
                 close = nearest(key, fields)
-                sections = self.toml and not path
-                problem = f"there is no section [{key}]" if sections else f"has no key {key!r}"
+                is_section = self.toml and not path
+                problem = f"there is no section [{key}]" if is_section else f"has no key {key!r}"
                 self.refuse(path, problem + close, ends=bool(close))
         for key, field in fields.items():
             if key in value:
@@ -232,19 +232,15 @@ class _Reader:
     def _check_word(self, known: tuple[Any, ...], value: Any, path: Path) -> None:
         if value in known:
             return
+        close = nearest(value, known) if isinstance(value, str) and len(known) > 1 else ""
+        close = close if close.startswith("; did you mean") else ""
         shown = "another word" if self.secret else repr(value)
-        if len(known) == 1:
-            self.refuse(path, f"must be {known[0]!r}, not {shown}")
-        close = nearest(value, known) if isinstance(value, str) else ""
-        if not close.startswith("; did you mean"):
-            close = ""
-        listed = _either([repr(word) for word in known])
-        self.refuse(path, f"must be {listed}, not {shown}{close}", ends=bool(close))
+        self.refuse(path, f"must be {_either(map(repr, known))}, not {shown}{close}", ends=bool(close))
 
     def _check_format(self, known: tuple[Any, ...], value: Any) -> None:
         if value not in known:
             shown = "another" if self.secret else repr(value)
-            self.refuse((), f"expected the format {_either([repr(word) for word in known])}, not {shown}")
+            self.refuse((), f"expected the format {_either(map(repr, known))}, not {shown}")
 
     def _refuse_missing(self, path: Path, key: str) -> NoReturn:
         self.refuse(path, f"needs the section [{key}]" if self.toml and not path else f"needs the key {key!r}")
@@ -259,8 +255,8 @@ class _Reader:
 
     def _refuse_invalid(self, message: str, value: Any) -> NoReturn:
         """What msgspec found, in our words: "Expected `int`, got `str` - at `$.a[2]`"."""
-        problem, _, place = message.partition(" - at `$")
-        path, found = _resolve(place.rstrip("`"), value)
+        problem, _, written = message.partition(" - at `$")
+        path, found = _resolve(written.rstrip("`"), value)
         expected = re.fullmatch(r"Expected `([^`]+)`(?:, got `[^`]+`|(.*))", problem)
         if expected is None:  # from a __post_init__, which may say what to do
             self.refuse(path, problem, ends=True)
@@ -291,33 +287,10 @@ class _Reader:
         return found
 
 
-@functools.cache
-def _type_info(kind: Any) -> inspect.Type:
-    return inspect.type_info(kind)
-
-
-def _chosen(info: inspect.Type, value: Any) -> inspect.Type:
-    """The member of a union that a value can only be meant for; the union of objects where several are."""
-    if not isinstance(info, inspect.UnionType):
-        return info
-    if isinstance(value, dict):
-        objects = [choice for choice in info.types if isinstance(choice, (*_OBJECTS, inspect.DictType))]
-        tagged = [choice for choice in objects if isinstance(choice, inspect.StructType) and choice.tag_field]
-        for choice in tagged:
-            if value.get(choice.tag_field) == choice.tag:
-                return choice
-        return inspect.UnionType(tuple(tagged)) if tagged else (objects[0] if objects else inspect.AnyType())
-    if isinstance(value, list):
-        return next((choice for choice in info.types if isinstance(choice, _LISTS)), inspect.AnyType())
-    plain = [choice for choice in info.types if not isinstance(choice, inspect.NoneType)]
-    only_words = len(plain) == 1 and isinstance(plain[0], inspect.LiteralType) and value is not None
-    return plain[0] if only_words else inspect.AnyType()
-
-
-def _resolve(place: str, value: Any) -> tuple[Path, Any]:
-    """The path msgspec writes as `.a[2].b`, and what is there; keys of dicts it writes as [...]."""
+def _resolve(written: str, value: Any) -> tuple[Path, Any]:
+    """The path that msgspec writes as `.a[2].b`, and what is there; keys of dicts it writes as [...]."""
     path: list[str | int] = []
-    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", place):
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", written):
         step: str | int = key or (int(index) if index.isdigit() else "…")
         path.append(step)
         try:
@@ -327,8 +300,9 @@ def _resolve(place: str, value: Any) -> tuple[Path, Any]:
     return tuple(path), value
 
 
-def _either(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def _either(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _plain_array(value: Any) -> Any:

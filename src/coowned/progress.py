@@ -2,8 +2,21 @@
 
 from collections.abc import Callable
 
+from coowned.errors import InputError
+
 Progress = Callable[[float, str], None]
 """Called as progress(done, message): `done` is the finished part of the work, from 0 to 1."""
+
+
+def silent(done: float, message: str) -> None:
+    """A progress that reports to nobody."""
+
+
+def reporting(progress: Progress | None) -> Progress:
+    """The given progress, `silent` for None; refuses what cannot be called."""
+    if progress is not None and not callable(progress):
+        raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
+    return progress or silent
 
 
 def duration(seconds: float) -> str:

@@ -209,7 +209,7 @@ def test_progress_is_told(tmp_path):
 
 def test_batches_of_text(tmp_path, monkeypatch):
     whole = read_slack(write_folder(tmp_path, SMALL))
-    monkeypatch.setattr("coowned.attribution.slack._BATCH_CHARACTERS", 150)
+    monkeypatch.setattr("coowned.attribution.examples._BATCH_CHARACTERS", 150)
     cut = read_slack(tmp_path)
     assert cut.payload.column("text").num_chunks > 1
     assert cut.payload.equals(whole.payload)

@@ -245,7 +245,7 @@ class TruncatedBatches(PoissonBatches):
 
     def _draw(self, step):
         drawn = super()._draw(step)
-        return drawn._replace(places=drawn.places[: self.batch_size])
+        return drawn._replace(positions=drawn.positions[: self.batch_size])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from coowned import validate
 from coowned.accounting.calibrate import calibrate
 from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_rate_bound
-from coowned.accounting.gaussian import gaussian_epsilon
 from coowned.accounting.numerical import Answer, Composition
 from coowned.accounting.terms import check_terms
 from coowned.errors import UncertifiableError
@@ -122,13 +121,7 @@ def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 
 
 def _worst(candidates: Sequence[Sequence[Steps]], delta: float, adjacency: str) -> Answer:
-    answers = []
-    for steps in candidates:
-        composition = Composition(steps, adjacency)
-        if composition.gaussian_mu is not None:
-            answers.append(Answer(epsilon=gaussian_epsilon(composition.gaussian_mu, delta), delta=delta))
-        else:
-            answers.append(composition.epsilon(delta))
+    answers = [Composition(steps, adjacency).epsilon(delta) for steps in candidates]
     if not answers:
         raise UncertifiableError("no protected user is ever drawn: nothing to account for; run more iterations")
     return max(answers, key=lambda answer: answer.epsilon)

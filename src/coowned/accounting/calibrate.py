@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from coowned.accounting.gaussian import find_root, gaussian_epsilon, gaussian_mu
+from coowned.accounting.gaussian import find_root, gaussian_mu
 from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
 from coowned.accounting.terms import check_terms
 from coowned.cache import cached
@@ -87,12 +87,9 @@ def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: s
     sensitivity = Composition([steps], adjacency).gaussian_mu
     assert sensitivity is not None
     noise_multiplier = sensitivity / gaussian_mu(epsilon, delta)
-    while True:
-        mu = Composition([_with_noise(steps, noise_multiplier)], adjacency).gaussian_mu
-        assert mu is not None
-        if gaussian_epsilon(mu, delta) <= epsilon:
-            return noise_multiplier
+    while Composition([_with_noise(steps, noise_multiplier)], adjacency).epsilon(delta).epsilon > epsilon:
         noise_multiplier *= 1 + 1e-13
+    return noise_multiplier
 
 
 def _with_noise(steps: Steps, noise_multiplier: float) -> Steps:

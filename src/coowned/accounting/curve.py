@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coowned import validate
-from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta, gaussian_mu, gaussian_true_positive_rate
+from coowned.accounting.gaussian import gaussian_mu, gaussian_true_positive_rate
 from coowned.accounting.numerical import Composition
 from coowned.accounting.terms import check_terms
 from coowned.mechanism.mechanism import Mechanism
@@ -56,12 +56,8 @@ def epsilon_curve(
     points = [float(value) for value in epsilons]
     deltas = np.zeros(len(points))
     for composition in _compositions(mechanism, noise_multiplier, adjacency):
-        mu = composition.gaussian_mu
-        if mu is not None:
-            found = [math.exp(gaussian_log_delta(mu, value)) for value in points]
-        else:
-            answers = composition.deltas(points, refuse=False)
-            found = [answer.delta if answer.is_precise else 1.0 for answer in answers]
+        answers = composition.deltas(points, refuse=False)
+        found = [answer.delta if answer.is_precise else 1.0 for answer in answers]
         deltas = np.maximum(deltas, found)
     # delta never rises with epsilon: what is proven for a smaller one holds for the next.
     order = np.argsort(points, kind="stable")
@@ -147,9 +143,7 @@ def _sampled_curve(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Grid of epsilons from 0 to the one at smallest_delta, and the deltas there."""
     largest = max(
-        gaussian_epsilon(composition.gaussian_mu, smallest_delta)
-        if composition.gaussian_mu is not None
-        else composition.epsilon(smallest_delta).epsilon
+        composition.epsilon(smallest_delta).epsilon
         for composition in _compositions(mechanism, noise_multiplier, adjacency)
     )
     points = np.linspace(0.0, max(largest, 1e-9), _GRID_POINTS)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
 from coowned.accounting.group_mixture import MixturePair, discretize, gaussian_pair, mixture_pair
 from coowned.accounting.parted_composition import ERROR_SHARE, PartedTail, parts_grid, plan_parts
 from coowned.accounting.tilted_composition import (
@@ -65,8 +66,8 @@ class Answer:
 class Composition:
     """Independent steps of possibly different kinds under one adjacency.
 
-    Steps without coins (probability 1) are one Gaussian together; `merge_gaussians=False` composes them like all
-    others, which is how the tests compare this machine with the closed form.
+    Steps without coins (probability 1) are one Gaussian together, in closed form where there are no others.
+    `merge_gaussians=False` composes them like all others, so that tests can compare the two.
     """
 
     def __init__(self, steps: Sequence[Steps], adjacency: str, *, merge_gaussians: bool = True):
@@ -126,6 +127,8 @@ class Composition:
         With `refuse=False` an answer too imprecise to be given comes back with its `error_share`, and an epsilon that
         is out of reach as infinity: to find one's way, not to be shown.
         """
+        if self.gaussian_mu is not None:
+            return Answer(epsilon=gaussian_epsilon(self.gaussian_mu, delta), delta=delta)
         log_delta = math.log(delta)
         coarse = self.coarse(log_delta)
         guesses = {direction: loss.guess(log_delta) for direction, loss in coarse.items()}
@@ -236,6 +239,9 @@ class Composition:
 
         With `refuse=False` an answer too imprecise to be shown comes back with its `error_share`.
         """
+        if self.gaussian_mu is not None:
+            deltas = [math.exp(gaussian_log_delta(self.gaussian_mu, epsilon)) for epsilon in epsilons]
+            return [Answer(epsilon=epsilon, delta=delta) for epsilon, delta in zip(epsilons, deltas, strict=True)]
         best: dict[float, Answer] = {}
         for direction in self.directions:
             shared: tuple[float, float, _Tail] | None = None  # epsilon, looseness, transform

@@ -14,7 +14,6 @@ from coowned.attribution.table_files import SUFFIXES, files_of
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
-_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 _PAYLOAD = pa.schema([(name, pa.large_string()) for name in ("id", "title", "abstract", "categories")])
 
 
@@ -42,7 +41,7 @@ def read_arxiv(
     Guarantees:
       - One example a paper, id = the arXiv id, users = its authors.   (test_papers_and_authors)
     """
-    builder = ExampleBuilder(_PAYLOAD, _BATCH_CHARACTERS)
+    builder = ExampleBuilder(_PAYLOAD)
     for paper in _papers(path):
         names = [_full_name(author) for author in paper.authors_parsed]
         builder.add_users([builder.code(name) for name in names if name])

@@ -20,6 +20,7 @@ from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
+_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 # Texts that other programs write for a value that is missing; nobody is left out for it.
 _MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na>"]
 
@@ -148,9 +149,8 @@ class ExampleBuilder:
     Every row has its values (`add_row`) and its users (`add_users`), both in row order; users may come later.
     """
 
-    def __init__(self, schema: pa.Schema, batch_characters: int = 8 << 20):
+    def __init__(self, schema: pa.Schema):
         self._schema = pa.schema([("", pa.large_string()), *schema])  # the id first
-        self._batch_characters = batch_characters
         self._codes: dict[str, int] = {}  # spelling -> its index
         self._num_users = array("q")  # of each row
         self._users = array("i")  # codes, row after row
@@ -166,7 +166,7 @@ class ExampleBuilder:
         for column, value in zip(self._rows, (example_id, *values), strict=True):
             column.append(value)
         self._characters += characters + 100
-        if self._characters >= self._batch_characters:
+        if self._characters >= _BATCH_CHARACTERS:
             self._end_batch()
 
     def add_users(self, codes: Collection[int]) -> None:

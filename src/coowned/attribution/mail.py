@@ -28,7 +28,7 @@ from coowned.attribution.mail_headers import (
 from coowned.attribution.options import MAIL_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 
 _SENDERS = (
     "From", "Sender", "Reply-To", "Resent-From", "Resent-Sender", "Resent-Reply-To", "Mail-Reply-To",
@@ -45,7 +45,6 @@ _THREAD = ("References", "In-Reply-To")
 _PAYLOAD = pa.schema(
     [("subject", pa.large_string()), ("date", pa.timestamp("us", tz="UTC")), ("text", pa.large_string())]
 )
-_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 _REMEMBERED_HEADERS = 1 << 16  # parsed address headers that are kept, since they repeat
 
 
@@ -104,11 +103,10 @@ def read_mail(
     References: RFC 5322 (headers), RFC 2045 to 2047 (content), RFC 4155 (mbox).
     """
     validate.one_of(MAIL_USERS, attribute_to=attribute_to)
-    if progress is not None and not callable(progress):
-        raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
+    report = reporting(progress)
     in_thread = attribute_to == "thread"
     box = _Mailbox(_PEOPLE[attribute_to], with_references=in_thread)
-    for message in raw_messages(path, lambda done: progress(done, "reading mail") if progress else None):
+    for message in raw_messages(path, lambda done: report(done, "reading mail")):
         box.add(message)
     mentions = box.thread_mentions() if in_thread else box.builder.mentions()
     counts = box.counts()
@@ -178,7 +176,7 @@ class _Mailbox:
     """
 
     def __init__(self, people: Sequence[str], *, with_references: bool):
-        self.builder = ExampleBuilder(_PAYLOAD, _BATCH_CHARACTERS)
+        self.builder = ExampleBuilder(_PAYLOAD)
         self._people = tuple(name.lower().encode() for name in people)
         self._thread = tuple(name.lower().encode() for name in _THREAD) if with_references else ()
         self._wanted = frozenset((*self._people, *self._thread, *BODY_FIELDS, b"message-id", b"subject", b"date"))

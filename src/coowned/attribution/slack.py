@@ -20,12 +20,11 @@ from coowned.attribution.identifiers import one_line
 from coowned.attribution.options import SLACK_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 
 _LISTS = ("channels.json", "groups.json", "dms.json", "mpims.json")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
 _LARGEST_FILE = 1 << 30  # one day of one channel; more is no export
-_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 _PAYLOAD = pa.schema([("channel", pa.large_string()), ("ts", pa.large_string()), ("text", pa.large_string())])
 # Subtypes that somebody wrote; all others are notices of Slack itself, or answers it makes of other people's words.
@@ -131,9 +130,8 @@ def read_slack(
       ['U1', 'U2']
     """
     validate.one_of(SLACK_USERS, attribute_to=attribute_to)
-    if progress is not None and not callable(progress):
-        raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
-    builder = ExampleBuilder(_PAYLOAD, _BATCH_CHARACTERS)
+    report = reporting(progress)
+    builder = ExampleBuilder(_PAYLOAD)
     counts: dict[str, int] = dict.fromkeys(
         ("messages", "repeated_messages", "notices_left_out", "bot_messages", "messages_without_author"), 0
     )
@@ -153,8 +151,7 @@ def read_slack(
                 for message in files.read(name, list[_Message]):
                     thread.add(message)
                 done += files.sizes[name]
-                if progress is not None:
-                    progress(done / total, "reading Slack messages")
+                report(done / total, "reading Slack messages")
             thread.finish()
     return builder.attribute(
         user_keys=user_keys or UserKeyRules.exact(),

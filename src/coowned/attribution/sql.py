@@ -24,7 +24,7 @@ from coowned.attribution.tables import (
 )
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 
 _FIRST_ROWS = 1 << 10  # rows of the first chunk
 _MOST_ROWS = 1 << 16  # rows of any chunk
@@ -94,7 +94,7 @@ def read_sql(
         raise InputError(
             f"{where}{type(connection).__name__} is not a DB-API or ADBC connection; give one that has cursor()"
         )
-    table = _table_of(query, connection, parameters, where, progress)
+    table = _table_of(query, connection, parameters, where, reporting(progress))
     for number, name in enumerate(table.column_names):
         if table.column_names.index(name) != number:
             raise InputError(f"{where}two columns are named {name!r}; rename one in the query with AS")
@@ -135,7 +135,7 @@ def _reading_only(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
 
 
-def _table_of(query: str, connection: Any, parameters: Any, where: Location, progress: Progress | None) -> pa.Table:
+def _table_of(query: str, connection: Any, parameters: Any, where: Location, progress: Progress) -> pa.Table:
     with _named_errors(connection, where), contextlib.closing(connection.cursor()) as cursor:
         if parameters:
             cursor.execute(query, parameters)
@@ -157,8 +157,7 @@ def _table_of(query: str, connection: Any, parameters: Any, where: Location, pro
             # The next chunk has room for a few wide rows or for many narrow ones.
             num_bytes = max(1, sum(chunks[-1].nbytes for chunks in columns))
             size = max(1, min(_MOST_ROWS, len(rows) * _CHUNK_BYTES // num_bytes))
-            if progress is not None:
-                progress(0.0, f"reading rows: {done:,}")
+            progress(0.0, f"reading rows: {done:,}")
     return pa.table([_joined(chunks) for chunks in columns], names=names)
 
 

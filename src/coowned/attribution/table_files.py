@@ -27,55 +27,32 @@ _LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
 _PEEKED_LINES = 1000  # lines of JSON that decide which fields are text
 
 
-def read_parquet(
-    path: str | os.PathLike[str],
-    users: str | Sequence[str] | None = None,
-    user: str | None = None,
-    example_id: str | None = None,
-    separator: str | None = None,
-    *,
-    user_keys: UserKeyRules | None = None,
-    aliases: Aliases | str | os.PathLike[str] | None = None,
-    addresses: bool | None = None,
-) -> AttributedExamples:
-    """Attributed examples from a Parquet file or a folder of them; arguments as in `from_table`."""
-    options = table_options(users, user, example_id, separator, addresses)
-    return read_table("parquet", path, options, user_keys=user_keys, aliases=aliases)
+def _reader(kind: str, files: str):
+    """The public reader of one kind of file; all of them have the arguments of `from_table`."""
+
+    def read(
+        path: str | os.PathLike[str],
+        users: str | Sequence[str] | None = None,
+        user: str | None = None,
+        example_id: str | None = None,
+        separator: str | None = None,
+        *,
+        user_keys: UserKeyRules | None = None,
+        aliases: Aliases | str | os.PathLike[str] | None = None,
+        addresses: bool | None = None,
+    ) -> AttributedExamples:
+        options = table_options(users, user, example_id, separator, addresses)
+        return read_table(kind, path, options, user_keys=user_keys, aliases=aliases)
+
+    read.__name__ = read.__qualname__ = f"read_{kind}"
+    read.__doc__ = f"Attributed examples from {files}, or a folder of them; arguments as in `from_table`."
+    return read
 
 
-def read_csv(
-    path: str | os.PathLike[str],
-    users: str | Sequence[str] | None = None,
-    user: str | None = None,
-    example_id: str | None = None,
-    separator: str | None = None,
-    *,
-    user_keys: UserKeyRules | None = None,
-    aliases: Aliases | str | os.PathLike[str] | None = None,
-    addresses: bool | None = None,
-) -> AttributedExamples:
-    """Attributed examples from a CSV file with a header line, or a folder of them; arguments as in `from_table`.
-
-    Ids and users are read as text: 007 stays 007, and 0704.0001 does not become a number.
-    """
-    options = table_options(users, user, example_id, separator, addresses)
-    return read_table("csv", path, options, user_keys=user_keys, aliases=aliases)
-
-
-def read_jsonl(
-    path: str | os.PathLike[str],
-    users: str | Sequence[str] | None = None,
-    user: str | None = None,
-    example_id: str | None = None,
-    separator: str | None = None,
-    *,
-    user_keys: UserKeyRules | None = None,
-    aliases: Aliases | str | os.PathLike[str] | None = None,
-    addresses: bool | None = None,
-) -> AttributedExamples:
-    """Attributed examples from JSON lines, one object a line, or a folder of them; arguments as in `from_table`."""
-    options = table_options(users, user, example_id, separator, addresses)
-    return read_table("jsonl", path, options, user_keys=user_keys, aliases=aliases)
+read_parquet = _reader("parquet", "a Parquet file")
+# Ids and users are read as text: 007 stays 007, and 0704.0001 does not become a number.
+read_csv = _reader("csv", "a CSV file with a header line, ids and users as text")
+read_jsonl = _reader("jsonl", "JSON lines, one object a line")
 
 
 def read_table(

@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
     examples: npt.NDArray[np.int64]  # (n,)
     numbers: npt.NDArray[np.int32]  # (n,) copy numbers; (0,) where all are 0
-    places: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
 
 
 class Batches(abc.ABC):
@@ -67,9 +67,9 @@ class Batches(abc.ABC):
         """Returns the padded batch of a step, the same on every call."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
         drawn = self._draw(int(step))
-        size = self.physical_size(len(drawn.places))
+        size = self.physical_size(len(drawn.positions))
         padded = np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.bool_)
-        pad_copies(drawn.places, drawn.examples, drawn.numbers, *padded)
+        pad_copies(drawn.positions, drawn.examples, drawn.numbers, *padded)
         return Batch(int(step), *padded, drawn)
 
     def from_step(self, step: int = 0) -> Iterator[Batch]:

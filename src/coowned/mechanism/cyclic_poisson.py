@@ -12,25 +12,19 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser, bound_for
+from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
 from coowned.selection.selector import Selection
-
-_NO_GROUPS = (
-    "the certificate does not prove that every user is in one group only, which cyclic sampling needs; "
-    "select with groups"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(BandedMechanism):
     """Users are in groups, and group g is drawn only in the steps t = g mod `num_groups`.
 
-    Every copy is drawn by its own coin. Group g has ceil((iterations - g) / num_groups) rounds.
+    Every copy is drawn by its own coin. Group g has ceil((iterations - g) / num_groups) rounds. From a certificate each
+    group has its own bound, and the probability min(1, batch_size / its copies).
 
     Attributes:
-      contribution_bound: most copies that contain one user, over all groups.
       sampling_probability: of every copy in its group's rounds; the largest where groups differ.
-      iterations: number of steps.
       num_groups: number of groups of users.
       num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
       group_probabilities: each group's own probability, or None if all have `sampling_probability`.
@@ -95,41 +89,24 @@ class CyclicPoisson(BandedMechanism):
                 )
 
     @classmethod
-    def from_certificate(
-        cls,
-        certificate: ContributionCertificate,
-        *,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        num_bands: int | None = None,
-        protects: bool = True,
-    ) -> Self:
-        """The mechanism for certified groups: each with its own bound and p_g = min(1, batch_size / its copies)."""
-        bound = bound_for(certificate, protects=protects)
-        if batch_size is None or iterations is None:
-            raise InputError("cyclic sampling needs batch_size and iterations (--batch-size, --iterations)")
-        validate.positive(batch_size=batch_size)
-        sizes, bounds = certificate.group_sizes, certificate.group_bounds
-        if certificate.groups is None or sizes is None or bounds is None:
-            raise UncertifiableError(_NO_GROUPS)
-        return cls(
-            contribution_bound=bound,
-            iterations=iterations,
-            num_groups=len(sizes),
-            num_bands=len(sizes) if num_bands is None else num_bands,
-            group_probabilities=tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
-            group_bounds=bounds if max(bounds) == bound else None,
-            batch_size=batch_size,
-        )
+    def _certified_fields(
+        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
+    ) -> dict[str, Any]:
+        assert batch_size is not None
+        sizes, bounds = _certified_groups(certificate)
+        return {
+            "num_groups": len(sizes),
+            "num_bands": len(sizes) if num_bands is None else num_bands,
+            "group_probabilities": tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
+            "group_bounds": bounds if any(bounds) else None,  # nobody to protect,
+        }
 
     @classmethod
     def suits(cls, certificate: ContributionCertificate) -> bool:
         return certificate.min_separation is None and bool(certificate.groups)
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        sizes, bounds = certificate.group_sizes, certificate.group_bounds
-        if certificate.groups is None or sizes is None or bounds is None:
-            raise UncertifiableError(_NO_GROUPS)
+        sizes, bounds = _certified_groups(certificate)
         if len(sizes) > self.num_groups:
             raise UncertifiableError(
                 f"the certificate has {len(sizes)} groups, the mechanism {self.num_groups}; they must agree"
@@ -245,3 +222,13 @@ class CyclicPoisson(BandedMechanism):
             rounds=np.arange(group, self.iterations, self.num_groups),
             group=group,
         )
+
+
+def _certified_groups(certificate: ContributionCertificate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The copies, and the most copies of one user, in each group."""
+    if certificate.groups is None or certificate.group_sizes is None or certificate.group_bounds is None:
+        raise UncertifiableError(
+            "the certificate does not prove that every user is in one group only, which cyclic sampling needs; "
+            "select with groups"
+        )
+    return certificate.group_sizes, certificate.group_bounds

@@ -22,19 +22,6 @@ _CONSTANTS = (np.uint32(0x61707865), np.uint32(0x3320646E), np.uint32(0x79622D32
 
 
 @_njit
-def _prepare(key, nonce):
-    """The (16, LANES) words every block of a stream starts from, but for the counter."""
-    start = np.empty((16, LANES), np.uint32)
-    for i in range(4):
-        start[i] = _CONSTANTS[i]
-    for i in range(8):
-        start[4 + i] = key[i]
-    start[14] = np.uint32(nonce & _LOW_32)
-    start[15] = np.uint32(nonce >> _S32)
-    return start
-
-
-@_njit
 def _rounds(state, lanes):
     """The twenty rounds of the first `lanes` blocks."""
     for half in range(20):
@@ -62,43 +49,8 @@ def _rounds(state, lanes):
 
 
 @_njit
-def _chunk(start, number, state, out, needed):
-    """out (WORDS,): the first `needed` words or more of chunk `number`; the words of a stream are in ChaCha20's order.
-
-    A short one costs less: only the blocks that hold those words are made, sixteen at a time.
-    """
-    lanes = min(LANES, (needed + 127) // 128 * 16)
-    for lane in range(lanes):
-        block = np.uint64(number) * np.uint64(LANES) + np.uint64(lane)
-        start[12, lane] = np.uint32(block & _LOW_32)
-        start[13, lane] = np.uint32(block >> _S32)
-    for i in range(16):
-        for lane in range(lanes):
-            state[i, lane] = start[i, lane]
-    _rounds(state, lanes)
-    for i in range(8):
-        for lane in range(lanes):
-            low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
-            high = np.uint32(state[2 * i + 1, lane] + start[2 * i + 1, lane])
-            out[8 * lane + i] = np.uint64(low) | (np.uint64(high) << _S32)
-
-
-@_njit
-def fill_words(key, nonce, first_chunk, out):
-    """out (n,) uint64: the words of a stream from the beginning of chunk `first_chunk` on."""
-    start = _prepare(key, nonce)
-    state = np.empty((16, LANES), np.uint32)
-    chunk = np.empty(WORDS, np.uint64)
-    for at in range(0, out.size, WORDS):
-        length = min(WORDS, out.size - at)
-        _chunk(start, first_chunk + at // WORDS, state, chunk, length)
-        for j in range(length):
-            out[at + j] = chunk[j]
-
-
-@_njit
 def fill_words_of_keys(keys, nonce, first_block, out):
-    """out (n, size): words of n streams from a block (8 words) on, as `fill_words` gives them, made side by side."""
+    """out (n, size) uint64: the words of n streams in ChaCha20's order, from block `first_block` (8 words) on."""
     size = out.shape[1]
     each = (size + 7) // 8  # blocks of a stream
     start, state = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
@@ -108,30 +60,42 @@ def fill_words_of_keys(keys, nonce, first_block, out):
     start[15] = np.uint32(nonce >> _S32)
     for first in range(0, keys.shape[0] * each, LANES):
         lanes = min(LANES, keys.shape[0] * each - first)
+        row, block = divmod(first, each)
         for lane in range(lanes):
-            row, block = divmod(first + lane, each)
             for i in range(8):
                 start[4 + i, lane] = keys[row, i]
             start[12, lane] = np.uint32((first_block + block) & _LOW_32)
             start[13, lane] = np.uint32(np.uint64(first_block + block) >> _S32)
+            block += 1
+            if block == each:
+                row, block = row + 1, 0
         for i in range(16):
             for lane in range(lanes):
                 state[i, lane] = start[i, lane]
         _rounds(state, lanes)
+        row, block = divmod(first, each)
         for lane in range(lanes):
-            row, block = divmod(first + lane, each)
             for i in range(min(8, size - 8 * block)):
                 low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
                 high = np.uint32(state[2 * i + 1, lane] + start[2 * i + 1, lane])
                 out[row, 8 * block + i] = np.uint64(low) | (np.uint64(high) << _S32)
+            block += 1
+            if block == each:
+                row, block = row + 1, 0
+
+
+@_njit
+def fill_words(key, nonce, first_chunk, out):
+    """out (n,) uint64: the words of one stream from the beginning of chunk `first_chunk` on."""
+    fill_words_of_keys(key.reshape(1, 8), nonce, first_chunk * LANES, out.reshape(1, out.size))
 
 
 @_njit
 def word_at(key, nonce, number, at):
-    """Word `at` of one chunk, alone."""
-    words = np.empty(WORDS, np.uint64)
-    _chunk(_prepare(key, nonce), number, np.empty((16, LANES), np.uint32), words, WORDS)
-    return words[at]
+    """Word `at` of chunk `number` of a stream, alone."""
+    block = np.empty((1, 8), np.uint64)
+    fill_words_of_keys(key.reshape(1, 8), nonce, number * LANES + at // 8, block)
+    return block[0, at % 8]
 
 
 # ---- coins -----------------------------------------------------------------------------------------------------------
@@ -153,14 +117,12 @@ def draw_positions(key, size, thresholds, guide, shift, out):
     It needs room for WORDS more than are drawn. A word that draws none (one of e) writes too, and is written over: as a
     branch, nobody could foresee it.
     """
-    start = _prepare(key, WORD_STREAM)
-    state = np.empty((16, LANES), np.uint32)
     words = np.empty(WORDS, np.uint64)
     skips = np.empty(WORDS, np.int64)
     most = thresholds.size - 1
     position = chunk = drawn = 0
     while drawn + WORDS <= out.size:
-        _chunk(start, chunk, state, words, WORDS)
+        fill_words(key, WORD_STREAM, chunk, words)
         chunk += 1
         for i in range(WORDS):
             skips[i] = skip_of_word(words[i], thresholds, guide, shift)
@@ -176,16 +138,16 @@ def draw_positions(key, size, thresholds, guide, shift, out):
 
 
 @_njit
-def pad_copies(places, examples, numbers, out_examples, out_numbers, mask):
-    """The copies at these places of two lists, then zeros; an empty list of numbers stands for zeros."""
-    count = places.size
+def pad_copies(positions, examples, numbers, out_examples, out_numbers, mask):
+    """The copies at these positions of two lists, then zeros; an empty list of numbers stands for zeros."""
+    count = positions.size
     for i in range(count):
-        out_examples[i] = examples[places[i]]
+        out_examples[i] = examples[positions[i]]
     out_examples[count:] = 0
     out_numbers[:] = 0
     if numbers.size:
         for i in range(count):
-            out_numbers[i] = numbers[places[i]]
+            out_numbers[i] = numbers[positions[i]]
     mask[:count] = True
     mask[count:] = False
 

@@ -118,10 +118,7 @@ class RunKey:
           tensor: the parameter the noise is for.
           copy: (example, copy number) for what is drawn for one copy, such as a mask.
         """
-        _check_place(purpose, (configuration,), step, tensor)
-        content = _encode(purpose.value) + _encode(configuration) + _encode_place(step, tensor, copy)
-        hashed = hashlib.blake2b(content, key=self.secret, digest_size=32, person=_PERSON)
-        return np.frombuffer(hashed.digest(), "<u4").astype(np.uint32)
+        return self.derive_many(purpose, configurations=(configuration,), step=step, tensor=tensor, copy=copy)[0]
 
     def derive_many(
         self,
@@ -132,15 +129,15 @@ class RunKey:
         tensor: str | None = None,
         copy: tuple[int, int] | None = None,
     ) -> npt.NDArray[np.uint32]:
-        """(configurations, 8) uint32: the keys of one place for all members of a sweep.
+        """(configurations, 8) uint32: the keys of one use for all members of a sweep.
 
         Guarantees:
           - Row i is what `derive` gives for configuration i, to the bit.   (test_many_keys_are_those_of_each)
 
         Cost: one hash each, and what all have in common once.
         """
-        _check_place(purpose, configurations, step, tensor)
-        rest = _encode_place(step, tensor, copy)
+        _check_use(purpose, configurations, step, tensor)
+        rest = _encode_use(step, tensor, copy)
         begun = hashlib.blake2b(_encode(purpose.value), key=self.secret, digest_size=32, person=_PERSON)
         digests = []
         for configuration in configurations:
@@ -183,7 +180,7 @@ def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDA
     return words
 
 
-def _check_place(purpose: Purpose, configurations: Sequence[str | None], step: int | None, tensor: str | None) -> None:
+def _check_use(purpose: Purpose, configurations: Sequence[str | None], step: int | None, tensor: str | None) -> None:
     if not isinstance(purpose, Purpose):
         raise InputError(f"purpose must be a Purpose, not {purpose!r}")
     if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
@@ -192,7 +189,7 @@ def _check_place(purpose: Purpose, configurations: Sequence[str | None], step: i
         raise InputError("a coin key needs a step: coins are drawn anew in every step")
 
 
-def _encode_place(step: int | None, tensor: str | None, copy: tuple[int, int] | None) -> bytes:
+def _encode_use(step: int | None, tensor: str | None, copy: tuple[int, int] | None) -> bytes:
     example, number = (None, None) if copy is None else copy
     return _encode(step) + _encode(tensor) + _encode(example) + _encode(number)
 

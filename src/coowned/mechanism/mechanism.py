@@ -91,7 +91,6 @@ class Mechanism(abc.ABC):
     # ---- certificates
 
     @classmethod
-    @abc.abstractmethod
     def from_certificate(
         cls,
         certificate: ContributionCertificate,
@@ -100,11 +99,34 @@ class Mechanism(abc.ABC):
         iterations: int | None = None,
         num_bands: int | None = None,
         protects: bool = True,
+        **settings: Any,
     ) -> Self:
-        """The mechanism for what was certified; which options are needed, or may be given, is the mechanism's to say.
+        """The mechanism for what was certified, with the recounted bound.
 
-        `protects=False` is for training without a guarantee, where the certificate may find nobody to protect.
+        Args:
+          batch_size, iterations: needed unless the certificate is for a schedule, which has its own.
+          num_bands: of a banded strategy; as many as the certificate allows by default.
+          protects: False for training without a guarantee, where the certificate may find nobody to protect.
+          settings: further fields of the mechanism.
         """
+        bound = bound_for(certificate, protects=protects)
+        if not cls.needs_schedule and (batch_size is None or iterations is None):
+            kind = cls.kind.capitalize()
+            raise InputError(f"{kind} sampling needs batch_size and iterations (--batch-size, --iterations)")
+        if batch_size is not None:
+            validate.positive(batch_size=batch_size)
+        fields = cls._certified_fields(certificate, batch_size, num_bands)
+        for name, given in (("batch_size", batch_size), ("iterations", iterations)):
+            if given not in (None, fields.setdefault(name, given)):
+                raise InputError(f"{name} {given} is not the schedule's ({fields[name]}); leave it out")
+        return cls(contribution_bound=bound, **fields, **settings)
+
+    @classmethod
+    @abc.abstractmethod
+    def _certified_fields(
+        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
+    ) -> dict[str, Any]:
+        """The fields that follow from the certificate, beside the contribution bound; refuses options it excludes."""
 
     @classmethod
     @abc.abstractmethod

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import ScheduledBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser, bound_for
+from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
 from coowned.selection.selector import Schedule
 
 _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
@@ -28,10 +28,8 @@ class MinSeparation(BandedMechanism):
     the sum of the columns' squared norms: sqrt(contribution_bound) where no column is longer than 1.
 
     Attributes:
-      contribution_bound: most participations of one user in the whole schedule.
       min_separation: any so many consecutive batches hold at most one copy of a user.
-      num_bands: bands of the strategy, at most `min_separation`.
-      iterations: number of steps, equal to the schedule's and the strategy's.
+      num_bands: bands of the strategy, at most `min_separation`; from a certificate as many, by default.
       sensitivity: for columns that are not 1: sqrt of the largest sum of squared column norms over one user's
         participations, rounded up. None: sqrt(contribution_bound) times `max_column_norm`.
       max_column_norm: an upper bound on the norm of every column. None: 1, or unknown where `sensitivity` is given.
@@ -70,55 +68,28 @@ class MinSeparation(BandedMechanism):
             validate.positive_number(max_column_norm=self.max_column_norm)
 
     @classmethod
-    def from_certificate(
-        cls,
-        certificate: ContributionCertificate,
-        *,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        num_bands: int | None = None,
-        sensitivity: float | None = None,
-        max_column_norm: float | None = None,
-        protects: bool = True,
-    ) -> Self:
-        """The mechanism for a certified schedule, with as many bands as its separation allows, or fewer.
-
-        Batch size and iterations are the schedule's: others are refused.
-        """
-        bound = bound_for(certificate, protects=protects)
-        if certificate.min_separation is None or certificate.iterations is None:
-            raise UncertifiableError("the certificate is not for a schedule; select with greedy-min-separation")
-        if certificate.min_separation == 0:
-            raise UncertifiableError("some batch of the schedule holds two copies of one user: no min separation holds")
-        for name, given in (("batch_size", batch_size), ("iterations", iterations)):
-            if given not in (None, getattr(certificate, name)):
-                raise InputError(f"{name} {given} is not the schedule's ({getattr(certificate, name)}); leave it out")
-        return cls(
-            contribution_bound=bound,
-            min_separation=certificate.min_separation,
-            num_bands=certificate.min_separation if num_bands is None else num_bands,
-            iterations=certificate.iterations,
-            sensitivity=sensitivity,
-            max_column_norm=max_column_norm,
-            batch_size=certificate.batch_size,
-        )
+    def _certified_fields(
+        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
+    ) -> dict[str, Any]:
+        separation = _certified_separation(certificate)
+        return {
+            "min_separation": separation,
+            "num_bands": separation if num_bands is None else num_bands,
+            "iterations": certificate.iterations,
+            "batch_size": certificate.batch_size,
+        }
 
     @classmethod
     def suits(cls, certificate: ContributionCertificate) -> bool:
         return certificate.min_separation is not None
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        if certificate.min_separation is None:
-            raise UncertifiableError(
-                "the certificate is not for a schedule and proves no min separation; use GreedyMinSeparation"
-            )
-        if certificate.min_separation == 0:
-            raise UncertifiableError("some batch of the schedule holds two copies of one user; no min separation holds")
+        separation = _certified_separation(certificate)
         for name in ("min_separation", "num_bands"):
-            if getattr(self, name) > certificate.min_separation:
+            if getattr(self, name) > separation:
                 raise UncertifiableError(
-                    f"{name} ({getattr(self, name)}) is more than the certificate's min_separation "
-                    f"({certificate.min_separation}); reduce it"
+                    f"{name} ({getattr(self, name)}) is more than the certificate's min_separation ({separation}); "
+                    "reduce it"
                 )
         if self.sensitivity is not None and self.sensitivity < self.contribution_bound**0.5:
             raise UncertifiableError(
@@ -209,3 +180,13 @@ class MinSeparation(BandedMechanism):
                 steps[-1] = last[fits[np.argmax(total[fits])]]
                 return WorstUser(copies=count, probability=1.0, rounds=steps)
         raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")
+
+
+def _certified_separation(certificate: ContributionCertificate) -> int:
+    if certificate.min_separation is None:
+        raise UncertifiableError(
+            "the certificate is not for a schedule and proves no min separation; select with greedy-min-separation"
+        )
+    if certificate.min_separation == 0:
+        raise UncertifiableError("some batch of the schedule holds two copies of one user; no min separation holds")
+    return certificate.min_separation

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import PoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import Mechanism, Selected, Steps, WorstUser, bound_for
+from coowned.mechanism.mechanism import Mechanism, Selected, Steps, WorstUser
 from coowned.selection.selector import Selection
 
 _MOST_RAISES = 10  # times the bound that raising it is still advised
@@ -23,10 +23,10 @@ class PoissonSampling(Mechanism):
     """In each of `iterations` steps every copy is drawn by its own coin of probability `sampling_probability`.
 
     Attributes:
-      contribution_bound: most copies that contain one user.
       sampling_probability: expected batch size over the number of copies (not of distinct examples).
-      iterations: number of steps.
-      batch_size: the public number that sums of gradients are divided by; accounting does not need it.
+
+    Guarantees:
+      - From a certificate, the probability is batch_size over the number of copies.   (test_probability_counts_copies)
 
     Example:
       >>> PoissonSampling(contribution_bound=3, sampling_probability=0.01, iterations=2500).iterations
@@ -45,37 +45,18 @@ class PoissonSampling(Mechanism):
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
     @classmethod
-    def from_certificate(
-        cls,
-        certificate: ContributionCertificate,
-        *,
-        batch_size: int | None = None,
-        iterations: int | None = None,
-        num_bands: int | None = None,
-        protects: bool = True,
-    ) -> Self:
-        """The mechanism for what was certified: the recounted bound, and p = batch_size / copies (not distinct).
-
-        Guarantees:
-          - The probability is batch_size over the number of copies.   (test_probability_counts_copies)
-        """
-        bound = bound_for(certificate, protects=protects)
-        if batch_size is None or iterations is None:
-            raise InputError("Poisson sampling needs batch_size and iterations (--batch-size, --iterations)")
+    def _certified_fields(
+        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
+    ) -> dict[str, Any]:
+        assert batch_size is not None
         if num_bands not in (None, 1):
             raise InputError("Poisson sampling has independent noise; leave num_bands out or use another mechanism")
-        validate.positive(batch_size=batch_size)
         if batch_size > certificate.size:
             raise InputError(
                 f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it, "
                 f"or {_larger_selection(certificate, batch_size)}"
             )
-        return cls(
-            contribution_bound=bound,
-            sampling_probability=batch_size / certificate.size,
-            iterations=iterations,
-            batch_size=batch_size,
-        )
+        return {"sampling_probability": batch_size / certificate.size}
 
     @classmethod
     def suits(cls, certificate: ContributionCertificate) -> bool:
@@ -127,11 +108,8 @@ class PoissonSampling(Mechanism):
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        return WorstUser(
-            copies=self.contribution_bound,
-            probability=self.sampling_probability,
-            rounds=np.arange(self.iterations),
-        )
+        rounds = np.arange(self.iterations)
+        return WorstUser(copies=self.contribution_bound, probability=self.sampling_probability, rounds=rounds)
 
 
 def _larger_selection(certificate: ContributionCertificate, size: int) -> str:

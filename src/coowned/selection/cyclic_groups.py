@@ -11,7 +11,7 @@ import numpy.typing as npt
 from coowned import threads, validate
 from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
-from coowned.progress import Progress
+from coowned.progress import Progress, silent
 from coowned.selection import kernels, packing_kernels
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
@@ -102,7 +102,7 @@ class CyclicGroups(BoundedSelector):
         """
         progress(0.0, "dividing users into groups")
         seed = free.seed or 0
-        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=lambda done, message: None)
+        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=silent)
         packing = pack(rows, graph.num_users, contribution_bound=1, limit=1)
         keys = np.empty(graph.num_users, np.uint64)
         packing_kernels.user_keys(packing.user_indptr, packing.items, packing.capacity, keys)

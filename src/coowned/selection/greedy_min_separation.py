@@ -9,7 +9,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InfeasibleScheduleError
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 from coowned.selection import kernels
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.selector import OrderedSelector, Schedule, check_is_graph
@@ -139,7 +139,7 @@ def max_min_separation(
     """
     check_is_graph(graph)
     validate.seed(seed)
-    report = progress or (lambda done, message: None)
+    report = reporting(progress)
     first = GreedyMinSeparation(
         batch_size=batch_size, iterations=iterations, min_separation=1, ties=ties, unattributed=unattributed
     )

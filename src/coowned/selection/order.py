@@ -75,8 +75,9 @@ def ordered_rows(graph: AttributionGraph, *, seed: int, ties: str, progress: Pro
     Cost: linear time; a copy of the graph's pairs, and while it sorts by hash another.
 
     Example:
+      >>> from coowned.progress import silent
       >>> graph = AttributionGraph.from_users_per_example([[0, 1], [2], [1, 2], [0]])
-      >>> ordered_rows(graph, seed=0, ties="input", progress=lambda done, message: None).examples
+      >>> ordered_rows(graph, seed=0, ties="input", progress=silent).examples
       array([1, 3, 0, 2], dtype=int32)
     """
     rows = kernels.Rows(graph.users_per_example, graph.indptr, graph.users)

@@ -5,7 +5,7 @@ import polars as pl
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.progress import Progress
+from coowned.progress import Progress, silent
 from coowned.selection import kernels
 from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.order import ordered_rows
@@ -45,7 +45,7 @@ def pareto(
     check_is_graph(graph)
     validate.seed(seed)
     BiasMitigating(contribution_bound=contribution_bound, threshold=1, few_user_run=1, many_user_run=1)  # checks it
-    rows = ordered_rows(graph, seed=seed, ties="hash", progress=lambda done, message: None)
+    rows = ordered_rows(graph, seed=seed, ties="hash", progress=silent)
     walk = rows.attributed_rows()
     table = []
     for number, (threshold, few_user_run, many_user_run) in enumerate(SETTINGS):
@@ -58,7 +58,7 @@ def pareto(
             graph.num_users,
             contribution_bound=contribution_bound,
             allow_duplicates=True,
-            progress=lambda done, message: None,
+            progress=silent,
         )
         size = int(copies.sum(dtype=np.int64))
         mean = int(copies @ graph.users_per_example.astype(np.int64)) / size if size else None

@@ -21,7 +21,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.codec import decode_json, encode_json
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 
 MOST_COPIES = 2**31 - 1
 """The largest contribution bound: copies are counted in 32 bits."""
@@ -335,10 +335,8 @@ class Selector(abc.ABC, Generic[Result]):
         """
         check_is_graph(graph)
         validate.seed(seed)
-        if progress is not None and not callable(progress):
-            raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
+        report = reporting(progress)
         self._check(graph)
-        report = progress or _silent
         result = self._select(graph, int(seed), report)
         report(1.0, "selected")
         return result
@@ -402,10 +400,6 @@ def check_is_graph(graph: Any) -> None:
 def _equal(one: Any, other: Any) -> bool:
     arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
     return np.array_equal(one, other) if arrays else type(one) is type(other) and one == other
-
-
-def _silent(done: float, message: str) -> None:
-    pass
 
 
 def _plain(value: Any) -> Any:

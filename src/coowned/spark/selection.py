@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from coowned import validate
 from coowned.errors import InputError
+from coowned.progress import Progress, reporting
 from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
-from coowned.selection.selector import Progress, Selector
+from coowned.selection.selector import Selector
 from coowned.spark import rounds
 from coowned.spark.attribution import SparkGraph, as_graph
 from coowned.spark.checkpoints import Checkpoints
@@ -77,7 +78,7 @@ def select(
             seed=int(seed),
             residue=residue,
             heavy_user=heavy_user,
-            report=progress or _silent,
+            report=reporting(progress),
             checkpoints=checkpoints,
         )
         result = _result(graph, supported, voting.run(), checkpoints)
@@ -273,7 +274,3 @@ def _no_winners(graph: SparkGraph) -> "DataFrame":
 def _done(number: int, passes: int, share: float) -> float:
     """The finished part of the work; how many passes will follow is not known."""
     return share if passes == 1 else 1 - 0.5 ** (number - 1) + 0.5**number * share
-
-
-def _silent(done: float, message: str) -> None:
-    pass
