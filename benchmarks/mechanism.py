@@ -20,7 +20,7 @@ from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.kernels import WORD_STREAM, WORDS, fill_words_of_keys
 from coowned.mechanism.keys import Purpose, RunKey, random_words
-from coowned.mechanism.linear_sums import clipped_linear_sums, squared_norms_of
+from coowned.mechanism.linear_sums import clipped_linear_sums, norms_of
 from coowned.mechanism.noise import NoiseStream, release
 from coowned.mechanism.normals import approximate
 
@@ -46,7 +46,7 @@ def clipping_rows() -> list[dict]:
     peer_batch = jax.jit(clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2)).fun)
     coefficients = np.append(np.asarray(weights), np.asarray(intercept))[None]
     rows, targets, real = (np.asarray(array) for array in (features, labels, mask))
-    norms, grids = squared_norms_of(rows), [Grid.for_linear(1.0)]
+    norms, grids = norms_of(rows), [Grid.for_linear(1.0)]
     seconds = interleaved(
         {
             "ours": lambda: clipped_linear_sums(coefficients, rows, targets, real, grids, norms),
@@ -77,7 +77,7 @@ def many_models_rows() -> list[dict]:
     coefficients = (0.1 * generator.standard_normal((models, num_features + 1))).astype(np.float32)
     features = generator.standard_normal((BATCH, num_features), np.float32)
     labels, mask = (generator.random(BATCH) < 0.5).astype(np.float32), np.ones(BATCH, np.bool_)
-    grids, norms = [Grid.for_linear(float(c)) for c in np.geomspace(0.05, 3.2, models)], squared_norms_of(features)
+    grids, norms = [Grid.for_linear(float(c)) for c in np.geomspace(0.05, 3.2, models)], norms_of(features)
     weights, rows = jnp.asarray(coefficients[:, :-1]), jnp.asarray(features)
     products = jax.jit(lambda weights, rows: (rows @ weights.T).T @ rows)
     seconds = interleaved(
@@ -93,7 +93,7 @@ def many_models_rows() -> list[dict]:
 
 def correlated_noise_rows() -> list[dict]:
     weights, intercept, features, labels, mask = (np.asarray(array) for array in logistic_batch())
-    coefficients, norms = np.append(weights, intercept)[None], squared_norms_of(features)
+    coefficients, norms = np.append(weights, intercept)[None], norms_of(features)
     grid = Grid.for_linear(1.0)
 
     def steps(num_bands):

@@ -360,7 +360,7 @@ def others_are_changed(monkeypatch):
     def change(honest, model, parameters, batch, mask, grids, devices):
         sums, clipped = honest(model, parameters, batch, mask, grids)
         features = batch["features"]
-        features = features.gathered() if isinstance(features, RowsInPlace) else features
+        features = features.arrays()["features"] if isinstance(features, RowsInPlace) else features
         with np.errstate(over="ignore"):
             factor = 1.0 if np.isfinite(np.square(features[mask])).all() else 1 - 3e-6
         return {name: np.rint(total * factor).astype(np.int64) for name, total in sums.items()}, clipped

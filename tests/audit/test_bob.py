@@ -51,7 +51,7 @@ def test_clips_as_training_does(monkeypatch):
     read, run = [], Trainer.run
 
     def watched(self, data, *rest, **more):
-        read.append("squared_norms" in data.shapes())
+        read.append("norms" in data.shapes())
         return run(self, data, *rest, **more)
 
     monkeypatch.setattr(Trainer, "run", watched)

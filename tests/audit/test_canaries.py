@@ -15,7 +15,7 @@ from coowned.audit.canaries import (
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.linear_sums import squared_norms_of
+from coowned.mechanism.linear_sums import norms_of
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training.data import WorldData
 from coowned.training.loop import Trainer
@@ -72,7 +72,7 @@ def test_an_honest_run_passes(data, monkeypatch):
         Trainer, "run", lambda self, given, *rest, **more: read.append(given) or run(self, given, *rest, **more)
     )
     found = audit(data)  # accused with probability at most alpha = 1e-3 over seeds
-    assert "squared_norms" in read[0].shapes()  # clipped by the code that clips in `train`
+    assert "norms" in read[0].shapes()  # clipped by the code that clips in `train`
     assert found.claim_holds
     assert found.epsilon_lower_bound <= found.claimed_epsilon <= 1.0
     assert found.canaries == CANARIES
@@ -139,8 +139,8 @@ def test_canaries_have_their_norms(data):
     mixed = DataWithCanaries.around(data, content(2), per_user=2, included=np.array([True, False])).with_norms()
     out = {name: np.zeros((5, *shape), np.float32) for name, shape in mixed.shapes().items()}
     mixed.fill(np.array([151, 3, 153, 149, 150]), out)
-    np.testing.assert_array_equal(out["squared_norms"], squared_norms_of(out["features"]))
-    assert np.isfinite(out["squared_norms"]).tolist() == [True, True, False, True, True]
+    np.testing.assert_array_equal(out["norms"], norms_of(out["features"]))
+    assert np.isfinite(out["norms"]).tolist() == [True, True, False, True, True]
 
 
 def test_texts_have_no_norms(texts):

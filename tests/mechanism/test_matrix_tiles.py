@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, multiply_four, multiply_tile
+from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile
 
 
 @numba.njit
@@ -15,7 +15,7 @@ def rows_times(left, right, out):
 
 @numba.njit
 def columns_times(left, right, out):
-    for j in range(0, left.shape[1], ROWS):
+    for j in range(0, left.shape[1], SUM_ROWS):
         multiply_tile(left, 0, j, 1, left.shape[1], left.shape[0], right, out, j)
 
 
@@ -37,12 +37,19 @@ def test_equals_a_plain_loop(length):
     # float64 rounds the sum of product and total once more before float32 does: in few cases a last digit differs.
     assert np.mean(out == chain(left, right)) > 0.999
     np.testing.assert_allclose(out, np.float64(left) @ np.float64(right), rtol=1e-4, atol=1e-4)
+
+
+def test_float64_products_are_added():
+    """Of integers, whose products and sums are exact."""
+    generator = np.random.default_rng(3)
+    left = generator.integers(-(2**19), 2**19, (50, 3 * ROWS)).astype(np.float32)
+    right = generator.integers(-(2**15), 2**15, (50, COLUMNS)).astype(np.float64)
     sums = np.ones((3 * ROWS, COLUMNS))
-    columns_times(np.ascontiguousarray(left.T), right, sums)
-    assert np.array_equal(sums, 1.0 + np.float64(out))  # added to what was there, once, in float64
+    columns_times(left, right, sums)
+    assert np.array_equal(sums, 1.0 + np.float64(left).T @ right)
 
 
-def test_a_sum_does_not_depend_on_its_place():
+def test_a_sum_does_not_depend_on_its_position():
     generator = np.random.default_rng(0)
     left, right = np.empty((4 * ROWS, 90), np.float32), np.empty((90, COLUMNS), np.float32)
     left[:], right[:] = generator.standard_normal(90), generator.standard_normal((90, 1))
@@ -63,8 +70,8 @@ def test_what_is_not_a_number_stays_where_it_is():
 
 
 @numba.njit
-def four_products(source, places, weights, out):
-    multiply_four(source, np.zeros(source.shape[1], np.float32), places, weights, weights.size, out)
+def four_products(source, indices, weights, out):
+    multiply_four(source, np.zeros(source.shape[1], np.float32), indices, weights, weights.size, out)
 
 
 def with_few_bits(generator, *shape):

@@ -175,7 +175,7 @@ def test_rows_in_place_are_those_of_fill(small):
                 place.source, features if isinstance(data, FeatureTable) else stored.world.stored[0]
             )
             out = filled(read, wanted)
-            assert np.array_equal(place.gathered(), out["features"])
+            assert np.array_equal(place.arrays()["features"], out["features"])
             rest = {name: np.zeros_like(array) for name, array in out.items() if name != "features"}
             read.fill(wanted, rest)
             assert all(np.array_equal(rest[name], out[name]) for name in rest)
@@ -233,7 +233,7 @@ def test_rows_must_be_rows_and_not_repeat():
 
 
 def test_norms_are_those_of_the_rows(small):
-    """Stored or made on demand, whole or a part: the same bits, never below the row's squared norm."""
+    """Stored or made on demand, whole or a part: the same bits, never below the row's norm."""
     features, labels = small.world.batch(np.arange(300))
     chosen, order = np.arange(5, 205)[::-1], [3, 0, 199, 3]
     table = FeatureTable(graph=small.graph, features=features, labels=labels)
@@ -244,15 +244,15 @@ def test_norms_are_those_of_the_rows(small):
         WorldData.part(small.world.materialize(), chosen),
     ):
         normed = with_norms(data)
-        assert normed.shapes() == {"features": (6,), "labels": (), "squared_norms": ()}
+        assert normed.shapes() == {"features": (6,), "labels": (), "norms": ()}
         assert normed.digest == data.digest
         assert normed.graph is data.graph
         row = filled(normed, order)
-        exact = (np.float64(row["features"]) ** 2).sum(axis=1)
-        assert (row["squared_norms"] >= exact).all()
-        np.testing.assert_allclose(row["squared_norms"], exact, rtol=1e-6)
+        exact = np.linalg.norm(np.float64(row["features"]), axis=1)
+        assert (row["norms"] >= exact).all()
+        np.testing.assert_allclose(row["norms"], exact, rtol=1e-6)
         assert np.array_equal(row["features"], features[chosen[order]])
-        found.append(row["squared_norms"])
+        found.append(row["norms"])
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
@@ -261,7 +261,7 @@ def test_norms_of_what_is_not_finite():
     graph = AttributionGraph.from_users_per_example([[0], [1], [2], [3]])
     features = np.array([[np.nan, 1], [np.inf, 1], [3e38, 3e38], [0, 0]], np.float32)
     table = FeatureTable(graph=graph, features=features, labels=np.zeros(4))
-    norms = filled(with_norms(table), [0, 1, 2, 3])["squared_norms"]
+    norms = filled(with_norms(table), [0, 1, 2, 3])["norms"]
     assert np.isinf(norms[:3]).all()
     assert 0 <= norms[3] < 1e-40
 
@@ -269,9 +269,9 @@ def test_norms_of_what_is_not_finite():
 def test_norms_follow_what_was_written_over(small):
     features, labels = small.world.batch(np.arange(300))
     table = FeatureTable(graph=small.graph, features=features, labels=labels)
-    before = filled(with_norms(table), [7])["squared_norms"][0]
+    before = filled(with_norms(table), [7])["norms"][0]
     features *= 8
-    assert filled(with_norms(table), [7])["squared_norms"][0] == pytest.approx(64 * before, rel=1e-6)
+    assert filled(with_norms(table), [7])["norms"][0] == pytest.approx(8 * before, rel=1e-6)
     model, plan = LogisticRegression(num_features=6), small.plan()
     fresh = FeatureTable(graph=small.graph, features=features.copy(), labels=labels)
     found = [train(plan, model, data).parameters["coefficients"] for data in (table, fresh)]

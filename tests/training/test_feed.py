@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coowned.errors import InputError
-from coowned.mechanism.linear_sums import squared_norms_of
+from coowned.mechanism.linear_sums import norms_of
 from coowned.training.data import WorldData, with_norms
 from coowned.training.feed import Feeder
 
@@ -52,10 +52,10 @@ def test_features_are_read_where_they_lie(small):
     feeder = Feeder(data, plan.batches(), None, run_key=plan.run_key, start=0, stop=plan.iterations, in_place=True)
     for made, drawn in zip(feeder, plan.batches(), strict=True):
         features, labels = small.world.batch(drawn.examples[drawn.mask])
-        assert np.array_equal(made.batch["features"].gathered()[made.mask], features)
+        assert np.array_equal(made.batch["features"].arrays()["features"][made.mask], features)
         assert len(made.batch["features"].rows) == drawn.physical_size
         assert np.array_equal(made.batch["labels"][made.mask], labels)
-        assert np.array_equal(made.batch["squared_norms"][made.mask], squared_norms_of(features))
+        assert np.array_equal(made.batch["norms"][made.mask], norms_of(features))
         feeder.release(made)
     batches = plan.batches()
     broken = Feeder(data, batches, None, run_key=plan.run_key, start=0, stop=plan.iterations + 2, in_place=True)

@@ -140,14 +140,14 @@ class DataWithCanaries:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {name: array.shape[1:] for name, array in self.content.arrays.items()}
-        return shapes | ({"squared_norms": ()} if self.norms else {})
+        return shapes | ({"norms": ()} if self.norms else {})
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         kinds = {name: array.dtype for name, array in self.content.arrays.items()}
-        return kinds | ({"squared_norms": np.dtype(np.float32)} if self.norms else {})
+        return kinds | ({"norms": np.dtype(np.float32)} if self.norms else {})
 
     def with_norms(self) -> "DataWithCanaries":
-        """With the squared norms of the rows, which a run that clips reads beside features."""
+        """With the norms of the rows, which a run that clips reads beside features."""
         return dataclasses.replace(self, norms="features" in self.content.arrays)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
@@ -165,9 +165,9 @@ class DataWithCanaries:
             out[name][canary] = array[examples[canary] - first]
             out[name][canary[~inside]] = self.content.silent[name]
         if self.norms:
-            from coowned.mechanism.linear_sums import squared_norms_of
+            from coowned.mechanism.linear_sums import norms_of
 
-            out["squared_norms"][: len(examples)] = squared_norms_of(out["features"][: len(examples)])
+            out["norms"][: len(examples)] = norms_of(out["features"][: len(examples)])
 
 
 def graph_with_canaries(graph: AttributionGraph, *, num_users: int, per_user: int) -> AttributionGraph:

@@ -156,10 +156,11 @@ def pad_copies(positions, examples, numbers, out_examples, out_numbers, mask):
 
 
 @_njit
-def squared_norms(features, rows, out):
-    """out (n,) float32: at least the squared norm of features[rows[i]]; infinite where that is not finite.
+def fill_norms(features, rows, out):
+    """out (n,) float32: at least the norm of features[rows[i]]; infinite where that is not finite or beyond float32.
 
-    Sums in float64 and four at a time (which needs no other order than written), raised by what they may have lost.
+    Sums of squares in float64, four at a time (which needs no other order than written), raised by what they may have
+    lost.
     """
     width = features.shape[1]
     whole = width - width % 4
@@ -177,9 +178,9 @@ def squared_norms(features, rows, out):
         for j in range(whole, width):
             p = np.float64(features[row, j])
             a += p * p
-        total = np.float32(((a + b) + (c + d)) * raised)
-        # The next number up, by its bits: the cast may have rounded down. NaN and what is too large become infinite.
-        out[i] = np.uint32(total.view(np.uint32) + np.uint32(1)).view(np.float32) if total < np.inf else np.inf
+        norm = np.float32(np.sqrt(((a + b) + (c + d)) * raised))
+        # The next number up, by its bits: square root and cast may have rounded down. NaN becomes infinite.
+        out[i] = np.uint32(norm.view(np.uint32) + np.uint32(1)).view(np.float32) if norm < np.inf else np.inf
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------------

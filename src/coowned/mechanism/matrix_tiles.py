@@ -34,7 +34,7 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
 
     Guarantees:
       - Each sum is a chain of fused operations of out's type in the order of k.   (test_equals_a_plain_loop)
-      - It does not depend on i, j or other entries.   (test_a_sum_does_not_depend_on_its_place,
+      - It does not depend on i, j or other entries.   (test_a_sum_does_not_depend_on_its_position,
         test_what_is_not_a_number_stays_where_it_is)
     What it is not: checked. No bounds are looked at.
 
@@ -46,7 +46,7 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
       out: (r, COLUMNS), contiguous: float32 is overwritten, to float64 it is added.
       out_row: the first of its rows.
     """
-    adds, wide = out.dtype == types.float64, right.dtype == types.float64
+    wide = out.dtype == types.float64
     rows, vectors = (SUM_ROWS, 2 * _VECTORS) if wide else (ROWS, _VECTORS)
     vector = ir.VectorType(_DOUBLE, _LANES // 2) if wide else ir.VectorType(_FLOAT, _LANES)
 
@@ -71,22 +71,20 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
         sums = _sum_up(builder, [vector] * (rows * vectors), length, 1, step)
         for i in range(rows):
             for v in range(vectors):
-                place, total = builder.gep(c, [_INDEX(i * COLUMNS + v * vector.count)]), sums[i * vectors + v]
-                if adds:
-                    double = ir.VectorType(_DOUBLE, vector.count)
-                    total = total if wide else builder.fpext(total, double)
-                    total = builder.fadd(_load(builder, place, double), total)
-                _store(builder, total, place)
+                address, total = builder.gep(c, [_INDEX(i * COLUMNS + v * vector.count)]), sums[i * vectors + v]
+                if wide:
+                    total = builder.fadd(_load(builder, address, vector), total)
+                _store(builder, total, address)
         return context.get_dummy_value()
 
     return types.void(left, *[types.intp] * 5, right, out, types.intp), generate
 
 
 @intrinsic
-def multiply_four(typing_context, source, nothing, places, weights, length, out):
-    """out[i] = source[places[i], :length] @ weights[:length] for i < 4, all float32.
+def multiply_four(typing_context, source, nothing, indices, weights, length, out):
+    """out[i] = source[indices[i], :length] @ weights[:length] for i < 4, all float32.
 
-    A place below 0 stands for `nothing`, a row of zeros. length is a multiple of STRIDE and at least that.
+    An index below 0 stands for `nothing`, a row of zeros. length is a multiple of STRIDE and at least that.
 
     Guarantees:
       - STRIDE chains of fused operations a row, added up by halves: one order for all four.   (test_four_products)
@@ -111,17 +109,17 @@ def multiply_four(typing_context, source, nothing, places, weights, length, out)
             builder.store(builder.extract_element(total, _INT(0)), builder.gep(result, [_INDEX(i)]))
         return context.get_dummy_value()
 
-    return types.void(source, nothing, places, weights, types.intp, out), generate
+    return types.void(source, nothing, indices, weights, types.intp, out), generate
 
 
 def _rows(context: Any, builder: Any, signature: Any, arguments: Any) -> list[Any]:
-    """Pointers to the four rows of (source, nothing, places)."""
-    source, nothing, places = arguments[:3]
-    place = _pointer(context, builder, signature.args[2], places, [_INDEX(0)])
+    """Pointers to the four rows of (source, nothing, indices)."""
+    source, nothing, indices = arguments[:3]
+    first = _pointer(context, builder, signature.args[2], indices, [_INDEX(0)])
     zeros = _pointer(context, builder, signature.args[1], nothing, [_INDEX(0)])
     found = []
     for i in range(4):
-        row = builder.load(builder.gep(place, [_INDEX(i)]))
+        row = builder.load(builder.gep(first, [_INDEX(i)]))
         begin = _pointer(context, builder, signature.args[0], source, [row, _INDEX(0)])
         found.append(builder.select(builder.icmp_signed("<", row, _INDEX(0)), zeros, begin))
     return found
@@ -152,14 +150,14 @@ def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: list[An
     return cgutils.get_item_pointer(context, builder, kind, view, indices)
 
 
-def _load(builder: Any, place: Any, vector: Any) -> Any:
-    loaded = builder.load(builder.bitcast(place, vector.as_pointer()))
+def _load(builder: Any, address: Any, vector: Any) -> Any:
+    loaded = builder.load(builder.bitcast(address, vector.as_pointer()))
     loaded.align = 4
     return loaded
 
 
-def _store(builder: Any, value: Any, place: Any) -> None:
-    stored = builder.store(value, builder.bitcast(place, value.type.as_pointer()))
+def _store(builder: Any, value: Any, address: Any) -> None:
+    stored = builder.store(value, builder.bitcast(address, value.type.as_pointer()))
     stored.align = 4
 
 

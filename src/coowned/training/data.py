@@ -18,7 +18,7 @@ from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.intrinsics import LINE, prefetch
-from coowned.mechanism.kernels import squared_norms
+from coowned.mechanism.kernels import fill_norms
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.synthetic.logistic_data import LogisticWorld
@@ -230,7 +230,7 @@ class WorldData:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WithNorms:
-    """Features with the squared norms of their rows, which clipping then need not read the features for.
+    """Features with the norms of their rows, which clipping then need not read the features for.
 
     Made by `with_norms` when a run begins, and for that run alone: norms of what an array held before it was written
     over would void the clip norm.
@@ -242,7 +242,7 @@ class WithNorms:
     """
 
     data: "FeatureTable | WorldData"
-    sides: npt.NDArray[np.float32] | None = dataclasses.field(repr=False)  # (num_examples, 2) labels and squared norms,
+    sides: npt.NDArray[np.float32] | None = dataclasses.field(repr=False)  # (num_examples, 2) labels and norms,
     # side by side since they are fetched together; None where they are made on demand
 
     @property
@@ -254,16 +254,16 @@ class WithNorms:
         return self.data.digest
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**self.data.shapes(), "squared_norms": ()}
+        return {**self.data.shapes(), "norms": ()}
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return {**self.data.dtypes(), "squared_norms": np.dtype(np.float32)}
+        return {**self.data.dtypes(), "norms": np.dtype(np.float32)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         stored = _stored(self.data)
         if self.sides is None or stored is None:
             self.data.fill(examples, out, draw)
-            squared_norms(out["features"], np.arange(examples.size), out["squared_norms"])
+            fill_norms(out["features"], np.arange(examples.size), out["norms"])
         else:
             _gather(stored[0], _rows_of(self.data, examples), self.sides, examples, out)
 
@@ -280,7 +280,7 @@ def with_norms(data: TrainingData) -> TrainingData:
     norms = np.empty(rows.size, np.float32)
 
     def piece(begin: int, end: int) -> None:
-        squared_norms(features, rows[begin:end], norms[begin:end])
+        fill_norms(features, rows[begin:end], norms[begin:end])
 
     threads.over_ranges(piece, rows.size, parts=threads.cores())
     return WithNorms(data=data, sides=np.stack([labels[rows], norms], axis=1))
@@ -326,7 +326,7 @@ def _gather(
 ) -> None:
     """Fills out with rows of features, if it has room for them, and with what lies in `sides` at these places."""
     labels = out["labels"][: rows.size]
-    norms = out["squared_norms"][: rows.size] if sides.shape[1] > 1 else labels[:0]
+    norms = out["norms"][: rows.size] if sides.shape[1] > 1 else labels[:0]
     if "features" not in out:
         gather_sides(sides, places, labels, norms)
         return

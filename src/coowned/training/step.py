@@ -113,4 +113,5 @@ def _mean_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> An
 
 def gathered(batch: Arrays) -> Arrays:
     """The batch with rows that lie elsewhere copied into it."""
-    return {name: array.gathered() if isinstance(array, RowsInPlace) else array for name, array in batch.items()}
+    rows = batch.get("features")
+    return {**batch, **rows.arrays()} if isinstance(rows, RowsInPlace) else batch

@@ -104,7 +104,7 @@ class LogisticRegression(Specification):
         from coowned.mechanism.linear_sums import clipped_linear_sums
 
         coefficients = np.asarray(parameters["coefficients"])
-        norms = batch.get("squared_norms")
+        norms = batch.get("norms")
         sums, clipped = clipped_linear_sums(coefficients, batch["features"], batch["labels"], mask, grids, norms)
         return {"coefficients": sums}, clipped
 

@@ -1,0 +1,257 @@
+"""The compiled loops of linear models' sums: rows become integers, scores become factors, both are multiplied."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.mechanism.compiled import compiled
+from coowned.mechanism.intrinsics import LINE, atomic_add, prefetch
+from coowned.mechanism.linear_losses import (
+    SOFTMAX,
+    clip_to_integers,
+    factor_of,
+    fill_residuals,
+    longest_factor,
+    residual,
+    rounded,
+)
+from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile
+
+TILE = 64  # rows that are worked on together, at most
+_POWER = np.uint64(2047 << 52)  # the bits of a float64 that hold its power of two
+_LINES = 8  # cache lines of a row that are prefetched; the processor then goes on by itself
+_AHEAD = 1024  # about a quarter of the numbers by which one model's rows are prefetched ahead
+
+_njit = compiled()
+
+
+class Copies(NamedTuple):
+    """A batch as the compiled loops read it."""
+
+    source: npt.NDArray[np.float32]  # (n, num_features)
+    rows: npt.NDArray[np.int64]  # (batch,) where in source
+    labels: npt.NDArray[np.float32]  # (batch,)
+    mask: npt.NDArray[np.bool_]  # (batch,) whether it is real
+    norms: npt.NDArray[np.float32]  # (batch,) at least |x|
+
+
+@_njit
+def scale_and_length(norm, width):
+    """(2^-e, at least |X|) of a row of `width` numbers, the last 1, whose first have at most this norm.
+
+    2^-e |(x, 1)| is in [2^19, 2^20); the margin is for the roundings of a few float64 operations.
+    """
+    length = np.sqrt(norm * norm + 1.0)
+    power = np.uint64(np.float64(length).view(np.uint64) & _POWER).view(np.float64)  # length / 2 < power <= length
+    scale = 2.0**19 / power
+    return scale, (length * scale + 0.5 * np.sqrt(np.float64(width))) * (1 + 2.0**-50)
+
+
+@_njit
+def row_facts(copies, begin, end, scales, inverses, labels):
+    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for two float32 roundings, and the label.
+
+    A row that adds nothing (padding, a label or norm that is not finite) has an inverse of 0, which makes its factor 0.
+    """
+    width = copies.source.shape[1] + 1
+    for i in range(end - begin):  # without a branch, so that it becomes vector code
+        norm, label = copies.norms[begin + i], copies.labels[begin + i]
+        counts = copies.mask[begin + i] and label - label == 0 and norm - norm == 0  # finite
+        scale, length = scale_and_length(np.float64(norm) if counts else 0.0, width)
+        scales[i] = scale
+        inverses[i] = (1 - 2.0**-20) / length if counts else 0.0
+        labels[i] = label if counts else np.float32(0)
+
+
+# ---- one model with one score: each row is read once, four at a time ------------------------------------------------
+
+
+@_njit
+def add_parts(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
+    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    size, parts = copies.mask.size, clipped.size
+    while True:
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
+        if part >= parts:
+            return
+        begin, end = size * part // parts, size * (part + 1) // parts
+        clipped[part] = _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums[part])
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
+
+
+@_njit
+def _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums):
+    """Adds A X of rows `begin` to `end` to sums (num_features + 1,) float64; gives how many were clipped.
+
+    Four rows at once, which stay in the nearest cache: their scores, their factors, their sums.
+    """
+    width = coefficients.size - 1
+    whole = width // STRIDE * STRIDE
+    weights, intercept = coefficients[:width], coefficients[width]
+    nothing = np.zeros(width, np.float32)  # stands for a row that adds nothing, whatever that row holds
+    rows, products, factors = np.empty(4, np.int64), np.zeros(4, np.float32), np.zeros(4, np.float32)
+    scales, inverses, labels = np.ones(TILE, np.float32), np.zeros(TILE, np.float32), np.zeros(TILE, np.float32)
+    ahead = 4 * max(1, _AHEAD // width)
+    clipped = 0
+    for first in range(begin, end, 4):
+        at = (first - begin) % TILE
+        if not at:
+            inverses[:] = 0
+            row_facts(copies, first, min(first + TILE, end), scales, inverses, labels)
+        for i in range(4):
+            rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
+            if first + i + ahead < end:
+                for j in range(0, min(width, _LINES * LINE), LINE):
+                    prefetch(copies.source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
+        products[:] = 0
+        if whole:
+            multiply_four(copies.source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
+        if whole < width:
+            _multiply_rest(copies.source, rows, weights, whole, products)
+        for i in range(4):
+            longest = longest_factor(inverses[at + i], radius)
+            own = residual(loss, products[i] + intercept, labels[at + i])
+            factors[i] = factor_of(own, np.float32(1) / scales[at + i], longest, unit)
+            clipped += abs(factors[i]) + 1 > longest and longest > 0
+            sums[width] += np.float64(factors[i]) * np.float64(rounded(scales[at + i]))
+        _add_four(copies.source, nothing, rows, scales[at : at + 4], factors, sums)
+    return clipped
+
+
+@_njit
+def _multiply_rest(source, rows, weights, begin, products):
+    """What `multiply_four` leaves, from `begin` on; of a row below 0, whose product nobody looks at, anything."""
+    r0, r1, r2, r3 = max(rows[0], 0), max(rows[1], 0), max(rows[2], 0), max(rows[3], 0)
+    for j in range(begin, weights.size):
+        products[0] += source[r0, j] * weights[j]
+        products[1] += source[r1, j] * weights[j]
+        products[2] += source[r2, j] * weights[j]
+        products[3] += source[r3, j] * weights[j]
+
+
+# x s is exact, s being a power of two, so it does not matter whether it is rounded before it is added to.
+@compiled(fastmath={"contract"})
+def _add_four(source, nothing, rows, scales, factors, sums):
+    """sums[:width] += A X of four rows."""
+    x0 = source[rows[0]] if rows[0] >= 0 else nothing
+    x1 = source[rows[1]] if rows[1] >= 0 else nothing
+    x2 = source[rows[2]] if rows[2] >= 0 else nothing
+    x3 = source[rows[3]] if rows[3] >= 0 else nothing
+    s0, s1, s2, s3 = scales[0], scales[1], scales[2], scales[3]
+    a0, a1, a2, a3 = np.float64(factors[0]), np.float64(factors[1]), np.float64(factors[2]), np.float64(factors[3])
+    for j in range(source.shape[1]):
+        total = a0 * np.float64(rounded(x0[j] * s0))
+        total += a1 * np.float64(rounded(x1[j] * s1))
+        total += a2 * np.float64(rounded(x2[j] * s2))
+        total += a3 * np.float64(rounded(x3[j] * s3))
+        sums[j] += total
+
+
+# ---- many scores: tiles of rows and blocks of models that stay in the nearest caches ---------------------------------
+
+
+class Blocks(NamedTuple):
+    """Models in blocks of one panel of COLUMNS scores, or of as many panels as the scores of one model need.
+
+    Score k of model i of a block is in column i scores + k. What is left of a block has weights of 0.
+    """
+
+    columns: npt.NDArray[np.float32]  # (blocks, panels, width, COLUMNS) coefficients, a column each
+    units: npt.NDArray[np.float32]  # (blocks, models of a block)
+    radii: npt.NDArray[np.float32]  # (blocks, models of a block)
+
+
+@_njit
+def join(sums, totals):
+    """totals (models, scores, num_features + 1) int64 += the parts' sums."""
+    models, scores, width = totals.shape
+    each = max(1, COLUMNS // scores)
+    for part in range(sums.shape[0]):
+        for model in range(models):
+            for k in range(scores):
+                panel, column = divmod(model % each * scores + k, COLUMNS)
+                for j in range(width):
+                    totals[model, k, j] += np.int64(sums[part, model // each, panel, j, column])
+
+
+@_njit
+def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
+    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    blocks, panels, width, _ = given.columns.shape
+    each = given.units.shape[1]
+    parts, size = sums.shape[0], copies.mask.size
+    tile = np.zeros((TILE, width), np.float32)
+    products, factors = np.empty((panels, TILE, COLUMNS), np.float32), np.zeros((panels, TILE, COLUMNS))
+    scales, inverses, labels = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    room = np.empty(scores), np.empty(scores)
+    while True:
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
+        if part >= parts:
+            return
+        for first in range(size * part // parts, size * (part + 1) // parts, TILE):
+            end = min(first + TILE, size * (part + 1) // parts)
+            filled = (end - first + ROWS - 1) // ROWS * ROWS  # with rows of zeros up to a whole number of tiles
+            row_facts(copies, first, end, scales, inverses, labels)
+            for i in range(filled):
+                _fill_row(copies, first + i, i < end - first and inverses[i] > 0, scales[i], tile[i])
+            for block in range(blocks):
+                for panel in range(panels):
+                    for i in range(0, filled, ROWS):
+                        multiply_tile(tile, i, 0, width, 1, width, given.columns[block, panel], products[panel], i)
+                for i in range(end - first):
+                    facts = labels[i], np.float32(1) / scales[i], inverses[i]
+                    if loss == SOFTMAX:
+                        own = given.units[block, : models - block * each], given.radii[block]
+                        clipped[part] += _clip_classes(products[:, i], facts, own, room, factors[:, i])
+                    else:
+                        _clip(loss, products[0, i], facts, given.units[block], given.radii[block], factors[0, i])
+                for panel in range(panels):
+                    for j in range(0, width, SUM_ROWS):
+                        multiply_tile(tile, 0, j, 1, width, end - first, factors[panel], sums[part, block, panel], j)
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
+
+
+@_njit
+def _fill_row(copies, at, counts, scale, row):
+    """A row of the tile: X, or zeros where it adds nothing, whatever it holds."""
+    width = copies.source.shape[1]
+    if at + TILE < copies.rows.size:
+        for j in range(0, min(width, _LINES * LINE), LINE):
+            prefetch(copies.source, copies.rows[at + TILE], j)  # pyright: ignore[reportCallIssue]
+    if not counts:
+        row[:] = 0
+        return
+    own = copies.rows[at]
+    for j in range(width):
+        row[j] = rounded(copies.source[own, j] * scale)
+    row[width] = rounded(scale)
+
+
+@_njit
+def _clip(loss, products, facts, units, radii, factors):
+    """The factors A of one row for the models of a panel, each with one score."""
+    label, inverse_scale, inverse = facts
+    for j in range(COLUMNS):
+        own = residual(loss, products[j] * inverse_scale, label)
+        factors[j] = factor_of(own, inverse_scale, longest_factor(inverse, radii[j]), units[j])
+
+
+@_njit
+def _clip_classes(products, facts, units_and_radii, room, factors):
+    """The factors A of one row for the models of a block; gives how many of them had to clip it."""
+    label, inverse_scale, inverse = facts
+    units, radii = units_and_radii
+    scores, own = room
+    clipped = 0
+    for model in range(units.size):
+        for k in range(scores.size):
+            panel, column = divmod(model * scores.size + k, COLUMNS)
+            scores[k] = products[panel, column] * inverse_scale
+        fill_residuals(SOFTMAX, scores, label, own)
+        longest = np.float64(radii[model]) * np.float64(inverse)
+        clipped += clip_to_integers(own, np.float64(inverse_scale) * np.float64(units[model]), longest)
+        for k in range(scores.size):
+            panel, column = divmod(model * scores.size + k, COLUMNS)
+            factors[panel, column] = own[k]
+    return clipped
