@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -11,7 +12,7 @@ from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.training.run import RunRecord, claim_terms, guarantee_text, plan_digest
 
 
-def write_run(folder: Path, guarantee: PrivacyGuarantee) -> Path:
+def write_run(folder: Path, guarantee: PrivacyGuarantee, *, model: dict[str, Any] | None = None) -> Path:
     """Writes what `coowned train` leaves, but for the selection and the metrics, with a model of one zero."""
     strategy = guarantee.mechanism.strategy()
     plan = claim_terms(guarantee.certificate, guarantee.mechanism, guarantee) | {
@@ -29,7 +30,7 @@ def write_run(folder: Path, guarantee: PrivacyGuarantee) -> Path:
     metadata = {"statement": guarantee.statement(), "plan": plan_digest(plan)}
     save_file({"weights": np.zeros(1, np.float32)}, folder / "model.safetensors", metadata=metadata)
     names = ("config.toml", "certificate.json", "guarantee.json", "model.safetensors")
-    model = {"kind": "logistic-regression", "num_features": 5}
+    model = model or {"kind": "logistic-regression", "num_features": 5}
     record = RunRecord(
         state="finished", plan=plan, model=model, run_id=guarantee.run_id, files=dict.fromkeys(names, "")
     )
