@@ -33,7 +33,7 @@ BATCH, PEER_BATCH = 128, 32  # a step; a clipped sum, ours and others'
 MICROBATCHES = (1, 2, 4, 8, 32)  # of jax_privacy, the best of which counts
 SEQUENCE = 128
 PEERS_PYTHON = Path(".venv-peers/bin/python")
-MEMORY_BATCH, MEMORY_SEQUENCE, MEMORY_BAR = 4096, 32, 3.0  # so many gradients at once would take 72 GB
+MEMORY_BATCH, MEMORY_SEQUENCE, MEMORY_BAR = 2048, 32, 3.0  # so many gradients at once would take 36 GB
 
 
 def run() -> list[dict]:

@@ -6,10 +6,16 @@ import pytest
 from coowned import threads
 from coowned.errors import InputError
 from coowned.mechanism import gradient_sums
-from coowned.mechanism.gradient_sums import EmbeddingGradients, GradientSum, clipped_gradient_sums, gradients_of
+from coowned.mechanism.gradient_sums import (
+    EmbeddingGradients,
+    GradientSum,
+    LookupGradients,
+    clipped_gradient_sums,
+    gradients_of,
+)
 from coowned.mechanism.grid import Grid
 
-SHAPES = {"words": (53, 60), "w": (7, 3), "b": ()}
+SHAPES = {"words": (53, 60), "types": (11, 5), "w": (7, 3), "b": ()}
 GRID = Grid.for_gradients(0.7)
 
 
@@ -22,19 +28,23 @@ def gradients(copies: int, seed: int = 0, size: float = 1.0) -> dict:
     words = EmbeddingGradients(
         normal(4, 53) / 10, normal(4, 60), generator.integers(0, 53, (copies, 9)).astype(np.int32), normal(9, 60)
     )
-    return {"words": words, "w": normal(7, 3), "b": normal()}
+    types = LookupGradients(generator.integers(0, 11, (copies, 13)).astype(np.int32), normal(13, 5))
+    return {"words": words, "types": types, "w": normal(7, 3), "b": normal()}
 
 
 def rows(given: dict, chosen) -> dict:
     return {
-        name: EmbeddingGradients(*(part[chosen] for part in array)) if name == "words" else array[chosen]
+        name: type(array)(*(part[chosen] for part in array)) if isinstance(array, tuple) else array[chosen]
         for name, array in given.items()
     }
 
 
-def built(words: EmbeddingGradients) -> np.ndarray:
+def built(words: EmbeddingGradients | LookupGradients) -> np.ndarray:
     """(copies, words, width) in float64."""
-    found = np.einsum("imw,imh->iwh", np.float64(words.residuals), np.float64(words.projected))
+    if isinstance(words, EmbeddingGradients):
+        found = np.einsum("imw,imh->iwh", np.float64(words.residuals), np.float64(words.projected))
+    else:
+        found = np.zeros((len(words.tokens), *SHAPES["types"]))
     for i, tokens in enumerate(words.tokens):
         np.add.at(found[i], tokens, np.float64(words.looked_up[i]))
     return found
@@ -57,7 +67,7 @@ def contributions(given, grid=GRID):
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e10])
 def test_is_close_to_the_reference(size):
     given = gradients(6, size=size)
-    exact = {"words": built(given["words"]), "w": np.float64(given["w"]), "b": np.float64(given["b"])}
+    exact = {name: built(array) if isinstance(array, tuple) else np.float64(array) for name, array in given.items()}
     lengths = np.sqrt(sum((array.reshape(6, -1) ** 2).sum(axis=1) for array in exact.values()))
     factors = np.minimum(1, 0.7 / lengths)
     for name, found in integers(given).items():
@@ -84,7 +94,7 @@ def test_a_wrong_norm_is_found_out(monkeypatch, share):
     """The bug: squared norms come out too small. The integers are looked at: what is too long is taken out again."""
     given = gradients(5, size=100.0)
     honest = contributions(given)
-    for kind in (gradient_sums._Rows, gradient_sums._Embedding):
+    for kind in (gradient_sums._Rows, gradient_sums._Lookup, gradient_sums._Embedding):
         squares = kind.squares
         monkeypatch.setattr(kind, "squares", lambda self, squares=squares: share * squares(self))
     found = contributions(given)
@@ -169,10 +179,11 @@ def test_threads_change_nothing(monkeypatch):
 
 def test_not_finite_adds_zero():
     for bad in (np.nan, np.inf, -np.inf):
-        given = gradients(3)
+        given = gradients(4)
         given["w"][0, 2, 1] = bad
         given["words"].residuals[1, 2, 50] = bad
         given["b"][2] = bad
+        given["types"].looked_up[3, 7, 3] = bad
         assert not any(array.any() for array in integers(given).values())
 
 

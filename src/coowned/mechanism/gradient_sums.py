@@ -45,8 +45,15 @@ class EmbeddingGradients(NamedTuple):
     looked_up: Any  # (copies, t, width) float32
 
 
+class LookupGradients(NamedTuple):
+    """Gradients of an embedding that is only looked up: row w of copy i's is the sum of those with tokens[i, t] = w."""
+
+    tokens: Any  # (copies, t) int32
+    looked_up: Any  # (copies, t, width) float32
+
+
 Gradients = Mapping[str, Any]
-"""By parameter: (copies, ...) float32, or `EmbeddingGradients`."""
+"""By parameter: (copies, ...) float32, `EmbeddingGradients` or `LookupGradients`."""
 
 
 class GradientSum:
@@ -101,7 +108,7 @@ class GradientSum:
             factors = np.where(too_long, factors * (self._longest * _MARGIN / np.sqrt(squares)), 0)
             squares = self._add(leaves, factors)
 
-    def _add(self, leaves: Mapping[str, "_Rows | _Embedding"], factors: npt.NDArray[np.float64]) -> Any:
+    def _add(self, leaves: Mapping[str, "_Rows | _Lookup | _Embedding"], factors: npt.NDArray[np.float64]) -> Any:
         """(copies,) the sums of squares of the integers that were added."""
         return sum(leaf.add(factors, self._totals[name]) for name, leaf in leaves.items())
 
@@ -180,9 +187,11 @@ def _padded(rows: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> npt.NDArray[
 # ---- gradients that are there ----------------------------------------------------------------------------------------
 
 
-def _leaf(gradients: Any, copies: int) -> "_Rows | _Embedding":
+def _leaf(gradients: Any, copies: int) -> "_Rows | _Lookup | _Embedding":
     if isinstance(gradients, EmbeddingGradients):
         return _Embedding(gradients)
+    if isinstance(gradients, LookupGradients):
+        return _Lookup(gradients)
     return _Rows(np.ascontiguousarray(gradients, np.float32).reshape(copies, -1))
 
 
@@ -249,10 +258,67 @@ def add_rounded(row, factor, room, totals):
     return _square_of(room[: row.size])
 
 
-# ---- embeddings, a few words at a time -------------------------------------------------------------------------------
+# ---- embeddings that are looked up -----------------------------------------------------------------------------------
 
 
-class _Lookups(NamedTuple):
+class _Lookup:
+    def __init__(self, given: LookupGradients):
+        self._tokens, order = _in_order(given.tokens)
+        self._rows = np.take_along_axis(np.asarray(given.looked_up), order[:, :, None], axis=1)
+
+    def squares(self) -> npt.NDArray[np.float64]:
+        squares = np.zeros((_PARTS, len(self._tokens)))
+        self._sum(np.ones(len(self._tokens)), np.empty(0), squares)
+        return squares.sum(axis=0)
+
+    def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        squares = np.zeros((_PARTS, factors.size))
+        self._sum(factors, totals, squares)
+        return squares.sum(axis=0)
+
+    def _sum(self, factors: Any, totals: Any, squares: Any) -> None:
+        words = totals.size // self._rows.shape[2] or int(self._tokens[:, -1].max()) + 1
+        in_parts(_add_lookups, (self._tokens, self._rows, words, factors, totals, squares), _PARTS)
+
+
+@_njit
+def _add_lookups(tokens, rows, words, factors, totals, squares, taken, done):
+    """Adds rounded gradients to totals, if there are any, and the squares of the rows to squares (parts, copies)."""
+    copies, length, width = rows.shape
+    same, room = np.empty(width, np.float32), np.empty(width)
+    while True:
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
+        if part >= _PARTS:
+            return
+        begin, end = words * part // _PARTS, words * (part + 1) // _PARTS
+        for i in range(copies):
+            if not factors[i]:
+                continue
+            same[:] = 0
+            for t in range(np.searchsorted(tokens[i], begin), np.searchsorted(tokens[i], end)):
+                same += rows[i, t]
+                if t + 1 < length and tokens[i, t + 1] == tokens[i, t]:
+                    continue
+                at = tokens[i, t] * width
+                if totals.size:
+                    squares[part, i] += add_rounded(same, factors[i], room, totals[at : at + width])
+                else:
+                    squares[part, i] += _square_of(same)
+                same[:] = 0
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
+
+
+def _in_order(tokens: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """((copies, t) tokens in increasing order, where each was)."""
+    tokens = np.asarray(tokens).astype(np.int64)
+    order = np.argsort(tokens, axis=1, kind="stable")
+    return np.take_along_axis(tokens, order, axis=1), order
+
+
+# ---- embeddings that also project, a few words at a time -------------------------------------------------------------
+
+
+class _Factors(NamedTuple):
     """The arrays of `EmbeddingGradients` as the compiled loops read them."""
 
     residuals: npt.NDArray[np.float32]  # (copies, m, words)
@@ -264,17 +330,15 @@ class _Lookups(NamedTuple):
 
 class _Embedding:
     def __init__(self, given: EmbeddingGradients):
-        projected, tokens = np.asarray(given.projected), np.asarray(given.tokens).astype(np.int64)
+        projected = np.asarray(given.projected)
         copies, rows, width = projected.shape
         panels = -(-width // COLUMNS)
         filled = np.zeros((copies, rows, panels * COLUMNS), np.float32)
         filled[:, :, :width] = projected
-        order = np.argsort(tokens, axis=1, kind="stable")
-        self._given = _Lookups(
+        self._given = _Factors(
             np.ascontiguousarray(given.residuals),
             np.ascontiguousarray(filled.reshape(copies, rows, panels, COLUMNS).transpose(0, 2, 1, 3)),
-            np.take_along_axis(tokens, order, axis=1),
-            order,
+            *_in_order(given.tokens),
             np.ascontiguousarray(given.looked_up),
         )
 
