@@ -12,6 +12,7 @@ from coowned import validate
 from coowned.errors import InputError
 from coowned.training.data import TrainingData
 from coowned.training.model import Model
+from coowned.training.trivial import trivial_answer
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,29 +31,35 @@ def evaluate(
     data: TrainingData,
     *,
     split: str,
+    baseline: Mapping[str, npt.NDArray[np.float32]] | None = None,
     largest_group: int = 10,
 ) -> "pl.DataFrame":
     """Loss and accuracy with 95% confidence intervals; one row for all examples, then one for each number of users.
 
     Accuracy has Wilson's score interval, loss the normal interval mean ± 1.96 s/sqrt(n) (none below two examples). Both
-    take examples for independent draws; examples of one user are alike, so that the truth is somewhat wider.
+    take examples for independent draws; examples of one user are alike, so that the truth is somewhat wider. Beside
+    them stands the best answer that looks at no example (`trivial_answer`), made from the same split.
 
     Guarantees:
       - Counts, losses and accuracies are those of a plain loop.   (test_equals_a_plain_loop)
       - The intervals hold the truth about as often as they say.   (test_intervals_cover)
       - A loss that is not finite counts as wrong and is left out of the loss, and it is said how many there are.
         (test_not_finite_counts_as_wrong)
-    Cost: one pass over the data, in pieces.
+      - The trivial answer and the baseline are scored on the same examples.   (test_trivial_and_baseline_stand_beside)
+    Cost: two passes over the data, in pieces; one more for a baseline.
 
     Args:
       model, parameters: as `train` gives them.
       data: the examples of one split, with their graph.
       split: "validation", "test" or another name; a column of the result, so that splits cannot be mixed up.
+      baseline: parameters of the same model trained without privacy.
       largest_group: examples with at least so many users are one group.
 
     Returns:
       split, users_per_example ("all", "1", ..., "10+"), examples, without_loss (those of them that have none), loss,
-      loss_low, loss_high, accuracy, accuracy_low, accuracy_high, covered_by_guarantee (false).
+      loss_low, loss_high, accuracy, accuracy_low, accuracy_high (null where a number is predicted), trivial (what it
+      is), trivial_loss, trivial_accuracy, with a baseline its loss and accuracy with their intervals, measure (which
+      of "accuracy" and "loss" tells more), covered_by_guarantee (false).
 
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
@@ -70,16 +77,29 @@ def evaluate(
     validate.positive(largest_group=largest_group)
     model.check_data(data.shapes())
     users = data.graph.users_per_example
-    losses, right = example_losses(model, parameters, data)
-    rows = [_row("all", losses, right)]
+    trivial = trivial_answer(data, classes=model.classes is not None)
+    is_number = model.classes is None and trivial is not None and trivial.right is None
+    models = {"": parameters} if baseline is None else {"": parameters, "baseline_": baseline}
+    scored = {prefix: example_losses(model, arrays, data) for prefix, arrays in models.items()}
+    groups: dict[str, Any] = {"all": slice(None)}
     for count in np.unique(np.minimum(users, largest_group)).tolist():
-        members = users == count if count < largest_group else users >= largest_group
-        name = str(count) if count < largest_group else f"{count}+"
-        rows.append(_row(name, losses[members], right[members]))
-    return (
-        pl.DataFrame(rows)
-        .with_columns(covered_by_guarantee=pl.lit(False))
-        .insert_column(0, pl.lit(split).alias("split"))
+        groups |= {f"{count}+": users >= count} if count == largest_group else {str(count): users == count}
+    rows = []
+    for name, members in groups.items():
+        row: dict[str, Any] = {"split": split, "users_per_example": name}
+        losses = scored[""][0][members]
+        row |= {"examples": len(losses), "without_loss": int(np.count_nonzero(~np.isfinite(losses)))}
+        for prefix, (losses, right) in scored.items():
+            row |= _figures(prefix, losses[members], None if is_number else right[members])
+        if trivial is not None:
+            right = None if trivial.right is None else trivial.right[members]
+            found = _figures("trivial_", trivial.losses[members], right)
+            row |= {"trivial": trivial.name, **{key: found[key] for key in ("trivial_loss", "trivial_accuracy")}}
+        rows.append(row)
+    measure = "loss" if model.classes is None else "accuracy"
+    # Looking at all rows: a first one of nulls has no type.
+    return pl.DataFrame(rows, infer_schema_length=None).with_columns(
+        measure=pl.lit(measure), covered_by_guarantee=pl.lit(False)
     )
 
 
@@ -113,21 +133,22 @@ def _compiled_losses(model: Model) -> Any:
     return jax.jit(model.losses)
 
 
-def _row(name: str, losses: npt.NDArray[np.float64], right: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _figures(
+    prefix: str, losses: npt.NDArray[np.float64], right: npt.NDArray[np.bool_] | None
+) -> dict[str, float | None]:
+    """Mean loss and accuracy with their intervals; null where there is none."""
     finite = losses[np.isfinite(losses)]
     mean = float(finite.mean()) if len(finite) else None
     half = _Z * float(finite.std(ddof=1)) / math.sqrt(len(finite)) if len(finite) > 1 else None
-    low, high = wilson_interval(int(right.sum()), len(right)) if len(right) else (None, None)
+    share = None if right is None or not len(right) else float(right.mean())
+    low, high = (None, None) if share is None else wilson_interval(int(right.sum()), len(right))  # type: ignore[union-attr, arg-type]
     return {
-        "users_per_example": name,
-        "examples": len(losses),
-        "without_loss": len(losses) - len(finite),
-        "loss": mean,
-        "loss_low": None if mean is None or half is None else mean - half,
-        "loss_high": None if mean is None or half is None else mean + half,
-        "accuracy": float(right.mean()) if len(right) else None,
-        "accuracy_low": low,
-        "accuracy_high": high,
+        f"{prefix}loss": mean,
+        f"{prefix}loss_low": None if mean is None or half is None else mean - half,
+        f"{prefix}loss_high": None if mean is None or half is None else mean + half,
+        f"{prefix}accuracy": share,
+        f"{prefix}accuracy_low": low,
+        f"{prefix}accuracy_high": high,
     }
 
 

@@ -18,7 +18,7 @@ from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
-from coowned.training.model import Model
+from coowned.training.model import Model, num_parameters
 from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
@@ -135,6 +135,25 @@ def train(
     return trained
 
 
+def train_without_privacy(
+    plan: TrainingPlan,
+    model: Model,
+    data: TrainingData,
+    *,
+    initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The parameters of the same model from the same batches without clipping and noise, to compare with.
+
+    No guarantee covers them or any number made from them: they must not leave the machine. Nothing is stored.
+
+    Guarantees:
+      - They are those of a run without a guarantee whose batches are the same.   (test_baseline_is_the_plain_run)
+    """
+    plain = dataclasses.replace(plan, guarantee=None, clip_norm=None)
+    parameters = Trainer([plain], model).train(data, _check_initial(model, initial))
+    return {name: array[0] for name, array in parameters.items()}
+
+
 def run_plans(
     plans: Sequence[TrainingPlan],
     model: Model,
@@ -177,6 +196,7 @@ def run_plans(
             key=plan.run_key.fingerprint,
             run_id=None if plan.guarantee is None else plan.guarantee.run_id,
             iterations=plan.iterations,
+            num_parameters=num_parameters(model),
             members=len(plans),
         )
         stored = folder.begin(record)

@@ -1,5 +1,6 @@
 """What the loop asks of a model."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -86,3 +87,8 @@ class Model(Protocol):
     def to_arrays(self, parameters: Parameters) -> dict[str, npt.NDArray[np.float32]]:
         """The parameters as they are stored in a model file."""
         ...
+
+
+def num_parameters(model: Model) -> int:
+    """How many numbers are trained, and get noise."""
+    return sum(math.prod(shape) for shape in model.shapes().values())

@@ -9,6 +9,7 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
@@ -136,6 +137,12 @@ class TrainingPlan:
     def coefficients(self) -> np.ndarray:
         """(num_bands,) of the strategy; (1.0,) is independent noise."""
         return np.ones(1) if self.strategy is None else self.strategy.coefficients
+
+    def signal_to_noise(self, num_parameters: int) -> SignalToNoise | None:
+        """Of the mean gradient of a model with so many parameters; None without noise."""
+        if self.guarantee is None:
+            return None
+        return SignalToNoise.of(self.mechanism, noise_multiplier=self.noise_multiplier, num_parameters=num_parameters)
 
     def batches(self, *, multiple_of: int = 8) -> Batches:
         """The batches of every step, from the mechanism that was accounted for."""

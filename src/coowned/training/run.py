@@ -32,6 +32,7 @@ import numpy.typing as npt
 import coowned
 from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
@@ -59,6 +60,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
       plan: every choice of the run, as `TrainingPlan.describe` gives it.
       model, data, configuration, initial, code, devices, platform, key: what a resumed run must agree in.
       run_id: of the guarantee; None for a run without one.
+      num_parameters: that are trained; 0 where it was not stored.
       members: how many models a sweep trains.
       files: name and SHA-256 of the files that the run wrote and that do not change any more.
     """
@@ -76,6 +78,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     run_id: str | None = None
     iterations: int = 0
+    num_parameters: int = 0
     members: int = 1
     files: dict[str, str] = {}
 
@@ -221,6 +224,14 @@ class Run:
         if self.claim.simulated_epsilon is not None:
             return f"simulated epsilon {rounded_up(self.claim.simulated_epsilon)}, true {text}"
         return text
+
+    @property
+    def signal_to_noise(self) -> SignalToNoise | None:
+        """Of its mean gradient, from public numbers; None without noise."""
+        if self.guarantee is None or not self.record.num_parameters or self.mechanism.batch_size is None:
+            return None
+        noise = self.guarantee.noise_multiplier
+        return SignalToNoise.of(self.mechanism, noise_multiplier=noise, num_parameters=self.record.num_parameters)
 
     @property
     def selector(self) -> str:

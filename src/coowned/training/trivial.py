@@ -1,0 +1,82 @@
+"""The best answer that looks at no example: what a model has to beat."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.training.data import TrainingData
+
+_AT_ONCE = 4096
+_LABELS, _WORDS, _WEIGHTS = "labels", "targets", "weights"  # arrays of the data that say what is to be predicted
+
+
+class TrivialAnswer(NamedTuple):
+    """One answer to every example of a split, made from the split itself: not covered by any guarantee.
+
+    Attributes:
+      name: what it is, in words.
+      losses: (examples,) NaN where an example has nothing to predict.
+      right: (examples,) whether it is right; None for numbers.
+    """
+
+    name: str
+    losses: npt.NDArray[np.float64]
+    right: npt.NDArray[np.bool_] | None
+
+
+def trivial_answer(data: TrainingData, *, classes: bool) -> TrivialAnswer | None:
+    """The most frequent class, the mean of a number, or how often each word occurs; None where data show none of them.
+
+    The loss of classes and words is the cross-entropy of their frequencies: the smallest that one answer for all
+    examples can have. That of a number is the squared error of the mean.
+
+    Guarantees:
+      - No constant has a smaller loss on these examples, and no class more right answers.
+        (test_no_constant_is_better)
+      - Words count as in the loss of a masked model: the mean over an example, then over examples.
+        (test_words_count_as_in_a_masked_model)
+    Cost: one pass over the data.
+
+    Args:
+      data: the examples of one split.
+      classes: whether labels are indices of classes; otherwise they are numbers.
+    """
+    known = data.shapes()
+    if _WORDS in known and _WEIGHTS in known:
+        words, weights = _read(data, _WORDS, _WEIGHTS)
+        return _most_frequent("word frequencies alone", words, weights)
+    if _LABELS not in known:
+        return None
+    (labels,) = _read(data, _LABELS)
+    finite = np.isfinite(labels)
+    if classes:
+        return _most_frequent("the most frequent class", np.where(finite, labels, 0)[:, None], finite[:, None])
+    mean = float(labels[finite].mean()) if finite.any() else 0.0
+    return TrivialAnswer("the mean of the targets", np.where(finite, (labels - mean) ** 2, np.nan), None)
+
+
+def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> TrivialAnswer:
+    """Of (examples, entries) values, each example counting once, by the weights of its entries."""
+    values = values.astype(np.int64)
+    totals = weights.sum(axis=1, dtype=np.float64)
+    shares = np.divide(weights, totals[:, None], out=np.zeros(values.shape), where=totals[:, None] > 0)
+    counts = np.bincount(values.ravel(), weights=shares.ravel(), minlength=1)
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(counts / max(1e-300, counts.sum()))
+    losses = np.where(totals > 0, (shares * np.where(shares > 0, surprise[values], 0.0)).sum(axis=1), np.nan)
+    right = (shares * (values == counts.argmax())).sum(axis=1) >= 0.5 - 1e-6  # shares are rounded
+    return TrivialAnswer(name, losses, right)
+
+
+def _read(data: TrainingData, *names: str) -> list[npt.NDArray[Any]]:
+    """The arrays of all examples, in their order."""
+    total, kinds = data.graph.num_examples, data.dtypes()
+    piece = {name: np.zeros((min(_AT_ONCE, total), *shape), kinds[name]) for name, shape in data.shapes().items()}
+    found = {name: np.zeros((total, *data.shapes()[name]), kinds[name]) for name in names}
+    for begin in range(0, total, _AT_ONCE):
+        examples = np.arange(begin, min(begin + _AT_ONCE, total))
+        data.fill(examples, {name: array[: len(examples)] for name, array in piece.items()})
+        for name in names:
+            found[name][examples] = piece[name][: len(examples)]
+    return list(found.values())

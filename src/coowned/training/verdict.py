@@ -1,0 +1,73 @@
+"""Whether a trained model is any good, in a few sentences that the screen and the page share."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from coowned.accounting.signal_to_noise import SignalToNoise
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_NEARLY_ALL, _HARDLY_ANY = 0.95, 0.05  # shares of clipped copies
+
+
+def sentences(
+    evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame | None", noise: SignalToNoise | None
+) -> list[str]:
+    """At most three: the test figure, what clipping suggests, what the noise means. Only the last is covered."""
+    clipped = None if noise is None else clipping(metrics)
+    found = [result(evaluations), clipped, None if noise is None else noise.verdict()]
+    return [sentence for sentence in found if sentence is not None]
+
+
+def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
+    """The test figure with its interval, beside the trivial answer and the model without privacy: not covered.
+
+    Guarantees:
+      - A model that is not clearly better than the trivial answer is said to be so.   (test_no_better_than_trivial)
+    """
+    table = evaluations.get("test")
+    row: dict[str, Any] = {} if table is None or table.is_empty() else table.row(0, named=True)
+    measure = row.get("measure", "accuracy")
+    if row.get(measure) is None:
+        return None
+    show = "{:.1%}".format if measure == "accuracy" else "{:.4g}".format
+    low, high, trivial = (row.get(key) for key in (f"{measure}_low", f"{measure}_high", f"trivial_{measure}"))
+    parts = [f"Test {measure} {show(row[measure])}"]
+    if low is not None:
+        parts[0] += f" (95% interval {show(low)} to {show(high)})"
+    if trivial is not None:
+        parts.append(f"{row['trivial']}: {show(trivial)}")
+    if row.get(f"baseline_{measure}") is not None:
+        parts.append(f"the same model without privacy: {show(row[f'baseline_{measure}'])}")
+    said = f"{'; '.join(parts)}."
+    if trivial is None or low is None:
+        return said
+    beaten = low > trivial if measure == "accuracy" else high < trivial
+    return said if beaten else f"{said} Not clearly better than {row['trivial']}: the model is of little use."
+
+
+def clipping(metrics: "pl.DataFrame | None") -> str | None:
+    """What the share of clipped copies suggests: not covered.
+
+    Guarantees:
+      - Nearly all, hardly any and some each have words of their own.   (test_words_on_clipping)
+    """
+    if metrics is None or not metrics["copies"].sum():
+        return None
+    share = float((metrics["clipped_share"] * metrics["copies"]).sum() / metrics["copies"].sum())
+    if share >= _NEARLY_ALL:
+        return (
+            f"{_percent(share)} of the copies were clipped, nearly all: a larger clip norm or a smaller learning rate "
+            "may help."
+        )
+    if share <= _HARDLY_ANY:
+        return (
+            f"{_percent(share)} of the copies were clipped, hardly any: the noise is larger than it needs to be; lower "
+            "the clip norm."
+        )
+    return f"{_percent(share)} of the copies were clipped: the clip norm fits the gradients."
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share in (0.0, 1.0) or 0.005 <= share < 0.995 else f"{share:.1%}"
