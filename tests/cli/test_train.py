@@ -1,6 +1,7 @@
 """`coowned train`."""
 
 import errno
+import html
 import io
 import json
 import os
@@ -50,6 +51,9 @@ def write(folder: Path, *changes: tuple[str, str]) -> None:
         assert old in text
         text = text.replace(old, new)
     (folder / "run.toml").write_text(text, encoding="utf-8")
+
+
+BASELINE = ("# baseline = true", "baseline = true")
 
 
 class Terminal(io.StringIO):
@@ -251,6 +255,57 @@ def test_unwritable_places(folder: Path, monkeypatch, capsys):
     assert sorted(file.name for file in made.iterdir()) == before
 
 
+def test_verdict_is_the_same_before_and_after(folder: Path, capsys):
+    """Screen, JSON and page use the same sentences; the baseline is evaluated and leaves no other trace."""
+    write(folder, BASELINE)
+    assert go(folder) == 0
+    captured = capsys.readouterr()
+    made, before = Run.open(folder / "RUN"), captured.err.splitlines()
+    noise = made.signal_to_noise.verdict()
+    assert "batch size 32 over noise multiplier" in noise
+    assert "times the root of 6 parameters" in noise
+    said = captured.out.splitlines()[-4:-1]
+    assert before[-1] == said[-1] == noise
+    test = made.evaluations()["test"].row(0, named=True)
+    assert said[0].startswith(
+        f"Test accuracy {test['accuracy']:.1%} (95% interval {test['accuracy_low']:.1%} to "
+        f"{test['accuracy_high']:.1%}); the most frequent class: {test['trivial_accuracy']:.1%}; "
+        f"the same model without privacy: {test['baseline_accuracy']:.1%}."
+    )
+    assert "of the copies were clipped" in said[1]
+    page = folder / "page.html"
+    assert run(["report", str(folder / "RUN"), "-o", str(page)]) == 0
+    shown = html.unescape(page.read_text(encoding="utf-8"))
+    assert all(sentence in shown for sentence in said)
+    assert run(["report", str(folder / "RUN"), "-o", str(page), "--release"]) == 0
+    released = html.unescape(page.read_text(encoding="utf-8"))
+    assert noise in released
+    for word in ("Test accuracy", "most frequent class", "without privacy:", "of the copies were clipped"):
+        assert word not in released
+    for name in ("validation.parquet", "test.parquet", "metrics.parquet"):
+        assert (folder / "RUN" / name).stat().st_mode & 0o077 == 0
+    assert run(["export-model", str(folder / "RUN"), "-o", str(folder / "exported")]) == 0
+    assert not [file for file in (folder / "exported").iterdir() if b"baseline" in file.read_bytes()]
+
+
+def test_baseline_is_the_run_without_privacy(folder: Path):
+    """With the same seed, so that batches are the same; no clip norm, since the baseline does not clip."""
+    write(folder, SEEDED, BASELINE)
+    assert go(folder) == 0
+    write(folder, SEEDED, ("epsilon = 8.0", 'epsilon = "none"'), ("clip_norm = 1.0", "#"))
+    assert go(folder, name="PLAIN") == 0
+    for split, found in Run.open(folder / "RUN").evaluations().items():
+        plain = Run.open(folder / "PLAIN").evaluations()[split]
+        for name in ("loss", "accuracy", "accuracy_low"):
+            assert found[f"baseline_{name}"].equals(plain[name])
+
+
+def test_baseline_needs_a_guarantee(folder: Path, capsys):
+    write(folder, BASELINE, ("epsilon = 8.0", 'epsilon = "none"'))
+    assert go(folder) == 2
+    assert "a run without privacy is its own baseline" in capsys.readouterr().err
+
+
 def test_full_disk_is_one_sentence(folder: Path, monkeypatch, capsys):
     save, whole = RunFolder.save, os.fsync
 
@@ -270,7 +325,7 @@ def test_full_disk_is_one_sentence(folder: Path, monkeypatch, capsys):
         f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; fix this and run the same "
         "command again to resume from the last checkpoint"
     )
-    assert [line.split()[0] for line in progress] == ["training:"]
+    assert [line.split(":")[0].split(" is ")[0] for line in progress] == ["training", "A step's signal-to-noise ratio"]
     assert not [file for file in (folder / "RUN").iterdir() if file.name.startswith(".")]
     monkeypatch.setattr(os, "fsync", whole)
     monkeypatch.setattr(RunFolder, "save", save)

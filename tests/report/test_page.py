@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import polars as pl
 import pytest
 from tests.training.run_folders import reseal, write_run
 
@@ -172,6 +173,31 @@ def test_other_runs_are_labelled(real: Path):
     assert labels["none"] == labels["seeded"] == "no guarantee"
     assert re.fullmatch(r"[\d.]+ \(simulated 2\)", labels["simulated"])
     assert all("contribution bound" in row["claim"] or "no guarantee" in row["claim"] for row in rows)
+
+
+def test_loss_is_drawn_where_it_tells_more(copy):
+    """As for a masked model: the loss against word frequencies, not an accuracy of one percent."""
+    folder = copy("scheduled")
+    for name in ("validation", "test"):
+        found = pl.read_parquet(folder / f"{name}.parquet").with_columns(
+            measure=pl.lit("loss"), trivial=pl.lit("word frequencies alone"), trivial_loss=pl.lit(6.51234),
+            loss=pl.lit(6.21), loss_low=pl.lit(6.12), loss_high=pl.lit(6.33), baseline_loss=pl.lit(5.98765),
+            accuracy=pl.lit(0.0123),
+        )  # fmt: skip
+        found.write_parquet(folder / f"{name}.parquet")
+    text = read(write_report(reseal(folder)))
+    rows = rows_of(specs(text)["utility-by-users"])
+    assert {(row["value"], row["low"], row["trivial"], row["baseline"]) for row in rows} == {
+        (6.21, 6.12, 6.51234, 5.98765)
+    }
+    words = seen(text)
+    assert "Loss by users per example" in words
+    assert "Test loss 6.21 (95% interval 6.12 to 6.33); word frequencies alone: 6.512; the same model without" in words
+    assert "A line: word frequencies alone, counted on the same examples." in words
+    assert "0.0123" not in text
+    assert not re.search(r"\b1\.2%", words)
+    released = read(write_report(folder, release=True))
+    assert not re.search("6.51|word freq|5.98|6.21", without_names(released))
 
 
 def test_release_leaks_nothing(audited: Path):

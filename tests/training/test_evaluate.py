@@ -36,6 +36,22 @@ def test_equals_a_plain_loop(small):
         assert row["covered_by_guarantee"] is False
 
 
+def test_trivial_and_baseline_stand_beside(small):
+    zero = {"coefficients": np.zeros(7, np.float32)}
+    table = evaluate(MODEL, PARAMETERS, small.data, split="test", baseline=zero)
+    alone = evaluate(MODEL, zero, small.data, split="test")
+    for column in ("loss", "loss_low", "loss_high", "accuracy", "accuracy_low", "accuracy_high"):
+        assert table[f"baseline_{column}"].equals(alone[column])
+    labels, users = small.world.labels(np.arange(300)), small.graph.users_per_example
+    frequent = labels == (labels.mean() > 0.5)
+    shares = np.where(labels == 1, labels.mean(), 1 - labels.mean())
+    for row, members in zip(table.iter_rows(named=True), [users > 0, users == 1, users == 2], strict=True):
+        assert row["trivial_accuracy"] == pytest.approx(frequent[members].mean())
+        assert row["trivial_loss"] == pytest.approx(-np.log(shares[members]).mean())
+    assert table["trivial"][0] == "the most frequent class"
+    assert (table["measure"] == "accuracy").all()
+
+
 def test_largest_group(small):
     table = evaluate(MODEL, PARAMETERS, small.data, split="test", largest_group=1)
     assert table["users_per_example"].to_list() == ["all", "1+"]

@@ -19,7 +19,7 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.noise import NoiseStream
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training.data import FeatureTable, WorldData, with_norms
-from coowned.training.loop import Trainer, train
+from coowned.training.loop import Trainer, train, train_without_privacy
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.progress import privacy_so_far
 from coowned.training.sweep import sweep
@@ -362,3 +362,12 @@ def test_a_batch_lies_on_two_devices():
     for size, features, mask, coefficients in seen:
         assert sorted(features) == sorted(mask) == [[0, size // 2], [1, size // 2]]
         assert sorted(coefficients) == [[0, 1], [1, 1]]  # one model on each
+
+
+def test_baseline_is_the_plain_run(small):
+    """Without noise and without clipping, on the batches of the private run; and its key is not used up by it."""
+    plan = small.plan()
+    plain = train(small.plan(guarantee=None, clip_norm=None), MODEL, small.data).parameters
+    found = train_without_privacy(plan, MODEL, small.data)
+    assert np.array_equal(found["coefficients"], plain["coefficients"])
+    assert not np.array_equal(found["coefficients"], train(plan, MODEL, small.data).parameters["coefficients"])

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,8 +87,13 @@ def run(
 def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
     import polars as pl
 
+    from coowned.training.model import num_parameters
+    from coowned.training.verdict import sentences
+
     guarantee = trained.plan.guarantee
     splits = {name: pl.read_parquet(output / f"{name}.parquet") for name in ("validation", "test")}
+    noise = trained.plan.signal_to_noise(num_parameters(trained.model))
+    verdict = [*sentences(splits, trained.metrics), noise.verdict()] if noise else sentences(splits, None)
     if json:
         show.as_json(
             {
@@ -96,6 +101,7 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
                 "guarantee": guarantee is not None and not guarantee.test_run,
                 "noise_multiplier": trained.plan.noise_multiplier,
                 "statement": trained.statement(),
+                "verdict": verdict,
                 **{name: table.row(0, named=True) for name, table in splits.items()},
             }
         )
@@ -103,38 +109,53 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
     show.line(trained.statement())
     show.line()
     for name, table in splits.items():
-        show.table(f"{name} (not covered by the guarantee; 95% intervals)", _HEAD, _rows(table))
+        head, rows = _figures(table)
+        show.table(f"{name} (not covered by the guarantee; 95% intervals)", head, rows)
         if without := table["without_loss"][0]:
             show.line(f"{without:,} of them have no loss (something is missing or not finite) and count as wrong")
+    show.line()
+    for sentence in verdict:
+        show.line(sentence)
     show.written(output, seconds=seconds)
 
 
-_HEAD = ("users per example", "examples", "accuracy", "", "loss", "")
+def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]]]:
+    """Headings and rows: every figure with its interval, the trivial answer and the model without privacy beside it."""
 
-
-def _rows(table: "pl.DataFrame") -> Iterator[tuple[str | int, ...]]:
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.4f}"
 
-    for row in table.iter_rows(named=True):
-        accuracy = f"{number(row['accuracy_low'])} to {number(row['accuracy_high'])}"
-        loss = f"{number(row['loss_low'])} to {number(row['loss_high'])}"
-        yield row["users_per_example"], row["examples"], number(row["accuracy"]), accuracy, number(row["loss"]), loss
+    names = table.columns
+    measures = [name for name in ("accuracy", "loss") if table[name].drop_nulls().len()]
+    head = ["users per example", "examples"]
+    for measure in measures:
+        head += [measure, ""]
+        head += [table["trivial"][0]] if "trivial" in names else []
+        head += ["without privacy"] if f"baseline_{measure}" in names else []
+
+    def cells(row: dict[str, Any]) -> Iterator[str | int]:
+        yield from (row["users_per_example"], row["examples"])
+        for measure in measures:
+            yield number(row[measure])
+            yield f"{number(row[f'{measure}_low'])} to {number(row[f'{measure}_high'])}"
+            yield from (number(row[key]) for key in (f"trivial_{measure}", f"baseline_{measure}") if key in row)
+
+    return head, (list(cells(row)) for row in table.iter_rows(named=True))
 
 
 @contextlib.contextmanager
 def _bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line every 30 seconds.
 
-    What was announced last, which has the whole claim, is written above both when the first step has been taken, and in
-    every line of a log, which may be read alone.
+    What was announced last is written above both when the first step has been taken. Its first line, which has the
+    whole claim, is in every line of a log, which may be read alone.
     """
     announced, begun = "", False
 
     def announce(text: str) -> None:
         nonlocal announced
         announced = text
-        update(0.0, text)
+        update(0.0, text.splitlines()[0])
 
     def progress(done: float, text: str) -> None:
         nonlocal begun
@@ -144,7 +165,7 @@ def _bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
         if sys.stderr.isatty():
             update(done, f"{math.floor(100 * done)}%: {text or 'started'}")
         else:
-            update(done, f"{text}; {announced.removeprefix('training: ')}")
+            update(done, f"{text}; {announced.splitlines()[0].removeprefix('training: ')}")
 
     with show.progress("training", time_left=False) as update:
         yield progress, announce

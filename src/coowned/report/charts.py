@@ -135,10 +135,13 @@ def curves(
 
 
 def intervals(
-    rows: Sequence[Row], columns: Columns, *, x: str, y: str, low: str, high: str, series: str, colours: dict[str, str],
-    title_x: str, title_y: str, beside: str | None = None,
+    rows: Sequence[Row], columns: Columns, *, x: str, series: str, colours: dict[str, str], title_x: str, title_y: str,
+    format_y: str, beside: str | None = None,
 ) -> Row:  # fmt: skip
-    """A point with its interval for each row; rows of the same x stand side by side by `beside` (default: series)."""
+    """A point at `value` for each row, from `low` to `high`, with a line at `trivial` and a ring at `baseline`.
+
+    Rows of the same x stand side by side by `beside` (default: series). What a row lacks is not drawn.
+    """
     import altair as alt
 
     base = alt.Chart(_data(rows)).encode(
@@ -148,16 +151,20 @@ def intervals(
         ),
         color=_colours(series, colours),
     )
-    vertical: dict[str, Any] = {
-        "title": title_y,
-        "scale": alt.Scale(zero=False),
-        "axis": alt.Axis(format="%", tickCount=5),
-    }
-    span = base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=alt.Y(f"{low}:Q", **vertical), y2=alt.Y2(f"{high}:Q"))
-    points = base.mark_point(size=70, filled=True, opacity=1).encode(
-        y=alt.Y(f"{y}:Q", **vertical), tooltip=_tooltip(columns)
-    )
-    return _finish(alt.layer(span, points.properties(name="rows")))
+
+    def y(key: str) -> Any:
+        axis = alt.Axis(format=format_y, tickCount=5)
+        return alt.Y(f"{key}:Q", title=title_y, scale=alt.Scale(zero=False), axis=axis)
+
+    def at(key: str) -> Any:
+        return base.transform_filter(f"isValid(datum.{key})")
+
+    span = base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=y("low"), y2=alt.Y2("high:Q"))
+    line = at("trivial").mark_tick(orient="horizontal", size=26, thickness=2, color=_INK, opacity=0.75)
+    ring = at("baseline").mark_point(size=110, strokeWidth=1.8, filled=False, opacity=0.9)
+    points = base.mark_point(size=70, filled=True, opacity=1).encode(y=y("value"), tooltip=_tooltip(columns))
+    line = line.encode(y=y("trivial"), color=alt.value(_INK))
+    return _finish(alt.layer(span, line, ring.encode(y=y("baseline")), points.properties(name="rows")))
 
 
 def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: dict[str, str]) -> Row:

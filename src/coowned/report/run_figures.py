@@ -15,17 +15,13 @@ from coowned.errors import UncertifiableError
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
 from coowned.training.run import Run
+from coowned.training.verdict import clipping
 
 _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _CURVE_POINTS = 25
 _SMALLEST_DELTA = 1e-14  # smaller values are not drawn
 _MOST_STEPS = 120  # points of a training curve
-_ACCURACY: Columns = (
-    ("accuracy_text", "accuracy"),
-    ("interval_text", "95% interval"),
-    ("examples_text", "examples"),
-    ("loss_text", "loss"),
-)
+_FORMATS = {"accuracy": "%", "loss": charts.NUMBER}
 
 
 def delta_curve(run: Run) -> Figure:
@@ -129,12 +125,13 @@ def membership(run: Run) -> Figure:
 def training_curves(run: Run, metrics: pl.DataFrame) -> list[Figure]:
     """Loss, clipped share and drawn copies by step."""
     every = max(1, math.ceil(len(metrics) / _MOST_STEPS))
+    clipped = clipping(metrics) if run.guarantee else None
     kept = metrics.gather_every(every)
     figures = []
     for key, title, title_y, format_y, reading in (
         ("loss", "Training loss", "loss before the step", charts.NUMBER, "The mean over the batch that was drawn."),
         ("clipped_share", "Clipped gradients", "share of copies clipped", "%",
-         "How many gradients were longer than the clip norm."),
+         f"How many gradients were longer than the clip norm.{(clipped and f' {clipped}') or ''}"),
         ("copies", "Drawn batch sizes", "copies drawn", charts.NUMBER,
          "How many copies were drawn; sums are divided by the public batch size, never by this."),
     ):  # fmt: skip
@@ -175,86 +172,109 @@ def titled(run: Run, title: str) -> str:
 
 
 def utility_by_users(run: Run, splits: dict[str, pl.DataFrame]) -> Figure | None:
-    """Accuracy on held-out examples by how many users they have."""
+    """The figure that tells most, on held-out examples, by how many users they have."""
     rows = [
-        {"split": split, **_accuracy(row), "users": row["users_per_example"]}
+        {"split": split, **figures, "users": row["users_per_example"]}
         for split, found in splits.items()
         for row in found.iter_rows(named=True)
-        if row.get("accuracy") is not None and row.get("accuracy_low") is not None
+        if (figures := _evaluated(row)) is not None
     ]
     if not rows:
         return None
     order = {name: number for number, name in enumerate(["all", *map(str, range(1000))])}
     rows.sort(key=lambda row: order.get(row["users"], len(order)))
     colours = {"validation": charts.NEUTRAL, "test": charts.colour_of(run.selector)}
+    measure = rows[0]["measure"]
     return Figure.drawn(
         charts.intervals,
         name="utility-by-users",
-        title=titled(run, "Accuracy by users per example"),
+        title=titled(run, f"{measure.capitalize()} by users per example"),
         mark=Mark.PRIVATE,
-        columns=(("users", "users per example"), ("split", "split"), *_ACCURACY),
+        columns=(("users", "users per example"), ("split", "split"), *_columns(rows)),
         rows=rows,
-        reading="On examples that were kept out of training, with 95% intervals. Selection under a bound prefers "
-        "examples that few people share, so the model may serve the others less well.",
+        reading=f"On examples that were kept out of training, with 95% intervals. {_references(rows)} Selection under "
+        "a bound prefers examples that few people share, so the model may serve the others less well.",
         x="users",
-        y="accuracy",
-        low="low",
-        high="high",
         series="split",
         colours={name: colours.get(name, charts.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
         title_x="users per example",
-        title_y="accuracy",
+        title_y=measure,
+        format_y=_FORMATS[measure],
     )
 
 
-def _accuracy(row: dict[str, Any]) -> Row:
+def _evaluated(row: dict[str, Any]) -> Row | None:
+    """One row of an evaluation: drawn by accuracy, or by loss where that tells more. None where there is nothing."""
+    measure = row.get("measure", "accuracy")
+    if row.get(measure) is None or row.get(f"{measure}_low") is None:
+        return None
+    keys = {"value": measure, "low": f"{measure}_low", "high": f"{measure}_high"}
+    keys |= {"trivial": f"trivial_{measure}", "baseline": f"baseline_{measure}", "loss": "loss"}
+    figures = {name: row.get(key) for name, key in keys.items()}
+    texts = {f"{name}_text": _text(measure if name != "loss" else name, value) for name, value in figures.items()}
     return {
-        "accuracy": row["accuracy"],
-        "low": row["accuracy_low"],
-        "high": row["accuracy_high"],
-        "accuracy_text": f"{row['accuracy']:.1%}",
-        "interval_text": f"{row['accuracy_low']:.1%} to {row['accuracy_high']:.1%}",
+        **figures,
+        **texts,
+        "measure": measure,
+        "trivial_name": row.get("trivial"),
+        "interval_text": f"{texts['low_text']} to {texts['high_text']}",
         "examples_text": shown(row["examples"]),
-        "loss_text": shown(row["loss"]),
     }
 
 
+def _text(measure: str, value: float | None) -> str:
+    return f"{value:.1%}" if measure == "accuracy" and value is not None else shown(value)
+
+
+def _columns(rows: Sequence[Row]) -> Columns:
+    """What a table of evaluated rows shows."""
+    first = rows[0]
+    columns = [("value_text", first["measure"]), ("interval_text", "95% interval")]
+    if first["trivial"] is not None:
+        columns.append(("trivial_text", first["trivial_name"]))
+    if any(row["baseline"] is not None for row in rows):
+        columns.append(("baseline_text", "without privacy"))
+    return (*columns, ("examples_text", "examples"), *((("loss_text", "loss"),) if first["measure"] != "loss" else ()))
+
+
+def _references(rows: Sequence[Row]) -> str:
+    """What the marks beside the points are."""
+    found = []
+    if rows[0]["trivial"] is not None:
+        found.append(f"A line: {rows[0]['trivial_name']}, counted on the same examples.")
+    if any(row["baseline"] is not None for row in rows):
+        found.append("A ring: the same model trained on the same batches without privacy.")
+    return " ".join(found)
+
+
 def utility_by_epsilon(run: Run, also: Sequence[Run]) -> Figure | None:
-    """Accuracy on the test split of several runs; None where fewer than two have one."""
+    """The figure that tells most, on the test split of several runs; None where fewer than two have one."""
     rows = []
     for one in sorted([run, *also], key=lambda one: one.claim.epsilon if one.claims else math.inf):
         found = one.evaluations().get("test")
-        if found is None or not len(found) or found["accuracy"][0] is None:
-            continue
-        rows.append(
-            {
-                "run": one.path.name,
-                "epsilon": _axis_label(one),
-                "claim": one.headline,
-                "selector": one.selector,
-                **_accuracy(found.row(0, named=True)),
-            }
-        )
+        figures = None if found is None or not len(found) else _evaluated(found.row(0, named=True))
+        if figures is not None:
+            about = {"run": one.path.name, "epsilon": _axis_label(one), "claim": one.headline, "selector": one.selector}
+            rows.append({**about, **figures})
     if len(rows) < 2:
         return None
+    measure = rows[0]["measure"]
     return Figure.drawn(
         charts.intervals,
         name="utility-by-epsilon",
-        title="Accuracy against epsilon, over several runs",
+        title=f"{measure.capitalize()} against epsilon, over several runs",
         mark=Mark.PRIVATE,
-        columns=(("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_ACCURACY),
+        columns=(("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_columns(rows)),
         rows=rows,
-        reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. Each run alone "
-        "has the promise shown; all of them together, on the same people, have a weaker one "
-        "(compose them before publishing more than one model).",
+        reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. "
+        f"{_references(rows)} Each run alone has the promise shown; all of them together, on the same people, have a "
+        "weaker one (compose them before publishing more than one model).",
         x="epsilon",
-        y="accuracy",
-        low="low",
-        high="high",
         series="selector",
         colours={name: charts.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
         title_x="epsilon",
-        title_y="test accuracy",
+        title_y=f"test {measure}",
+        format_y=_FORMATS[measure],
         beside="run",
     )
 

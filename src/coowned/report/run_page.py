@@ -19,6 +19,7 @@ from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
 from coowned.training.config import ReportSection
 from coowned.training.run import Run
+from coowned.training.verdict import sentences
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
 _NO_GRAPH = (
@@ -45,6 +46,8 @@ class RunPage:
     Attributes:
       claim: None where no epsilon may be stated.
       about, date: what the configuration says about the run, and when the page was written.
+      verdict: whether the model is any good, from content; empty for a release.
+      noise: what the signal-to-noise ratio means, from public numbers; "" without noise.
       cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
       figures: by name, in the order of the page.
     """
@@ -57,6 +60,8 @@ class RunPage:
     with_graph: bool
     statement: Statement
     tiles: tuple[Tile, ...]
+    verdict: tuple[str, ...]
+    noise: str
     adjacencies: tuple[TableRow, ...]
     kept: tuple[TableRow, ...]
     cost_left_out: str
@@ -115,6 +120,8 @@ def gather(
         if run.guarantee
         else Statement(headline=run.statement, sentences=(run.statement,)),
         tiles=_tiles(run, with_graph=with_graph),
+        verdict=() if release else tuple(sentences(run.evaluations(), run.metrics() if run.guarantee else None)),
+        noise=run.signal_to_noise.verdict() if run.signal_to_noise else "",
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
         cost_left_out=cost_left_out,
@@ -192,12 +199,10 @@ def _kept(selected: SelectedGraph) -> tuple[TableRow, ...]:
 
 
 def _utility(run: Run, also: Sequence[Run]) -> list[Figure]:
-    figures = [run_figures.utility_by_users(run, run.evaluations())]
-    if also:
-        figures.append(run_figures.utility_by_epsilon(run, also))
     metrics = run.metrics()
+    figures = [run_figures.utility_by_users(run, run.evaluations()), run_figures.utility_by_epsilon(run, also)]
     curves = [] if metrics is None else run_figures.training_curves(run, metrics)
-    return [*(figure for figure in figures if figure is not None), *curves]
+    return [*filter(None, figures), *curves]
 
 
 def _audits(run: Run, *, release: bool) -> list[Figure]:

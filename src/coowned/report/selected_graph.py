@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.accounting.planning import Plan, default_bounds, plan
+from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import histogram
 from coowned.certificate import ContributionCertificate
@@ -108,6 +109,7 @@ def plan_of_run(run: Run, graph: AttributionGraph) -> Plan:
         contribution_bounds=sorted({*default_bounds(graph), bound}),
         selectors=["greedy", "greedy-with-duplicates", *(["priced"] if run.selector == "priced" else [])],
         mechanism="poisson",
+        num_parameters=run.record.num_parameters or DEFAULT_PARAMETERS,
         seed=run.certificate.seed or 0,
     )
 

@@ -131,11 +131,16 @@ class OptimizerSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSection:
-    """How the run is carried out; a seed makes it a test run."""
+    """How the run is carried out; a seed makes it a test run.
+
+    Attributes:
+      baseline: train the same model a second time, without privacy on the same batches, to compare evaluations with.
+    """
 
     seed: int | None = None
     checkpoint_every: int | None = None
     devices: int = 1
+    baseline: bool = False
 
     def __post_init__(self) -> None:
         validate.positive(devices=self.devices)
@@ -182,6 +187,10 @@ class TrainConfig:
     run: RunSection
     report: ReportSection
     folder: Path  # what relative paths are relative to
+
+    def __post_init__(self) -> None:
+        if self.run.baseline and not self.privacy.is_private:
+            raise ConfigError("[run] baseline: a run without privacy is its own baseline; leave it out")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
@@ -340,6 +349,7 @@ learning_rate = 0.05
 [run]
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee
 # checkpoint_every = 100         # steps (default: a twentieth of the run)
+# baseline = true                # also train without privacy, to compare with: not covered, never exported
 # devices = 1                    # on a CPU, 2 need XLA_FLAGS=--xla_force_host_platform_device_count=2
 
 [report]                         # what `coowned report` says about the run

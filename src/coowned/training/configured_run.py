@@ -23,7 +23,8 @@ from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
-from coowned.training.loop import TrainedModel, train
+from coowned.training.loop import TrainedModel, train, train_without_privacy
+from coowned.training.model import num_parameters
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import claim
 from coowned.training.run import Run, guarantee_text
@@ -61,7 +62,7 @@ def run_configuration(
       config, text: the configuration, and the file as it was written, for `config.toml`.
       folder: an open `RunFolder`.
       progress: as for `train`.
-      announce: told what is being done.
+      announce: told what is being done; before training the claim, and in a second line what the noise means.
       advise: told what would help where a few users keep most examples out of S.
     """
     folder.refuse_if_finished()
@@ -87,13 +88,20 @@ def run_configuration(
         _prepare_files(plan, folder, graph, text, content.private_log)
 
     def at_end(trained: TrainedModel) -> None:
+        baseline = None
+        if config.run.baseline:
+            announce("training without privacy, to compare with")
+            baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
         for name in ("validation", "test"):
-            found = evaluation.evaluate(content.model, trained.parameters, content.parts[name], split=name)
+            found = evaluation.evaluate(
+                content.model, trained.parameters, content.parts[name], split=name, baseline=baseline
+            )
             folder.write(f"{name}.parquet", _parquet(found))
         for name, file in task.files.items():
             folder.write(name, file, mode=0o644)
 
-    announce(f"training: {claim(plan)}")
+    noise = plan.signal_to_noise(num_parameters(content.model))
+    announce(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
     return train(
         plan,
         content.model,

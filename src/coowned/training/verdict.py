@@ -3,21 +3,15 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from coowned.accounting.signal_to_noise import SignalToNoise
-
 if TYPE_CHECKING:
     import polars as pl
 
 _NEARLY_ALL, _HARDLY_ANY = 0.95, 0.05  # shares of clipped copies
 
 
-def sentences(
-    evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame | None", noise: SignalToNoise | None
-) -> list[str]:
-    """At most three: the test figure, what clipping suggests, what the noise means. Only the last is covered."""
-    clipped = None if noise is None else clipping(metrics)
-    found = [result(evaluations), clipped, None if noise is None else noise.verdict()]
-    return [sentence for sentence in found if sentence is not None]
+def sentences(evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame | None") -> list[str]:
+    """The test figure, and what clipping suggests; without metrics, or where nothing was drawn, the first alone."""
+    return [sentence for sentence in (result(evaluations), clipping(metrics)) if sentence is not None]
 
 
 def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:

@@ -1,0 +1,63 @@
+"""The best answer that looks at no example."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from coowned import AttributionGraph, from_table
+from coowned.training.data import FeatureTable
+from coowned.training.text import SPECIAL_TOKENS, Vocabulary
+from coowned.training.token_table import TokenTable
+from coowned.training.trivial import trivial_answer
+
+LABELS = np.array([0, 1, 1, 2, 1, 0, np.nan], np.float32)
+
+
+def table(labels) -> FeatureTable:
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(len(labels))])
+    return FeatureTable(graph=graph, features=np.zeros((len(labels), 2), np.float32), labels=labels)
+
+
+def test_no_constant_is_better():
+    found = trivial_answer(table(LABELS), classes=True)
+    assert found.name == "the most frequent class"
+    assert found.right.tolist() == [False, True, True, False, True, False, False]
+    assert np.isnan(found.losses[-1])
+    known = LABELS[:-1].astype(int)
+    for shares in np.random.default_rng(0).dirichlet([2.0, 3.0, 1.0], 200):
+        assert np.nanmean(found.losses) <= -np.log(shares[known]).mean() + 1e-12
+    numbers = trivial_answer(table(LABELS), classes=False)
+    assert numbers.right is None
+    for constant in np.linspace(-1, 3, 41):
+        assert np.nanmean(numbers.losses) <= ((LABELS[:-1] - constant) ** 2).mean() + 1e-6
+
+
+def test_words_count_as_in_a_masked_model():
+    """Each text counts once, whatever number of its words is hidden; a text without words not at all."""
+    words = ("a", "b", "c")
+    texts = ["a a a a a a a a a a a a a a a a a a a a", "b", "a", "", "c"]
+    rows = from_table(pa.table({"users": [[f"u{n}"] for n in range(5)], "text": texts}))
+    vocabulary = Vocabulary((*SPECIAL_TOKENS, *words))
+    data = TokenTable.from_examples(rows, text="text", vocabulary=vocabulary, sequence_length=40)
+    found = trivial_answer(data, classes=False)
+    assert found.name == "word frequencies alone"
+    # Frequencies: a 1/2, b 1/4, c 1/4.
+    assert found.losses == pytest.approx([np.log(2), np.log(4), np.log(2), np.nan, np.log(4)], nan_ok=True)
+    assert found.right.tolist() == [True, False, True, False, False]
+
+
+def test_nothing_to_answer():
+    empty = trivial_answer(table(LABELS[:0]), classes=True)
+    assert empty.losses.shape == empty.right.shape == (0,)
+    assert np.isnan(trivial_answer(table(LABELS[-1:]), classes=True).losses).all()
+    assert np.isnan(trivial_answer(table(LABELS[-1:]), classes=False).losses).all()
+
+
+def test_data_of_another_kind(small):
+    class Other:
+        graph = small.graph
+
+        def shapes(self):
+            return {"x": (3,)}
+
+    assert trivial_answer(Other(), classes=True) is None

@@ -1,0 +1,58 @@
+"""The verdict on a trained model."""
+
+import polars as pl
+import pytest
+
+from coowned.training.verdict import clipping, result, sentences
+
+ACCURATE = {
+    "accuracy": 0.912, "accuracy_low": 0.889, "accuracy_high": 0.931, "trivial": "the most frequent class",
+    "trivial_accuracy": 0.523, "measure": "accuracy",
+}  # fmt: skip
+MASKED = {
+    "loss": 6.21, "loss_low": 6.1, "loss_high": 6.3, "accuracy": 0.01, "accuracy_low": 0.0, "accuracy_high": 0.02,
+    "trivial": "word frequencies alone", "trivial_loss": 6.5, "trivial_accuracy": 0.02, "measure": "loss",
+}  # fmt: skip
+
+
+def evaluated(row):
+    return {"test": pl.DataFrame([row])}
+
+
+def steps(shares, copies):
+    return pl.DataFrame({"clipped_share": shares, "copies": copies})
+
+
+def test_figures_stand_side_by_side():
+    said = result(evaluated({**ACCURATE, "baseline_accuracy": 0.93}))
+    assert said == (
+        "Test accuracy 91.2% (95% interval 88.9% to 93.1%); the most frequent class: 52.3%; the same model without "
+        "privacy: 93.0%."
+    )
+    assert result(evaluated(MASKED)) == "Test loss 6.21 (95% interval 6.1 to 6.3); word frequencies alone: 6.5."
+
+
+@pytest.mark.parametrize("row", [{**ACCURATE, "trivial_accuracy": 0.9}, {**MASKED, "trivial_loss": 6.2}])
+def test_no_better_than_trivial(row):
+    assert f"Not clearly better than {row['trivial']}" in result(evaluated(row))
+
+
+def test_nothing_was_evaluated():
+    assert result({}) is None
+    assert result(evaluated({**ACCURATE, "accuracy": None})) is None
+
+
+def test_words_on_clipping():
+    assert clipping(steps([1.0, 1.0], [10, 30])).startswith(
+        "100% of the copies were clipped, nearly all: a larger clip"
+    )
+    assert "hardly any: the noise is larger than it needs to be; lower" in clipping(steps([0.0, 0.04], [10, 30]))
+    assert clipping(steps([0.0, 1.0], [10, 30])) == "75% of the copies were clipped: the clip norm fits the gradients."
+    assert clipping(steps([0.0], [0])) is None
+    assert clipping(None) is None
+
+
+def test_what_is_missing_is_left_out():
+    assert len(sentences(evaluated(ACCURATE), steps([0.5], [10]))) == 2
+    assert len(sentences(evaluated(ACCURATE), None)) == 1
+    assert sentences({}, None) == []
