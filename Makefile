@@ -34,14 +34,15 @@ bench: .venv/all.stamp ## ratios against peers and limits; reads ../shared/data
 	$(BIN)/python -m benchmarks $(ONLY)
 
 audit-power: .venv/all.stamp ## every planted bug against the audit, three seeds each; about ten minutes
-	rm -f experiments/results/audit_power.json
+	rm -f experiments/results/audit_power.parquet
 	$(BIN)/python -m experiments audit_power
 	$(BIN)/python -m experiments tables
 
-experiments: .venv/all.stamp ## run the experiments' grids and store their rows; reads ../shared/data
-	$(BIN)/python -m experiments $(ONLY)
+SCALE ?= small
+experiments: .venv/all.stamp ## the paper's experiments (ONLY=name, SCALE=ci, small or paper); rows are stored, stopped grids resume
+	$(BIN)/python -m experiments $(ONLY) --scale $(SCALE)
 
-tables: .venv/all.stamp ## put the stored rows into the documentation
+tables: .venv/all.stamp ## pictures, tables and verdicts in the documentation, from stored rows
 	$(BIN)/python -m experiments tables
 
 LOCK := uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate

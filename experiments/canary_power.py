@@ -1,12 +1,13 @@
-"""How large an epsilon do so many canaries contradict where the noise is missing, and is an honest run left alone?
+"""How large an epsilon do so many canaries contradict, and is an honest run left alone? (beyond the paper)
 
-A logistic regression with two features on 600 made-up examples, 60 steps, epsilon 2 claimed at delta 1e-6. GRID says
-the points, run(point) gives a row, draw(rows) a table.
+A logistic regression with two features on 600 made-up examples, 60 steps, epsilon 2 claimed at delta 1e-6.
 """
 
 import dataclasses
 
+import altair as alt
 import numpy as np
+import polars as pl
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.audit.canaries import audit_with_canaries, feature_canaries
@@ -14,9 +15,17 @@ from coowned.mechanism.keys import RunKey
 from coowned.training.data import FeatureTable
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import Verdict, judge
 
 BOUND, FEATURES, DELTA, ALPHA = 2, 2, 1e-6, 1e-3
-GRID = [{"canaries": count, "noise": share} for count in (50, 100, 200, 400, 1000) for share in (0.0, 0.01, 1.0)]
+CLAIMS = ("With 200 canary users or more, missing noise is seen and an honest run is not accused (ours).",)
+PAGE = "docs/trust.md"
+GRID = {
+    "ci": [{"canaries": 50, "noise": 0.0}],
+    "small": [{"canaries": count, "noise": share} for count in (50, 100, 200, 400, 1000) for share in (0.0, 0.01, 1.0)],
+    "paper": [],
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +39,7 @@ class LittleNoise(TrainingPlan):
         return max(self.share, 1e-9) * super().noise_multiplier
 
 
-def run(point: dict) -> dict:
+def run(point: Point) -> Row:
     """One training with canaries."""
     random = np.random.default_rng(0)
     graph = AttributionGraph.from_users_per_example([[i // 2] for i in range(600)])
@@ -63,7 +72,7 @@ def run(point: dict) -> dict:
         alpha=ALPHA,
         coins=RunKey.from_seed(2),
     )
-    return point | {
+    return {
         "size": found.canaries,
         "claimed": found.claimed_epsilon,
         "at_least": found.epsilon_lower_bound,
@@ -73,7 +82,7 @@ def run(point: dict) -> dict:
     }
 
 
-def draw(rows: list[dict]) -> str:
+def table(rows: list[Row]) -> str:
     """A Markdown table: one line a number of canaries, one column a share of the noise."""
     lines = [
         "| canary users | all guessed right proves | without noise | with 1% of it | with all of it |",
@@ -87,3 +96,26 @@ def draw(rows: list[dict]) -> str:
         ]
         lines.append(f"| {count} | {own[0.0]['largest']:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def draw(rows: list[Row]) -> alt.Chart:
+    """The proven epsilon by number of canary users, beside what is claimed."""
+    shown = pl.DataFrame(rows).with_columns(
+        pl.max_horizontal("at_least", "gaussian").alias("proven"), pl.format("{} of the noise", "noise").alias("run")
+    )
+    return (
+        alt.Chart(shown)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("canaries:Q", title="canary users").scale(type="log"),
+            y=alt.Y("proven:Q", title="epsilon that is contradicted"),
+            color=alt.Color("run:N", title=None),
+        )
+        .properties(width=260, height=160)
+    )
+
+
+def claims(rows: list[Row]) -> list[Verdict]:
+    own = [row for row in rows if row["canaries"] >= 200]
+    right = sum(row["alarm"] == (row["noise"] < 1) for row in own)
+    return [judge(CLAIMS[0], right, len(own), f"{right} of {len(own)} runs judged rightly")]

@@ -1,17 +1,18 @@
-"""BERT-Tiny on ACL abstracts that belong to all their authors: what an epsilon costs in test loss.
+"""What does an epsilon cost in test loss on abstracts that belong to all their authors? (paper: figure arxiv-main)
 
-Public pre-training on other abstracts (arXiv math.AP, declared public), then fine-tuning from that checkpoint at two
-epsilons and without privacy, three times each with selections, coins and noise of their own. Everything goes through
-`coowned train`'s configuration; the first point is a small made-up corpus that the tests run.
+Public pre-training on other abstracts (arXiv math.AP, declared public), then fine-tuning BERT-Tiny from that checkpoint
+at two epsilons and without privacy, three times each with selections, coins and noise of their own.
 """
 
 import functools
+import itertools
 import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+import altair as alt
 import polars as pl
 
 from coowned.cache import cache_folder
@@ -20,41 +21,49 @@ from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
 from coowned.training.evaluate import evaluate
 from coowned.training.splits import split_examples
+from experiments.framework.graphs import data_folder
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import Verdict, judge
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+CLAIMS = ("Private fine-tuning improves on the public checkpoint, more so at a larger epsilon.",)
+PAGE = "docs/results.md"
+PUBLIC, PRIVATE, WITHOUT = "public checkpoint", "private", "without privacy"
 PRETRAINING = {"batch_size": 256, "iterations": 300, "learning_rate": 1e-3}
 FINE_TUNING = {"batch_size": 256, "iterations": 200, "learning_rate": 1e-3}  # the same for all: nothing was tuned
 SEQUENCE_LENGTH, BOUND, CLIP_NORM, DELTA = 32, 1, 0.5, 1e-6
 
-GRID = [
-    {"data": "made up", "epsilon": 8, "repetition": 0},
-    {"data": "ACL", "epsilon": "checkpoint", "repetition": 0},
-    *(
-        {"data": "ACL", "epsilon": epsilon, "repetition": repetition}
-        for repetition in range(3)
-        for epsilon in (8, 64, None)
-    ),
-]
+GRID = {
+    "ci": [{"data": "made up", "arm": PRIVATE, "epsilon": 8.0, "repetition": 0}],
+    "small": [
+        {"data": "ACL", "arm": PUBLIC, "repetition": 0},
+        *(
+            {"data": "ACL", "arm": arm, "epsilon": epsilon, "repetition": repetition}
+            for repetition in range(3)
+            for arm, epsilon in ((PRIVATE, 8.0), (PRIVATE, 64.0), (WITHOUT, None))
+        ),
+    ],
+    "paper": [],
+}
 
 
-def run(point: dict) -> dict:
+def run(point: Point) -> Row:
     """One training run and its test loss; the checkpoint alone is evaluated without training."""
-    with tempfile.TemporaryDirectory() as room:
-        place = Path(room)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if point["data"] == "made up":
-            made_up_corpus(place)
-            return point | _trained(place, _made_up(place, point), place / "run")
-        if point["epsilon"] == "checkpoint":
-            return point | _untrained(place)
-        return point | _trained(place, fine_tuning(point), place / "run")
+            made_up_corpus(folder)
+            return _trained(folder, _made_up(folder, point), folder / "run")
+        if point["arm"] == PUBLIC:
+            return _untrained(folder)
+        return _trained(folder, fine_tuning(point), folder / "run")
 
 
-def fine_tuning(point: dict) -> str:
+def fine_tuning(point: Point) -> str:
     """The configuration of one private or non-private run from the public checkpoint."""
     epsilon = point["epsilon"]
     privacy = 'epsilon = "none"' if epsilon is None else f"epsilon = {epsilon}\ndelta = {DELTA}"
     return configuration(
-        path=DATA / "acl_anthology_abstracts.parquet",
+        path=data_folder() / "acl_anthology_abstracts.parquet",
         privacy=privacy,
         bound=BOUND,
         seed=point["repetition"],
@@ -68,12 +77,12 @@ def fine_tuning(point: dict) -> str:
 def public_checkpoint() -> Path:
     """The folder of the run on public abstracts; made once and kept, since all runs start there."""
     text = configuration(
-        path=DATA / "arxiv_mathAP_text.parquet",
+        path=data_folder() / "arxiv_mathAP_text.parquet",
         privacy="public = true",
         bound=100_000,
         seed=0,
         clip_norm=None,
-        model=f'vocabulary = "{DATA / "vocab.txt"}"',
+        model=f'vocabulary = "{data_folder() / "vocab.txt"}"',
         **PRETRAINING,
     )
     config = TrainConfig.from_toml(text)
@@ -126,27 +135,27 @@ learning_rate = {learning_rate}
 """
 
 
-def _trained(place: Path, text: str, folder: Path) -> dict:
+def _trained(working: Path, text: str, folder: Path) -> Row:
     started = time.perf_counter()
     with RunFolder.open(folder) as opened:
-        trained = run_configuration(TrainConfig.from_toml(text, folder=place), opened, text=text)
+        trained = run_configuration(TrainConfig.from_toml(text, folder=working), opened, text=text)
     seconds = time.perf_counter() - started
     tested = pl.read_parquet(folder / "test.parquet").row(0, named=True)
     validated = pl.read_parquet(folder / "validation.parquet").row(0, named=True)
-    made = trained.plan.guarantee
+    guarantee = trained.plan.guarantee
     return {
         "test_loss": round(tested["loss"], 4),
         "validation_loss": round(validated["loss"], 4),
         "test_examples": tested["examples"],
         "train_examples": trained.plan.selected.copies.size,
         "size": trained.plan.certificate.size,
-        "noise_multiplier": None if made is None else round(made.noise_multiplier, 4),
+        "noise_multiplier": None if guarantee is None else round(guarantee.noise_multiplier, 4),
         "seconds": round(seconds),
     }
 
 
-def _untrained(place: Path) -> dict:
-    config = TrainConfig.from_toml(fine_tuning({"epsilon": 8, "repetition": 0}), folder=place)
+def _untrained(working: Path) -> Row:
+    config = TrainConfig.from_toml(fine_tuning({"epsilon": 8, "repetition": 0}), folder=working)
     examples = config.source().read()
     parts = split_examples(examples.graph, config.splits)
     task = config.task(examples.payload.schema)
@@ -166,12 +175,12 @@ def _untrained(place: Path) -> dict:
     }
 
 
-def _made_up(place: Path, point: dict) -> str:
+def _made_up(working: Path, point: Point) -> str:
     architecture = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     architecture |= {"intermediate_size": 16, "max_position_embeddings": 16, "model_type": "bert"}
-    (place / "config.json").write_text(json.dumps(architecture), encoding="utf-8")
+    (working / "config.json").write_text(json.dumps(architecture), encoding="utf-8")
     return configuration(
-        path=place / "texts.parquet",
+        path=working / "texts.parquet",
         privacy=f"epsilon = {point['epsilon']}\ndelta = 1e-5",
         bound=2,
         seed=0,
@@ -179,44 +188,70 @@ def _made_up(place: Path, point: dict) -> str:
         learning_rate=1e-3,
         batch_size=8,
         iterations=3,
-        model=f'vocabulary = "{place / "vocab.txt"}"\narchitecture = "{place / "config.json"}"',
+        model=f'vocabulary = "{working / "vocab.txt"}"\narchitecture = "{working / "config.json"}"',
         sequence_length=12,
     )
 
 
-def made_up_corpus(place: Path) -> None:
+def made_up_corpus(working: Path) -> None:
     """texts.parquet and vocab.txt: sentences of twenty words by forty authors."""
     words = ["data", "privacy", "model", "user", "noise", "graph", "bound", "paper", "loss", "text"]
     words += ["the", "a", "of", "in", "we", "show", "that", "is", "and", "for"]
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    (place / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    (working / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     rows = [
         {
             "example_id": f"paper-{number}",
             "users": [f"author {number % 40}", f"author {(7 * number + 1) % 40}"],
-            "text": " ".join(words[(number * (place_in + 1) + place_in) % len(words)] for place_in in range(9)),
+            "text": " ".join(words[(number * (position + 1) + position) % len(words)] for position in range(9)),
         }
         for number in range(200)
     ]
-    pl.DataFrame(rows).write_parquet(place / "texts.parquet")
+    pl.DataFrame(rows).write_parquet(working / "texts.parquet")
 
 
-def draw(rows: list[dict]) -> str:
+def table(rows: list[Row]) -> str:
     """A Markdown table: test loss by epsilon, with the standard error over repetitions."""
     lines = [
         "| abstracts | | runs | train examples | copies in S | noise multiplier | test examples | test loss "
         "| standard error | seconds a run |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    names = {"checkpoint": "the public checkpoint", None: "without privacy"}
-    for data, epsilon in dict.fromkeys((row["data"], row["epsilon"]) for row in rows):
-        own = [row for row in rows if (row["data"], row["epsilon"]) == (data, epsilon)]
+    for data, arm, epsilon in dict.fromkeys((row["data"], row["arm"], row["epsilon"]) for row in rows):
+        own = [row for row in rows if (row["data"], row["arm"], row["epsilon"]) == (data, arm, epsilon)]
         losses = [row["test_loss"] for row in own]
         error = f"{statistics.stdev(losses) / len(losses) ** 0.5:.4f}" if len(losses) > 1 else ""
         noise = "" if own[0]["noise_multiplier"] is None else f"{own[0]['noise_multiplier']:.3f}"
         lines.append(
-            f"| {data} | {names.get(epsilon, f'epsilon {epsilon}')} | {len(own)} | {own[0]['train_examples']} | "
-            f"{own[0]['size']} | {noise} | {own[0]['test_examples']} | {statistics.mean(losses):.4f} | {error} | "
-            f"{max(row['seconds'] for row in own)} |"
+            f"| {data} | {arm if epsilon is None else f'epsilon {epsilon:g}'} | {len(own)} | "
+            f"{own[0]['train_examples']} | {own[0]['size']} | {noise} | {own[0]['test_examples']} | "
+            f"{statistics.mean(losses):.4f} | {error} | {max(row['seconds'] for row in own):.0f} |"
         )
     return "\n".join(lines)
+
+
+def _named(rows: list[Row]) -> pl.DataFrame:
+    names = [row["arm"] if row["epsilon"] is None else f"epsilon {row['epsilon']:g}" for row in rows]
+    return pl.DataFrame({"run": names, "test_loss": [row["test_loss"] for row in rows]})
+
+
+def draw(rows: list[Row]) -> alt.Chart:
+    """Test loss of every run."""
+    return (
+        alt.Chart(_named(rows))
+        .mark_point(filled=True)
+        .encode(
+            x=alt.X("test_loss:Q", title="test loss").scale(zero=False),
+            y=alt.Y("run:N", title=None, sort="-x"),
+        )
+        .properties(width=320, height=alt.Step(24))
+    )
+
+
+def claims(rows: list[Row]) -> list[Verdict]:
+    table = _named(rows).group_by("run").agg(pl.col("test_loss").mean()).to_dicts()
+    losses = {line["run"]: line["test_loss"] for line in table}
+    order = [losses[name] for name in (PUBLIC, "epsilon 8", "epsilon 64") if name in losses]
+    falls = sum(second < first for first, second in itertools.pairwise(order))
+    shown = ", ".join(f"{name} {loss:.3f}" for name, loss in sorted(losses.items(), key=lambda item: -item[1]))
+    return [judge(CLAIMS[0], falls, max(0, len(order) - 1), f"mean test loss: {shown}")]

@@ -71,6 +71,7 @@ _HOME = {
     "LogisticRegression": "coowned.training.models.logistic_regression",
     "TrainingPlan": "coowned.training.plan",
     "train": "coowned.training.loop",
+    "grid": "coowned.training.sweep",
     "sweep": "coowned.training.sweep",
     "evaluate": "coowned.training.evaluate",
 }

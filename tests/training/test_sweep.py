@@ -29,19 +29,18 @@ MODEL = LogisticRegression(num_features=NUM_FEATURES)
 
 def members(small, kind="dp-sgd", **changes):
     plan = small.plan(kind, **changes)
-    guarantees = [
-        guarantee(
-            plan.certificate,
-            plan.mechanism,
-            noise_multiplier=sigma,
-            delta=1e-5,
-            adjacency="zero-out",
-            test_run=True,
-            run_id="one sweep",
-        )
-        for sigma in (0.4, 1.5)
-    ]
-    return grid(plan, learning_rates=[0.01, 0.1], clip_norms=[0.1, 1.0], noise=guarantees)
+    return grid(
+        plan.certificate,
+        plan.selected,
+        plan.mechanism,
+        noise_multipliers=[0.4, 1.5],
+        learning_rates=[0.01, 0.1],
+        clip_norms=[0.1, 1.0],
+        delta=1e-5,
+        adjacency="zero-out",
+        run_key=plan.run_key,
+        run_id="one sweep",
+    )
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
@@ -146,8 +145,26 @@ def test_members_of_a_sweep_cannot_be_composed(small):
     plan = small.plan()
     fields = {"delta": 1e-5, "adjacency": "zero-out", "test_run": True}
     apart = [guarantee(plan.certificate, plan.mechanism, noise_multiplier=sigma, **fields) for sigma in (1.0, 2.0)]
+    plans = [dataclasses.replace(plan, guarantee=one, configuration=one.run_id) for one in apart]
     with pytest.raises(InputError, match="ONE run"):
-        sweep(grid(plan, learning_rates=[0.1], clip_norms=[1.0], noise=apart), MODEL, small.data)
+        sweep(plans, MODEL, small.data)
+
+
+def test_grid_makes_one_run(small):
+    plan = small.plan()
+    parts = (plan.certificate, plan.selected, plan.mechanism)
+    terms = {"delta": 1e-5, "adjacency": "zero-out", "learning_rates": [0.01, 0.1], "clip_norms": [0.1, 1.0]}
+    plans = grid(*parts, epsilons=[2, 8], **terms, run_key=plan.run_key)
+    assert len({member.configuration for member in plans}) == 8
+    assert len({member.guarantee.run_id for member in plans}) == 1
+    assert all(member.guarantee.test_run for member in plans)
+    assert [member.guarantee.target_epsilon for member in plans] == [2] * 4 + [8] * 4
+    real = grid(*parts, epsilons=[2, 8], **terms, run_key=RunKey.from_operating_system())
+    assert not any(member.guarantee.test_run for member in real)
+    assert real[0].guarantee.run_id != plans[0].guarantee.run_id
+    for wrong in ({}, {"epsilons": [2], "noise_multipliers": [1.0]}):
+        with pytest.raises(InputError, match="either epsilons or noise_multipliers"):
+            grid(*parts, **terms, **wrong, run_key=plan.run_key)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
@@ -288,18 +305,23 @@ def test_a_sweep_counts_with_all_its_models(small, tmp_path):
     with RunFolder.open(tmp_path / "sweep") as folder:
         key = folder.run_key(None)
         first = small.plan(run_key=key, guarantee=None)
-        claims = [
-            guarantee(
-                first.certificate, first.mechanism, noise_multiplier=noise, delta=1e-6, adjacency="zero-out", run_id="s"
-            )
-            for noise in (2.0, 3.0)
-        ]
-        plans = grid(first, learning_rates=[0.1], clip_norms=[0.3], noise=claims)
+        plans = grid(
+            first.certificate,
+            first.selected,
+            first.mechanism,
+            noise_multipliers=[2.0, 3.0],
+            learning_rates=[0.1],
+            clip_norms=[0.3],
+            delta=1e-6,
+            adjacency="zero-out",
+            run_key=key,
+            run_id="s",
+        )
         sweep(plans, MODEL, small.data, folder=folder)
     found = read_claim(tmp_path / "sweep")
     assert found.num_models == 2
     assert found.guarantee.run_id == "s"
     assert found.guarantee.noise_multiplier == pytest.approx((2.0**-2 + 3.0**-2) ** -0.5)
-    assert found.guarantee.epsilon > claims[0].epsilon
+    assert found.guarantee.epsilon > plans[0].guarantee.epsilon
     with pytest.raises(InputError, match="a sweep"):
         Run.open(tmp_path / "sweep")

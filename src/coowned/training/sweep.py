@@ -3,18 +3,23 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
-import math
+import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned.accounting.calculators import sweep_noise_multiplier
 from coowned.accounting.guarantee import guarantee
+from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
+from coowned.mechanism.keys import RunKey
+from coowned.mechanism.mechanism import Mechanism
 from coowned.progress import Progress
+from coowned.selection.selector import Schedule, Selection
 from coowned.training.checkpoint import RunFolder
 from coowned.training.data import TrainingData
 from coowned.training.evaluate import example_losses
@@ -245,21 +250,73 @@ def _check(plans: tuple[TrainingPlan, ...]) -> None:
 
 
 def grid(
-    plan: TrainingPlan, *, learning_rates: Sequence[float], clip_norms: Sequence[float], noise: Sequence[Any]
+    certificate: ContributionCertificate,
+    selected: Selection | Schedule,
+    mechanism: Mechanism,
+    *,
+    learning_rates: Sequence[float],
+    clip_norms: Sequence[float],
+    delta: float,
+    adjacency: str,
+    run_key: RunKey,
+    epsilons: Sequence[float] = (),
+    noise_multipliers: Sequence[float] = (),
+    optimizer: str = "adam",
+    run_id: str | None = None,
 ) -> list[TrainingPlan]:
-    """Every combination of learning rate, clip norm and guarantee (for its noise multiplier), named by its numbers.
+    """A plan for every combination of guarantee, clip norm and learning rate: what `sweep` trains in one pass.
 
-    Each guarantee must be made for `plan`'s certificate and mechanism.
+    The order is that of nested loops: guarantees first, then clip norms, then learning rates.
+
+    Guarantees:
+      - All guarantees have one run_id, so that members cannot be composed as independent runs.
+        (test_grid_makes_one_run)
+      - With a given seed every guarantee is that of a test run.   (test_grid_makes_one_run)
+
+    Args:
+      certificate, selected, mechanism: as for `TrainingPlan`, shared by all members.
+      epsilons: targets, each calibrated; or
+      noise_multipliers: as they are. Exactly one of the two.
+      run_id: a name for the one run that all members are; made up at random by default.
+
+    Example:
+      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
+      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
+      >>> selection = Greedy(contribution_bound=1).select(graph)
+      >>> certificate = certify(graph, selection)
+      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=50, iterations=3)
+      >>> plans = grid(certificate, selection, mechanism, epsilons=[2, 8], delta=1e-6, adjacency="zero-out",
+      ...              learning_rates=[0.01, 0.1], clip_norms=[1.0], run_key=RunKey.from_seed(0))
+      >>> [plan.learning_rate for plan in plans], len({plan.noise_multiplier for plan in plans})
+      ([0.01, 0.1, 0.01, 0.1], 2)
     """
-    plans = []
-    for claim in noise:
-        for clip_norm in clip_norms:
-            for rate in learning_rates:
-                sigma = math.nan if claim is None else claim.noise_multiplier
-                name = f"learning_rate={rate!r} clip_norm={clip_norm!r} noise_multiplier={sigma!r}"
-                plans.append(
-                    dataclasses.replace(
-                        plan, guarantee=claim, clip_norm=clip_norm, learning_rate=rate, configuration=name
-                    )
-                )
-    return plans
+    if bool(epsilons) == bool(noise_multipliers):
+        raise InputError("a grid needs either epsilons or noise_multipliers, at least one of them")
+    targets = [{"epsilon": value} for value in epsilons] or [{"noise_multiplier": v} for v in noise_multipliers]
+    one_run = secrets.token_hex(8) if run_id is None else run_id
+    claims = [
+        guarantee(
+            certificate,
+            mechanism,
+            **target,
+            delta=delta,
+            adjacency=adjacency,
+            test_run=run_key.is_test_run,
+            run_id=one_run,
+        )
+        for target in targets
+    ]
+    return [
+        TrainingPlan(
+            certificate=certificate,
+            selected=selected,
+            mechanism=mechanism,
+            guarantee=claim,
+            clip_norm=clip_norm,
+            learning_rate=rate,
+            run_key=run_key,
+            optimizer=optimizer,
+            configuration=f"learning_rate={rate!r} clip_norm={clip_norm!r} noise_multiplier={claim.noise_multiplier!r}",
+        )
+        for claim, clip_norm, rate in itertools.product(claims, clip_norms, learning_rates)
+    ]

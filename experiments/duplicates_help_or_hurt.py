@@ -1,0 +1,128 @@
+"""Do duplicates in S help or hurt? (paper: figure lr-dup)"""
+
+import itertools
+import math
+
+import altair as alt
+import polars as pl
+
+import coowned as co
+from experiments.framework import logistic
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
+
+CLAIMS = (
+    "Duplicates help below a threshold epsilon and hurt above (about 1 on the regular graph).",
+    "The same on the skewed graph (threshold about 2).",
+    "The threshold is larger on the skewed graph than on the regular one.",
+)
+SELECTORS = {"no duplicates": co.Greedy, "duplicates": co.GreedyWithDuplicates}
+KINDS = ("regular", "skewed")
+
+
+def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], bounds: tuple[int, ...]) -> list[Point]:
+    """With bound 1 both selectors give the same S: it runs once, and counts for both."""
+    return [
+        {
+            "num_examples": num_examples,
+            "kind": kind,
+            "contribution_bound": bound,
+            "selector": selector,
+            "batch_size": batch_size,
+            "num_features": logistic.FEATURES[scale],
+            "drawn": logistic.DRAWN[scale],
+            "num_epsilons": len(logistic.EPSILONS[scale]),
+            "seed": 0,
+        }
+        for batch_size, bound, kind, selector in itertools.product(batch_sizes, bounds, KINDS, SELECTORS)
+        if bound > 1 or selector == "no duplicates"
+    ]
+
+
+GRID = {
+    "ci": _points("ci", 2_000, (64,), (1, 2)),
+    "small": _points("small", 125_000, (2**12, 2**10, 2**14), (3, 1, 8)),
+    "paper": _points("paper", 1_000_000, (2**12, 2**10, 2**14), (3, 1, 8)),
+}
+_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
+
+
+def run(point: Point) -> Row:
+    """One sweep: the best of 42 (learning rate, clip norm) on validation for every epsilon."""
+    world = logistic.make_world(point["kind"], point["num_examples"], 2, point["num_features"])
+    graph = logistic.train_part(world).graph
+    selection = SELECTORS[point["selector"]](contribution_bound=point["contribution_bound"]).select(graph)
+    mechanism = co.PoissonSampling.from_certificate(
+        co.certify(graph, selection),
+        batch_size=point["batch_size"],
+        iterations=point["drawn"] // point["batch_size"],
+    )
+    epsilons = _EPSILONS[point["num_epsilons"]]
+    return {"epsilon": list(epsilons)} | logistic.tuned(
+        world, selection, mechanism, epsilons=epsilons, seed=point["seed"]
+    )
+
+
+def arms(rows: list[Row]) -> pl.DataFrame:
+    """Both arms at the largest number of examples that ran, tuned over batch sizes and bounds too."""
+    table = logistic.by_epsilon(rows)
+    table = table.filter(pl.col("num_examples") == pl.col("num_examples").max())
+    shared = table.filter(pl.col("contribution_bound") == 1).with_columns(pl.lit("duplicates").alias("selector"))
+    return logistic.best(pl.concat([table, shared]), ["kind", "selector"])
+
+
+def differences(rows: list[Row]) -> pl.DataFrame:
+    """Expected test accuracy with duplicates less that without, by graph and epsilon."""
+    wide = arms(rows).pivot("selector", index=["kind", "epsilon"], values="expected")
+    if set(SELECTORS) - set(wide.columns):
+        return pl.DataFrame(schema={"kind": pl.String, "epsilon": pl.Float64, "gain": pl.Float64})
+    gain = pl.col("duplicates") - pl.col("no duplicates")
+    return wide.drop_nulls().with_columns(gain.alias("gain")).sort("kind", "epsilon")
+
+
+def threshold(epsilons: list[float], gains: list[float]) -> float | None:
+    """Where the gain falls to 0, by a straight line in log epsilon; None where it does not cross once from above."""
+    signs = [gain > 0 for gain in gains]
+    if not signs or not signs[0] or signs[-1] or sorted(signs, reverse=True) != signs:
+        return None
+    last = max(i for i, helps in enumerate(signs) if helps)
+    part = gains[last] / (gains[last] - gains[last + 1])
+    return math.exp(math.log(epsilons[last]) + part * math.log(epsilons[last + 1] / epsilons[last]))
+
+
+def draw(rows: list[Row]) -> alt.Chart:
+    """Test accuracy by epsilon, with and without duplicates."""
+    return (
+        alt.Chart(arms(rows))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("epsilon:Q", scale=alt.Scale(type="log", base=2)),
+            y=alt.Y("expected:Q", title="test accuracy").scale(zero=False),
+            color=alt.Color("selector:N", title=None),
+            column=alt.Column("kind:N", title=None),
+        )
+        .properties(width=240, height=180)
+    )
+
+
+def claims(rows: list[Row]) -> list[Verdict]:
+    table = differences(rows)
+    verdicts, thresholds = [], {}
+    for claim, kind in zip(CLAIMS, KINDS, strict=False):
+        own = table.filter(pl.col("kind") == kind)
+        epsilons, gains = own["epsilon"].to_list(), own["gain"].to_list()
+        thresholds[kind] = crossing = threshold(epsilons, gains)
+        if not gains:
+            verdict = OPEN
+        elif crossing is not None:
+            verdict = HOLDS
+        else:
+            verdict = IN_PART if gains[0] > gains[-1] else FAILS
+        shown = ", ".join(f"{100 * gain:+.2f} at {epsilon:g}" for epsilon, gain in zip(epsilons, gains, strict=True))
+        where = f"; crosses at about {crossing:.1f}" if crossing else ""
+        verdicts.append(Verdict(claim=claim, verdict=verdict, found=f"points of accuracy by epsilon: {shown}{where}"))
+    both = [thresholds[kind] for kind in KINDS if thresholds[kind]]
+    found = ", ".join(f"{kind} {value:.1f}" for kind, value in thresholds.items() if value)
+    larger = int(len(both) == 2 and both[1] > both[0])
+    why = "S is smaller on the skewed graph, so noise matters more there."
+    return [*verdicts, judge(CLAIMS[2], larger, int(len(both) == 2), found or "no two thresholds to compare", why)]
