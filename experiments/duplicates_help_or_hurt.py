@@ -50,7 +50,8 @@ _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
 def run(point: Point) -> Row:
     """One sweep: the best of 42 (learning rate, clip norm) on validation for every epsilon."""
     world = logistic.make_world(point["kind"], point["num_examples"], 2, point["num_features"])
-    graph = logistic.train_part(world).graph
+    data = logistic.train_part(world)
+    graph = data.graph
     selection = SELECTORS[point["selector"]](contribution_bound=point["contribution_bound"]).select(graph)
     mechanism = co.PoissonSampling.from_certificate(
         co.certify(graph, selection),
@@ -59,7 +60,7 @@ def run(point: Point) -> Row:
     )
     epsilons = _EPSILONS[point["num_epsilons"]]
     return {"epsilon": list(epsilons)} | logistic.tuned(
-        world, selection, mechanism, epsilons=epsilons, seed=point["seed"]
+        data, selection, mechanism, epsilons=epsilons, seed=point["seed"]
     )
 
 

@@ -22,6 +22,7 @@ DELTA, ADJACENCY = 1e-10, "zero-out"
 FEATURES = {"ci": 8, "small": 1000, "paper": 1000}
 DRAWN = {"ci": 2_048, "small": 2_560_000, "paper": 10_240_000}
 EPSILONS = {"ci": (2.0, 64.0), "small": (0.5, 2.0, 8.0, 64.0), "paper": tuple(2.0**power for power in range(-1, 7))}
+LISTS = ("noise_multiplier", "learning_rate", "clip_norm", "validation", "test", "expected")  # an entry an epsilon
 _IN_MEMORY = 4.0  # GB of features that are kept; above, each batch is generated
 
 
@@ -42,7 +43,7 @@ def train_part(world: LogisticWorld) -> WorldData:
 
 
 def tuned(
-    world: LogisticWorld,
+    data: WorldData,
     selected: co.Selection | co.Schedule,
     mechanism: Mechanism,
     *,
@@ -55,7 +56,7 @@ def tuned(
     Test results are those of the one kept: `test`, the accuracy; `expected`, the mean probability that a fresh label
     of a test example is predicted, which has no noise of labels. `noise` is `epsilons` or `noise_multipliers`.
     """
-    data = train_part(world)
+    world = data.world
     rates, clip_norms = pairs
     plans = co.grid(
         co.certify(data.graph, selected),
@@ -98,8 +99,7 @@ def _accuracies(world: LogisticWorld, split: str, coefficients: np.ndarray) -> t
 
 def by_epsilon(rows: list[Row]) -> pl.DataFrame:
     """One line a row and epsilon, with what was best on validation there."""
-    lists = ["epsilon", "noise_multiplier", "learning_rate", "clip_norm", "validation", "test", "expected"]
-    return pl.DataFrame(rows, infer_schema_length=None).explode(lists)
+    return pl.DataFrame(rows, infer_schema_length=None).explode("epsilon", *LISTS)
 
 
 def best(table: pl.DataFrame, arm: list[str]) -> pl.DataFrame:

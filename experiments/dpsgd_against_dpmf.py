@@ -1,0 +1,145 @@
+"""When is DP-MF ahead of DP-SGD? (paper: figure lr-sgd-ftrl)"""
+
+import itertools
+
+import altair as alt
+import polars as pl
+
+import coowned as co
+from coowned.errors import InfeasibleScheduleError
+from experiments.framework import logistic
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import FAILS, HOLDS, OPEN, Verdict, judge
+
+CLAIMS = (
+    "DP-MF gains on DP-SGD as epsilon grows.",
+    "DP-MF gains on a skewed graph.",
+    "DP-MF gains with more examples per user.",
+    "There are settings in which DP-MF is ahead of DP-SGD.",
+)
+SGD, MF = "DP-SGD", "DP-MF"
+KINDS = ("regular", "skewed")
+_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
+
+
+def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds: tuple, shares: tuple) -> list[Point]:
+    """A share of 1 is the largest feasible separation."""
+    arms = [
+        {"mechanism": SGD, "contribution_bound": bounds[0]},
+        {"mechanism": MF, "separation_share": shares[0]},
+        *({"mechanism": SGD, "contribution_bound": bound} for bound in bounds[1:]),
+        *({"mechanism": MF, "separation_share": share} for share in shares[1:]),
+    ]
+    return [
+        {
+            "num_examples": num_examples,
+            "examples_per_user": degree,
+            "kind": kind,
+            "batch_size": batch_size,
+            "num_features": logistic.FEATURES[scale],
+            "drawn": logistic.DRAWN[scale],
+            "num_epsilons": len(logistic.EPSILONS[scale]),
+        }
+        | arm
+        for num_examples, batch_size, arm, degree, kind in itertools.product(sizes, batches, arms, (2, 8), KINDS)
+    ]
+
+
+GRID = {
+    "ci": _points("ci", (2_000,), (32,), (3,), (1.0,)),
+    "small": _points("small", (125_000,), (2**10, 2**12), (3, 1, 8), (1.0, 0.5, 0.1)),
+    "paper": _points(
+        "paper",
+        (125_000, 8_000_000),
+        tuple(2**power for power in range(10, 16)),
+        (1, 2, 3, 5, 8, 10),
+        tuple(share / 10 for share in range(10, 0, -1)),
+    ),
+}
+
+
+def run(point: Point) -> Row:
+    """One sweep; no results where no schedule with a separation of 2 exists."""
+    world = logistic.make_world(point["kind"], point["num_examples"], point["examples_per_user"], point["num_features"])
+    data = logistic.train_part(world)
+    graph = data.graph
+    batch_size, epsilons = point["batch_size"], _EPSILONS[point["num_epsilons"]]
+    steps = {"batch_size": batch_size, "iterations": point["drawn"] // batch_size}
+    if point["mechanism"] == SGD:
+        selected = co.GreedyWithDuplicates(contribution_bound=point["contribution_bound"]).select(graph)
+        mechanism = co.PoissonSampling.from_certificate(co.certify(graph, selected), **steps)
+        separation = None
+    else:
+        try:
+            separation = max(2, round(point["separation_share"] * co.max_min_separation(graph, **steps)))
+            selected = co.GreedyMinSeparation(**steps, min_separation=separation).select(graph)
+        except InfeasibleScheduleError:
+            return {"epsilon": [], "min_separation": 0} | {name: [] for name in logistic.LISTS}
+        mechanism = co.MinSeparation.from_certificate(co.certify(graph, selected))
+    trained = logistic.tuned(data, selected, mechanism, epsilons=epsilons)
+    return {"epsilon": list(epsilons), "min_separation": separation} | trained
+
+
+def arms(rows: list[Row]) -> pl.DataFrame:
+    """Both mechanisms, tuned over batch sizes, bounds and separations."""
+    table = logistic.by_epsilon(rows).drop_nulls("expected")
+    return logistic.best(table, ["num_examples", "examples_per_user", "kind", "mechanism"])
+
+
+def gains(rows: list[Row]) -> pl.DataFrame:
+    """Accuracy of DP-MF less that of DP-SGD, where both ran."""
+    index = ["num_examples", "examples_per_user", "kind", "epsilon"]
+    wide = arms(rows).pivot("mechanism", index=index, values="expected")
+    absent = [pl.lit(None, pl.Float64).alias(name) for name in (SGD, MF) if name not in wide.columns]
+    wide = wide.with_columns(absent).drop_nulls([SGD, MF])
+    return wide.with_columns((pl.col(MF) - pl.col(SGD)).alias("gain")).sort(index)
+
+
+def draw(rows: list[Row]) -> alt.Chart:
+    shown = arms(rows).with_columns(pl.format("{}, {} examples per user", "kind", "examples_per_user").alias("graph"))
+    return (
+        alt.Chart(shown)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("epsilon:Q").scale(type="log", base=2),
+            y=alt.Y("expected:Q", title="test accuracy").scale(zero=False),
+            color=alt.Color("mechanism:N", title=None),
+            column=alt.Column("graph:N", title=None),
+        )
+        .properties(width=150, height=160)
+        .resolve_scale(y="independent")
+    )
+
+
+def claims(rows: list[Row]) -> list[Verdict]:
+    table = gains(rows)
+    if table.is_empty():
+        return [Verdict(claim=claim, verdict=OPEN, found="") for claim in CLAIMS]
+    ahead = table.filter(pl.col("gain") > 0.001)
+    best = table.sort("gain", descending=True).row(0, named=True)
+    return [
+        _trend(table, "epsilon", 0),
+        _trend(table, "kind", 1),
+        _trend(table, "examples_per_user", 2),
+        Verdict(
+            claim=CLAIMS[3],
+            verdict=HOLDS if ahead.height else FAILS,
+            found=f"ahead by more than 0.1 points in {ahead.height} of {table.height} cases; at best "
+            f"{100 * best['gain']:+.2f} points ({best['kind']}, {best['examples_per_user']} examples per user, "
+            f"epsilon {best['epsilon']:g})",
+        ),
+    ]
+
+
+def _trend(table: pl.DataFrame, along: str, number: int) -> Verdict:
+    """Whether the gain rises from the first to the last value of a column, the others fixed."""
+    fixed = [name for name in ("num_examples", "examples_per_user", "kind", "epsilon") if name != along]
+    changes = [
+        (", ".join(str(value) for value in values[1:]), group["gain"][-1] - group["gain"][0])
+        for values, group in table.sort(along).group_by(fixed, maintain_order=True)
+        if group.height > 1
+    ]
+    rises = sum(change > 0 for _, change in changes)
+    shown = ", ".join(f"{100 * change:+.2f} ({values})" for values, change in changes)
+    found = f"gain rises in {rises} of {len(changes)} cases, in points: {shown}"
+    return judge(CLAIMS[number], rises, len(changes), found)

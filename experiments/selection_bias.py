@@ -1,0 +1,195 @@
+"""What does the bias of S cost, and does mitigating it pay? (paper: figures lr-bias and pareto)
+
+On the skewed graph with 8 examples per user and bound 3: there bounding leaves few enough examples that as many can be
+drawn at random among those with more users than the median.
+"""
+
+import dataclasses
+import itertools
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+import coowned as co
+from experiments.framework import logistic
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
+
+CLAIMS = (
+    "Greedy trains worse than a random subset of the same size at equal noise.",
+    "A random subset of examples with many users is as good as one of all examples, or better.",
+    "A sweet spot between size and users per example beats greedy.",
+    "Mitigating bias has diminishing returns: a larger bias asks for little more users per example.",
+)
+BOUND, KIND, EXAMPLES_PER_USER = 3, "skewed", 8
+RANDOM = {"random": "all", "random, few users": "few-users", "random, many users": "many-users"}
+_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
+
+
+def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: int) -> list[Point]:
+    """`step` k of n is a setting on the frontier between size and users per example, from most size to most users."""
+    common = {
+        "num_examples": num_examples,
+        "num_features": logistic.FEATURES[scale],
+        "drawn": logistic.DRAWN[scale],
+        "num_epsilons": len(logistic.EPSILONS[scale]),
+        "steps": steps,
+    }
+    arms = [
+        *({"selector": name, "bias_strength": 1.0} for name in ("greedy", *RANDOM)),
+        {"selector": "greedy with duplicates", "bias_strength": 1.0},
+        *({"selector": "bias-mitigating", "bias_strength": 1.0, "step": step} for step in range(steps)),
+        *(
+            {"selector": "bias-mitigating", "bias_strength": strength, "step": step}
+            for strength, step in itertools.product((10.0, 0.1), range(steps))
+        ),
+    ]
+    return [common | arm | {"batch_size": batch_size} for batch_size in batch_sizes for arm in arms]
+
+
+GRID = {
+    "ci": _points("ci", 2_000, (64,), 2),
+    "small": _points("small", 125_000, (2**12, 2**10), 5),
+    "paper": _points("paper", 1_000_000, tuple(2**power for power in range(10, 16)), 20),
+}
+
+
+def run(point: Point) -> Row:
+    """One sweep; random subsets are trained with greedy's noise, and claim nothing."""
+    world = logistic.make_world(
+        KIND, point["num_examples"], EXAMPLES_PER_USER, point["num_features"], point["bias_strength"]
+    )
+    data = logistic.train_part(world)
+    graph = data.graph
+    epsilons = _EPSILONS[point["num_epsilons"]]
+    noise: dict[str, list[float]] = {"epsilons": list(epsilons)}
+    setting: dict[str, int | None] = {"threshold": None, "few_user_run": None, "many_user_run": None}
+    if point["selector"] == "bias-mitigating":
+        setting = frontier_settings(graph, point["steps"])[point["step"]]
+        selection = co.BiasMitigating(contribution_bound=BOUND, allow_duplicates=True, **setting).select(graph)
+    elif point["selector"] == "greedy with duplicates":
+        selection = co.GreedyWithDuplicates(contribution_bound=BOUND).select(graph)
+    else:
+        selection = co.Greedy(contribution_bound=BOUND).select(graph)
+        if point["selector"] in RANDOM:
+            greedy = _mechanism(graph, selection, point)
+            terms = {"delta": logistic.DELTA, "adjacency": logistic.ADJACENCY}
+            noise = {"noise_multipliers": [co.calibrate(greedy, epsilon=e, **terms) for e in epsilons]}
+            subset = co.RandomSubset(size=selection.size, among=RANDOM[point["selector"]]).select(graph)
+            data = dataclasses.replace(data, graph=_unshared(graph))
+            selection = co.Selection.from_copies(data.graph, subset.copies)
+    trained = logistic.tuned(data, selection, _mechanism(data.graph, selection, point), **noise)
+    users = float(np.dot(selection.copies, graph.users_per_example)) / selection.size
+    return {"epsilon": list(epsilons), "mean_users_per_example": users} | setting | trained
+
+
+def _unshared(graph: co.AttributionGraph) -> co.AttributionGraph:
+    """Every example with a user of its own: a random subset holds no bound for the real users."""
+    number = graph.num_examples
+    return co.AttributionGraph.from_csr(np.arange(number + 1), np.arange(number), num_users=number)
+
+
+def _mechanism(graph: co.AttributionGraph, selection: co.Selection, point: Point) -> co.PoissonSampling:
+    batch_size = point["batch_size"]
+    return co.PoissonSampling.from_certificate(
+        co.certify(graph, selection), batch_size=batch_size, iterations=point["drawn"] // batch_size
+    )
+
+
+def frontier_settings(graph: co.AttributionGraph, steps: int) -> list[dict[str, int]]:
+    """So many of the paper's 80 settings that no other dominates, evenly from the largest S to the most users."""
+    table = co.pareto(graph, contribution_bound=BOUND).filter(~pl.col("dominated"))
+    table = table.unique("size", keep="first", maintain_order=True).sort("size", descending=True)
+    chosen = np.linspace(0, table.height - 1, steps).round().astype(int)
+    return table[chosen].select("threshold", "few_user_run", "many_user_run").to_dicts()
+
+
+def _table(rows: list[Row]) -> pl.DataFrame:
+    table = logistic.by_epsilon(rows)
+    return table.filter(pl.col("num_examples") == pl.col("num_examples").max())
+
+
+def subsets(rows: list[Row]) -> pl.DataFrame:
+    """Greedy and random subsets of its size, tuned over batch sizes."""
+    own = _table(rows).filter(pl.col("selector").is_in(["greedy", *RANDOM]))
+    return logistic.best(own, ["selector"])
+
+
+def mitigated(rows: list[Row]) -> pl.DataFrame:
+    """The best setting for each bias and epsilon."""
+    own = _table(rows).filter(pl.col("selector") == "bias-mitigating")
+    return logistic.best(own, ["bias_strength"])
+
+
+def draw(rows: list[Row]) -> alt.HConcatChart:
+    epsilon = alt.X("epsilon:Q").scale(type="log", base=2)
+    accuracy = alt.Y("expected:Q", title="test accuracy").scale(zero=False)
+    left = alt.Chart(subsets(rows), title="equal size and noise").mark_line(point=True)
+    middle = alt.Chart(_improvement(rows), title="bias-mitigating, best setting").mark_line(point=True)
+    right = alt.Chart(mitigated(rows), title="users per example of the best").mark_line(point=True)
+    return alt.hconcat(
+        left.encode(x=epsilon, y=accuracy, color=alt.Color("selector:N", title=None)).properties(width=190, height=170),
+        middle.encode(x=epsilon, y=alt.Y("gain:Q", title="accuracy over greedy's")).properties(width=150, height=170),
+        right.encode(
+            x=epsilon,
+            y=alt.Y("mean_users_per_example:Q", title="users per example").scale(zero=False),
+            color=alt.Color("bias_strength:N", title="beta"),
+        ).properties(width=170, height=170),
+    ).resolve_scale(color="independent")
+
+
+def _improvement(rows: list[Row]) -> pl.DataFrame:
+    """Accuracy of the best setting less that of greedy with duplicates, at beta = 1, by epsilon."""
+    greedy = logistic.best(_table(rows).filter(pl.col("selector") == "greedy with duplicates"), ["selector"])
+    found = mitigated(rows).filter(pl.col("bias_strength") == 1)
+    joined = found.join(greedy.select("epsilon", pl.col("expected").alias("greedy")), on="epsilon")
+    return joined.select("epsilon", (pl.col("expected") - pl.col("greedy")).alias("gain")).sort("epsilon")
+
+
+def claims(rows: list[Row]) -> list[Verdict]:
+    wide = subsets(rows).pivot("selector", index="epsilon", values="expected").sort("epsilon")
+    names = set(wide.columns)
+    return [
+        _compare(CLAIMS[0], wide, "greedy", "random", margin=0.0) if {"greedy", "random"} <= names else _open(0),
+        _compare(CLAIMS[1], wide, "random", "random, many users", margin=-0.002)
+        if {"random", "random, many users"} <= names
+        else _open(1),
+        _sweet_spot(rows),
+        _diminishing(rows),
+    ]
+
+
+def _open(number: int) -> Verdict:
+    return Verdict(claim=CLAIMS[number], verdict=OPEN, found="")
+
+
+def _compare(claim: str, wide: pl.DataFrame, lower: str, higher: str, *, margin: float) -> Verdict:
+    """Whether the second arm is ahead of the first by the margin, at how many epsilons."""
+    gains = (wide[higher] - wide[lower]).to_list()
+    shown = ", ".join(f"{100 * gain:+.2f} at {e:g}" for e, gain in zip(wide["epsilon"], gains, strict=True))
+    ahead = sum(gain > margin for gain in gains)
+    return judge(claim, ahead, len(gains), f"accuracy of '{higher}' over '{lower}', in points by epsilon: {shown}")
+
+
+def _sweet_spot(rows: list[Row]) -> Verdict:
+    table = _improvement(rows)
+    shown = ", ".join(f"{100 * line['gain']:+.2f} at {line['epsilon']:g}" for line in table.to_dicts())
+    ahead = int((table["gain"] > 0.001).sum())
+    return judge(
+        CLAIMS[2], ahead, table.height, f"accuracy over greedy's with duplicates, in points by epsilon: {shown}"
+    )
+
+
+def _diminishing(rows: list[Row]) -> Verdict:
+    table = mitigated(rows).pivot("bias_strength", index="epsilon", values="mean_users_per_example").sort("epsilon")
+    if not {"0.1", "1.0", "10.0"} <= set(table.columns):
+        return _open(3)
+    means = [float(table[name].mean()) for name in ("0.1", "1.0", "10.0")]  # type: ignore[arg-type]
+    rises, shrinks = means[0] <= means[1] <= means[2], means[2] - means[1] < means[1] - means[0]
+    return Verdict(
+        claim=CLAIMS[3],
+        verdict=HOLDS if rises and shrinks else IN_PART if shrinks or rises else FAILS,
+        found="users per example of the best setting, mean over epsilons: "
+        + ", ".join(f"{mean:.2f} at beta {beta}" for mean, beta in zip(means, ("0.1", "1", "10"), strict=True)),
+    )
