@@ -13,6 +13,10 @@ class ConfigError(InputError):
     """A configuration file has an unknown, missing or contradictory key."""
 
 
+class BatchCoupledLossError(InputError):
+    """The loss of one example depends on other examples of the batch, so that clipping would bound nothing."""
+
+
 class InfeasibleScheduleError(CoownedError):
     """No schedule of the asked size was found.
 

@@ -1,0 +1,327 @@
+"""A loss of one example and the columns it reads, as the loop trains it: exact clipped sums in microbatches."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.errors import BatchCoupledLossError, InputError
+from coowned.mechanism.grid import Grid
+from coowned.training.example_table import KEY, USABLE, ExampleColumn
+from coowned.training.models.parameter_trees import ParameterTree
+
+_NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
+_MOST_ROWS = 1024  # of a microbatch
+_AT_ONCE = 256  # examples of an evaluation that are worked on together
+_CALLBACK = re.compile(r"custom_call @\w*callback")
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
+Arrays = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ExampleModel:
+    """What `JaxModel` is for data of a given schema.
+
+    Guarantees:
+      - What a copy adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more)
+      - It does not depend on other copies: a loss that mixes examples is refused before training, on made-up data.
+        (test_coupled_losses_are_refused, test_an_example_counts_the_same_in_any_company)
+      - The clipped sum is that of the examples' own gradients.   (test_equals_jax_privacy)
+      - Microbatches of every size give the same integers, as far as XLA gives the same gradients.
+        (test_microbatches_give_the_same_integers)
+      - A microbatch needs no more memory than the limit, as XLA counts it.   (test_memory_limit_is_kept)
+      - Another loss, frozen parameter or microbatch has another description: a run is not resumed with it.
+        (test_description_follows_the_model)
+      - A row that cannot be used, and a gradient that is not finite, add exactly zero.   (test_unusable_adds_zero)
+      - `from_arrays(to_arrays(p))` is p.   (test_arrays_round_trip)
+    Cost: one gradient of every copy, and two passes over it on the host.
+
+    Attributes:
+      loss: (parameters, example, key) -> a float32 number.
+      tree: the parameters, taken apart.
+      entries: what an example holds.
+      predictor: (parameters, example) -> probabilities of the classes, or one number; None: it predicts nothing.
+      classes: what the label and the probabilities stand for; None for a number.
+      label: the entry that holds the class; None: accuracy is not known.
+      memory_limit: bytes of one microbatch.
+      microbatch: examples differentiated together; None: found from the memory limit.
+      origin: plain values that say where the functions came from.
+    """
+
+    many_models: ClassVar[bool] = False
+    loss: Callable[[Any, dict[str, Any], Any], Any]
+    tree: ParameterTree = dataclasses.field(repr=False)
+    entries: tuple[ExampleColumn, ...]
+    predictor: Callable[[Any, dict[str, Any]], Any] | None = None
+    classes: tuple[Any, ...] | None = None
+    label: str | None = None
+    memory_limit: int = 10**9
+    microbatch: int | None = None
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    # ---- what the loop asks
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "python",
+            "program": self.program_digest,
+            "frozen": self.tree.frozen_digest(),
+            "parameters": {name: list(shape) for name, shape in self.shapes().items()},
+            "entries": {entry.name: [entry.column, list(entry.shape), entry.dtype.name] for entry in self.entries},
+            "classes": None if self.classes is None else list(self.classes),
+            "microbatch": self.rows_at_once,
+            **self.origin,
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self.tree.trained.items()}
+
+    def initial(self) -> dict[str, npt.NDArray[np.float32]]:
+        return {name: array.copy() for name, array in self.tree.trained.items()}
+
+    def check_data(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for entry in self.entries:
+            if shapes.get(entry.name) != entry.shape:
+                raise InputError(
+                    f"the model takes {entry.name!r} of shape {entry.shape}, the data have "
+                    f"{shapes.get(entry.name, 'none')}; make both from the same columns"
+                )
+        if KEY not in shapes or USABLE not in shapes:
+            raise InputError("a JaxModel is trained on an ExampleTable; make one from the arrays")
+
+    def grid(self, clip_norm: float) -> Grid:
+        return Grid.for_gradients(clip_norm)
+
+    def clipped_sum(
+        self,
+        parameters: dict[str, Any],
+        batch: dict[str, Any],
+        mask: Any,
+        grids: Sequence[Grid],
+        devices: Sequence[Any] = (),
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        from coowned.mechanism.gradient_sums import clipped_gradient_sums
+
+        self.check_independence()
+        (grid,) = grids
+        sums, clipped = clipped_gradient_sums(
+            self._gradients,
+            {"trained": parameters, "frozen": self.tree.frozen},
+            self._rows(batch),
+            np.asarray(mask) & np.asarray(batch[USABLE]),
+            grid,
+            shapes=self.shapes(),
+            microbatch=self.rows_at_once,
+            devices=devices,
+        )
+        return {name: array[None] for name, array in sums.items()}, clipped
+
+    def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
+        """The plain sum, some examples at a time: for training without privacy."""
+        import jax
+        import jax.numpy as jnp
+
+        real = mask & batch[USABLE]
+        size = min(_AT_ONCE, len(real))
+
+        def total(trained: Arrays, rows: Arrays, kept: Any) -> Any:
+            losses = jax.vmap(functools.partial(self._loss, trained, self.tree.frozen))(rows)
+            return jnp.where(kept, losses, 0).sum()
+
+        def add(sums: Arrays, part: tuple[Arrays, Any]) -> tuple[Arrays, None]:
+            return jax.tree.map(jnp.add, sums, jax.grad(total)(parameters, *part)), None
+
+        def in_parts(array: Any) -> Any:
+            missing = -len(array) % size
+            return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1)).reshape(-1, size, *array.shape[1:])
+
+        parts = jax.tree.map(in_parts, (self._rows(batch), real))
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), parts)[0]
+
+    def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
+        def one(row: Arrays) -> Any:
+            return self._loss(parameters, self.tree.frozen, row)
+
+        losses = jax.lax.map(one, self._rows(batch), batch_size=_AT_ONCE)
+        losses = jnp.where(batch[USABLE], losses, jnp.nan)
+        if self.label is None or self.classes is None:
+            return losses, jnp.zeros(len(losses), bool)
+        return losses, self.predict(parameters, batch)[0] == batch[self.label]
+
+    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        import jax
+        import jax.numpy as jnp
+
+        if self.predictor is None:
+            raise InputError("the model has no predict function; give JaxModel one: predict=...")
+
+        def one(row: Arrays) -> tuple[Any, Any]:
+            found = jnp.asarray(self._predict(parameters, self.tree.frozen, row))
+            if self.classes is None:
+                return found.astype(jnp.float32), jnp.float32(jnp.nan)
+            if found.ndim == 0:
+                found = jnp.stack([1 - found, found])
+            return found.argmax().astype(jnp.int32), found.max().astype(jnp.float32)
+
+        value, probability = jax.lax.map(one, self._rows(batch), batch_size=_AT_ONCE)
+        if self.classes is None:
+            return jnp.where(batch[USABLE], value, jnp.nan), probability
+        return value, jnp.where(batch[USABLE], probability, jnp.nan)
+
+    def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+        """The trained parameters by their paths in the tree; frozen ones are where the model was made."""
+        return {name: np.asarray(array, np.float32) for name, array in parameters.items()}
+
+    def from_arrays(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
+        """Reads `to_arrays` back."""
+        found = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+        if {name: array.shape for name, array in found.items()} != self.shapes():
+            raise InputError(f"not the arrays of this model, which are {', '.join(self.shapes())}")
+        return found
+
+    def whole(self, parameters: Arrays) -> Any:
+        """The tree that was given, with these trained parameters."""
+        return self.tree.whole(parameters, self.tree.frozen)
+
+    # ---- one example
+
+    def _rows(self, batch: Arrays) -> dict[str, Any]:
+        return {name: batch[name] for name in (*(entry.name for entry in self.entries), KEY)}
+
+    def _loss(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
+        import jax
+
+        example = {entry.name: row[entry.name] for entry in self.entries}
+        key = jax.random.wrap_key_data(row[KEY], impl="threefry2x32")
+        return self.loss(self.tree.whole(trained, frozen), example, key)
+
+    def _predict(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
+        assert self.predictor is not None
+        return self.predictor(
+            self.tree.whole(trained, frozen), {entry.name: row[entry.name] for entry in self.entries}
+        )
+
+    @functools.cached_property
+    def _gradients(self) -> Any:
+        """(parameters with a leading axis of one model, rows) -> every row's gradients, compiled."""
+        import jax
+
+        def gradients(parameters: Arrays, rows: Arrays) -> Any:
+            trained = {name: array[0] for name, array in parameters["trained"].items()}
+            return jax.vmap(jax.grad(self._loss), in_axes=(None, None, 0))(trained, parameters["frozen"], rows)
+
+        return jax.jit(gradients)
+
+    # ---- checks before training, on made-up data of the data's shapes
+
+    @functools.cached_property
+    def program_digest(self) -> str:
+        """Names what is differentiated: the program for one example, with every constant in it.
+
+        Refuses, with InputError, a loss that is not one float32 number or that calls back into Python.
+        """
+        import jax
+
+        row = {name: array[0] for name, array in self._made_up(1).items()}
+        try:
+            given = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
+        except NameError as error:
+            if "axis name" not in str(error):
+                raise
+            raise BatchCoupledLossError(
+                f"the loss asks for other examples of the batch ({error}); a loss sees one example: use layers without "
+                "batch statistics, such as layer norm or group norm"
+            ) from error
+        if jax.tree.structure(given) != jax.tree.structure(0) or given.shape != () or given.dtype != np.float32:
+            raise InputError(f"loss must give one float32 number for one example, not {given}")
+        lowered = jax.jit(jax.grad(self._loss)).lower(self.tree.trained, self.tree.frozen, row).as_text()
+        if _CALLBACK.search(lowered):
+            raise InputError(
+                "the loss calls back into Python (a callback, or jax.debug.print), where nobody can see what it keeps "
+                "of an example; leave that out"
+            )
+        return hashlib.sha256(_ADDRESS.sub("", lowered).encode()).hexdigest()
+
+    @functools.cached_property
+    def rows_at_once(self) -> int:
+        """Examples of a microbatch: no more than fit the memory limit, nor than a near cache has room for."""
+        if self.microbatch is not None:
+            return self.microbatch
+        per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
+        size = min(_MOST_ROWS, _power_of_two(_NEAR / per_row))
+        while (needed := self.memory_of(size)) > self.memory_limit:
+            if size == 1:
+                raise InputError(
+                    f"the gradient of one example needs {needed / 1e6:,.0f} MB, and memory_limit is "
+                    f"{self.memory_limit / 1e6:,.0f} MB; raise it, or make the model smaller"
+                )
+            size = min(size // 2, _power_of_two(size * self.memory_limit / needed))
+        return size
+
+    def memory_of(self, rows: int) -> int:
+        """Bytes that a microbatch of so many rows takes: parameters, examples, gradients, and what lies between."""
+        size = sum(math.prod(shape) for shape in self.shapes().values())
+        parameters, examples = self._all_parameters(), self._made_up(rows)
+        try:
+            used = self._gradients.lower(parameters, examples).compile().memory_analysis()
+            device = used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+        except (AttributeError, NotImplementedError, RuntimeError):  # not every backend tells
+            inputs = sum(array.nbytes for array in examples.values())
+            device = 4 * size * (3 * rows + 1) + 16 * inputs
+        return device + 16 * size  # sums on the host: float64, then int64
+
+    def check_independence(self) -> None:
+        """Refuses, with BatchCoupledLossError, a loss whose gradient for one row changes when others do."""
+        _ = self._is_independent
+
+    @functools.cached_property
+    def _is_independent(self) -> bool:
+        _ = self.program_digest
+        size = self.rows_at_once
+        if size == 1:
+            return True
+        own, parameters = self._made_up(size), self._all_parameters()
+        others = [self._made_up(size, seed=1, scale=scale) for scale in (0.0, 1.0, 1e3)]
+        usual = self._gradients(parameters, own)
+        for row in (0, size - 1):
+            for other in others:
+                for name in own:
+                    other[name][row] = own[name][row]
+                changed = self._gradients(parameters, other)
+                for name, gradient in usual.items():
+                    if np.asarray(gradient[row]).tobytes() != np.asarray(changed[name][row]).tobytes():
+                        raise BatchCoupledLossError(
+                            f"the gradient of one example at {name!r} changed when other examples of the batch did; "
+                            "clipping would bound nothing. Leave out what mixes examples (batch statistics, custom "
+                            "batching rules)"
+                        )
+        return True
+
+    def _all_parameters(self) -> dict[str, Any]:
+        return {"trained": {name: array[None] for name, array in self.tree.trained.items()}, "frozen": self.tree.frozen}
+
+    def _made_up(self, rows: int, *, seed: int = 0, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
+        """A batch of random numbers: normal, or 0 and 1 (any class) for whole numbers."""
+        generator = np.random.default_rng(seed)
+        made: dict[str, npt.NDArray[Any]] = {}
+        for entry in self.entries:
+            if entry.whole:
+                made[entry.name] = generator.integers(0, 2, (rows, *entry.shape), np.int32)
+            else:
+                values = scale * generator.standard_normal((rows, *entry.shape), np.float32)
+                made[entry.name] = np.asarray(values, np.float32)
+        return {**made, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
+
+
+def _power_of_two(number: float) -> int:
+    """The largest at or below, and at least 1."""
+    return 2 ** max(0, math.floor(math.log2(max(1, number))))
