@@ -69,6 +69,7 @@ _HOME = {
     "CyclicPoissonBatches": "coowned.mechanism.batching",
     "RunKey": "coowned.mechanism.keys",
     "LogisticRegression": "coowned.training.models.logistic_regression",
+    "JaxModel": "coowned.training.models.jax_model",
     "TrainingPlan": "coowned.training.plan",
     "train": "coowned.training.loop",
     "grid": "coowned.training.sweep",

@@ -27,7 +27,7 @@ from coowned.training.run import RunRecord
 OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
     "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
-    "report.html", "report-release.html", "config.json", "vocab.txt", "members.parquet",
+    "report.html", "report-release.html", "config.json", "vocab.txt", "model.py", "members.parquet",
     "private-log.json", "signature.json",
 )  # fmt: skip
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts

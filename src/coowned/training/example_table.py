@@ -77,7 +77,7 @@ class ExampleTable:
     finite or beyond its type, a label that is no class) holds zeros and adds nothing; it is drawn like any other.
 
     Guarantees:
-      - `fill` gives row `rows[i]` for example i, whatever part of the table it is asked of.   (test_fill_gives_the_rows)
+      - `fill` gives row `rows[i]` for example i, of any part of the table.   (test_fill_gives_the_rows)
       - Only the schema refuses: a row that cannot be used changes no other.   (test_only_the_schema_refuses)
       - Keys are new in every step and every copy, and the same whenever they are asked for.
         (test_keys_are_new_for_every_step_and_copy)

@@ -1,11 +1,12 @@
 """A loss of one example and the columns it reads, as the loop trains it: exact clipped sums in microbatches."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.models.parameter_trees import ParameterTree
 
 _NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
-_MOST_ROWS = 1024  # of a microbatch
+_MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
 _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
@@ -188,6 +189,10 @@ class ExampleModel:
             raise InputError(f"not the arrays of this model, which are {', '.join(self.shapes())}")
         return found
 
+    def stand_in(self) -> "ExampleModel":
+        """The same parameters, microbatch and clipper with a loss whose gradients are known: for audits."""
+        return linear_stand_in(self.shapes(), self.rows_at_once)
+
     def whole(self, parameters: Arrays) -> Any:
         """The tree that was given, with these trained parameters."""
         return self.tree.whole(parameters, self.tree.frozen)
@@ -206,9 +211,7 @@ class ExampleModel:
 
     def _predict(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
         assert self.predictor is not None
-        return self.predictor(
-            self.tree.whole(trained, frozen), {entry.name: row[entry.name] for entry in self.entries}
-        )
+        return self.predictor(self.tree.whole(trained, frozen), {entry.name: row[entry.name] for entry in self.entries})
 
     @functools.cached_property
     def _gradients(self) -> Any:
@@ -232,15 +235,8 @@ class ExampleModel:
         import jax
 
         row = {name: array[0] for name, array in self._made_up(1).items()}
-        try:
+        with refuse_collectives():
             given = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
-        except NameError as error:
-            if "axis name" not in str(error):
-                raise
-            raise BatchCoupledLossError(
-                f"the loss asks for other examples of the batch ({error}); a loss sees one example: use layers without "
-                "batch statistics, such as layer norm or group norm"
-            ) from error
         if jax.tree.structure(given) != jax.tree.structure(0) or given.shape != () or given.dtype != np.float32:
             raise InputError(f"loss must give one float32 number for one example, not {given}")
         lowered = jax.jit(jax.grad(self._loss)).lower(self.tree.trained, self.tree.frozen, row).as_text()
@@ -320,6 +316,52 @@ class ExampleModel:
                 values = scale * generator.standard_normal((rows, *entry.shape), np.float32)
                 made[entry.name] = np.asarray(values, np.float32)
         return {**made, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
+
+
+def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> ExampleModel:
+    """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
+
+    The gradient of {"coordinate": j, "length": a, "everywhere": b} is a at number j of the largest parameter, plus b
+    times the cosine of its number at every number of every parameter.
+    """
+    import jax.numpy as jnp
+
+    largest = largest_tensor(shapes)
+
+    def loss(parameters: Arrays, example: Arrays, key: Any) -> Any:
+        del key
+        spread = sum(
+            (jnp.cos(jnp.arange(math.prod(shapes[name]))) * own.ravel()).sum() for name, own in parameters.items()
+        )
+        along = parameters[largest].ravel()[example["coordinate"]]
+        return example["length"] * along + example["everywhere"] * spread
+
+    entries = (
+        ExampleColumn(name="coordinate", column="coordinate", whole=True),
+        ExampleColumn(name="length", column="length"),
+        ExampleColumn(name="everywhere", column="everywhere"),
+    )
+    tree = ParameterTree.of({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    return ExampleModel(loss=loss, tree=tree, entries=entries, microbatch=microbatch)
+
+
+def largest_tensor(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The name of the parameter with the most numbers, the first of them."""
+    return max(sorted(shapes), key=lambda name: math.prod(shapes[name]))
+
+
+@contextlib.contextmanager
+def refuse_collectives() -> Iterator[None]:
+    """Refuses, with BatchCoupledLossError, a loss that is traced inside and asks for an axis of the batch."""
+    try:
+        yield
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise BatchCoupledLossError(
+            f"the loss asks for other examples of the batch ({error}); a loss sees one example: use layers without "
+            "batch statistics, such as layer norm or group norm"
+        ) from error
 
 
 def _power_of_two(number: float) -> int:

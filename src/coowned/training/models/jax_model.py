@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from coowned import validate
@@ -15,7 +14,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.training.example_table import ExampleColumn, ExampleTable, columns_of, holds_text, numeric_columns
 from coowned.training.model import Model
-from coowned.training.models.example_model import ExampleModel
+from coowned.training.models.example_model import ExampleModel, refuse_collectives
 from coowned.training.models.parameter_trees import ParameterTree, Trainable
 from coowned.training.tasks import Specification, Table, Task
 
@@ -42,7 +41,7 @@ class JaxModel(Specification):
       predict: (parameters, example) -> the probabilities of the classes; of two also that of the second alone, with
         `classes`; or the one number of a regression.
       columns: the column of the data that each entry of an example is read from, or a list of columns; default: the
-        columns of numbers that `loss` and `predict` ask for by name.
+        columns of numbers that `loss` and `predict` ask for by name (all of them, if they copy the whole example).
       shapes: of entries whose lists may have any length; where it is left out and only one length goes with the
         parameters, it is that.
       trainable: which parameters are trained: a function of a path such as "layers/0/w", or a tree of booleans.
@@ -51,8 +50,10 @@ class JaxModel(Specification):
         probabilities. A label that is none of them makes its row unusable.
       memory_limit: of a microbatch: "1GB", or bytes.
       microbatch: examples differentiated together; default: found from the memory limit.
+      origin: plain values for the run's record that say where the functions come from.
 
     Example:
+      >>> import numpy as np
       >>> def loss(parameters, example, key):
       ...     return (example["x"] @ parameters["w"] - example["target"]) ** 2
       >>> model = JaxModel(loss=loss, parameters={"w": np.zeros(3)})
@@ -72,6 +73,7 @@ class JaxModel(Specification):
     classes: int | Sequence[Any] | None = None
     memory_limit: str | int = "1GB"
     microbatch: int | None = None
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("loss", "predict"):
@@ -104,7 +106,11 @@ class JaxModel(Specification):
         label = self.label or next((name for name in _LABELS if name in asked), None)
         if label is not None and label not in asked and labels:
             raise InputError(f"label is {label!r}, which is no entry of an example; there are {', '.join(asked)}")
-        named = () if self.classes is None else tuple(range(self.classes) if isinstance(self.classes, int) else self.classes)
+        named = (
+            ()
+            if self.classes is None
+            else tuple(range(self.classes) if isinstance(self.classes, int) else self.classes)
+        )
         spelled = label in asked and holds_text(schema, asked[label])
         if spelled and not named:
             raise InputError(
@@ -136,7 +142,12 @@ class JaxModel(Specification):
             label=label if label in found else None,
             memory_limit=bytes_of(self.memory_limit),
             microbatch=self.microbatch,
+            origin=self.origin,
         )
+
+    def settings(self) -> dict[str, Any]:
+        """Nothing but the kind: functions are not in a configuration file."""
+        return {"kind": self.kind}
 
     def _columns(self, schema: pa.Schema) -> dict[str, str]:
         """The column of each entry that an example may have."""
@@ -175,7 +186,8 @@ class JaxModel(Specification):
         while tries:
             lengths = tries.pop()
             try:
-                fitting.append(attempt(lengths))
+                with refuse_collectives():
+                    fitting.append(attempt(lengths))
             except _UnknownLengthError as missing:
                 unknown.append(str(missing))
                 tries, fitting = _lengths(unknown, tree.sizes), []
@@ -199,7 +211,9 @@ class JaxModel(Specification):
             raise InputError(f"predict must give the probabilities of the classes, or one number, not {gives}")
         if shape == ():
             if named and len(named) != 2:
-                raise InputError(f"predict gives one number, and there are {len(named)} classes; give all probabilities")
+                raise InputError(
+                    f"predict gives one number, and there are {len(named)} classes; give all probabilities"
+                )
             return named or None
         if named and len(named) != shape[0]:
             raise InputError(f"predict gives {shape[0]} probabilities, and there are {len(named)} classes")

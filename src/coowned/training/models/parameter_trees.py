@@ -93,7 +93,9 @@ def _wanted(parameters: Any, names: list[str], trainable: Trainable) -> dict[str
     try:
         flags = jax.tree.leaves(jax.tree.broadcast(trainable, parameters))
     except ValueError as error:
-        raise InputError(f"trainable must have the structure of parameters, or be a function of a path: {error}") from None
+        raise InputError(
+            f"trainable must have the structure of parameters, or be a function of a path: {error}"
+        ) from None
     return {name: bool(flag) for name, flag in zip(names, flags, strict=True)}
 
 

@@ -1,0 +1,123 @@
+"""`[model] kind = "python"`: a model that a function in a file of one's own makes."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Self
+
+import pyarrow as pa
+
+from coowned.errors import ConfigError, InputError
+from coowned.training.model import Model
+from coowned.training.models.example_model import linear_stand_in
+from coowned.training.models.jax_model import JaxModel
+from coowned.training.tasks import Specification, Task
+
+STORED_SOURCE = "model.py"  # the factory's file in the folder of a run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PythonModel(Specification):
+    """Names a function that gives a `JaxModel`: "module:function", the module beside the configuration or installed.
+
+    The file it is in is kept in the run's folder, and its digest in the run's record.
+
+    Guarantees:
+      - A run is not resumed with another file, arguments or program.   (test_changed_file_is_not_resumed)
+      - A finished run predicts with the file it was trained with.   (test_run_keeps_its_file)
+    What it is not: for files of strangers. Training, predicting and evaluating run the code in them.
+
+    Attributes:
+      factory: "module:function", or "path/to/file.py:function"; None in the folder of a run whose functions were given
+        in memory.
+      arguments: that the function is called with, by name.
+    """
+
+    kind: ClassVar[str] = "python"
+    factory: str | None = None
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        module, _, function = (self.factory or "module:function").rpartition(":")
+        if not module or not function.isidentifier():
+            raise InputError(f'factory must be "module:function", not {self.factory!r}')
+
+    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
+        made, source = self.load(folder)
+        task = made.task(schema, folder=folder, is_private=is_private, labels=labels)
+        return dataclasses.replace(task, files={**task.files, STORED_SOURCE: source})
+
+    def load(self, folder: Path) -> tuple[JaxModel, bytes]:
+        """(what the function gives, the content of its file)."""
+        if self.factory is None:
+            raise InputError(
+                "the functions of this model were given in memory and are not in the run's folder; hand the model over "
+                'again, open_run(folder, model=...), or train from a file: factory = "module:function"'
+            )
+        name, _, function = self.factory.rpartition(":")
+        with _importing_from(folder):
+            module, file = _module(name, folder)
+            source = file.read_bytes()
+            make = getattr(module, function, None)
+            if not callable(make):
+                raise ConfigError(
+                    f"{file}: has no function {function!r}; [model] factory names one that gives a JaxModel"
+                )
+            made = make(**self.arguments)
+        if not isinstance(made, JaxModel):
+            raise ConfigError(f"{file}: {function}() must give a coowned.JaxModel, not {type(made).__name__}")
+        origin = {"factory": function, "arguments": self.arguments, "source": hashlib.sha256(source).hexdigest()}
+        return dataclasses.replace(made, origin=origin), source
+
+    def from_run(self, folder: Path) -> Self:
+        if self.factory is None:
+            return self
+        _, _, function = self.factory.rpartition(":")
+        return dataclasses.replace(self, factory=f"{folder.absolute() / STORED_SOURCE}:{function}")
+
+    @classmethod
+    def from_description(cls, **described: Any) -> Model:
+        """A stand-in for audits, with the same parameters and microbatch: the functions are not in a description."""
+        shapes = {name: tuple(shape) for name, shape in described["parameters"].items()}
+        return linear_stand_in(shapes, described["microbatch"])
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """The folder is searched for modules, first and for the time being."""
+    entry = str(folder.absolute())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+
+
+def _module(name: str, folder: Path) -> tuple[ModuleType, Path]:
+    """The module and its file: a file by its path or beside the configuration, else what is installed."""
+    file = folder / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
+    if not file.is_file():
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(
+                f"[model] factory: {file} is no file, and {name!r} cannot be imported ({error})"
+            ) from error
+        if not getattr(module, "__file__", None):
+            raise ConfigError(f"[model] factory: {name!r} is not one file; name the module the function is in")
+        return module, Path(str(module.__file__))
+    # Another name for every content: two runs in one process may have files of one name.
+    own = f"coowned_factory_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(own, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[own] = module
+    spec.loader.exec_module(module)
+    return module, file

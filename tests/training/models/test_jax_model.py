@@ -1,0 +1,471 @@
+"""Models of one's own: exact clipped sums of any loss, found shapes, and losses that are refused."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+from jax_privacy.clipping import clipped_grad
+
+from coowned import CertificateMismatchError, InputError, evaluate, train
+from coowned.errors import BatchCoupledLossError
+from coowned.mechanism.grid import Grid
+from coowned.training.checkpoint import RunFolder
+from coowned.training.example_table import KEY, USABLE, ExampleTable
+from coowned.training.loop import Trainer
+from coowned.training.models.jax_model import JaxModel
+from coowned.training.models.parameter_trees import ParameterTree
+
+SCHEMA = pa.schema({"x": pa.list_(pa.float64()), "label": pa.int64(), "note": pa.string(), "other": pa.float64()})
+
+
+def make_parameters(seed=0):
+    generator = np.random.default_rng(seed)
+    return {
+        "layers": [
+            {"w": generator.normal(size=(5, 4)).astype(np.float32), "b": np.zeros(4, np.float32)},
+            {"w": generator.normal(size=(4, 3)).astype(np.float32), "b": np.zeros(3, np.float32)},
+        ]
+    }
+
+
+def scores(parameters, x):
+    first, second = parameters["layers"]
+    return jax.nn.relu(x @ first["w"] + first["b"]) @ second["w"] + second["b"]
+
+
+def loss(parameters, example, key):
+    del key
+    given = scores(parameters, example["x"])
+    return jax.nn.logsumexp(given) - given[example["label"]]
+
+
+def predict(parameters, example):
+    return jax.nn.softmax(scores(parameters, example["x"]))
+
+
+def make_model(schema=SCHEMA, **changes):
+    settings = {"loss": loss, "parameters": make_parameters(), "predict": predict} | changes
+    return JaxModel(**settings).for_schema(schema)
+
+
+def make_batch(rows, seed=0, scale=3.0):
+    generator = np.random.default_rng(seed)
+    return {
+        "x": (scale * generator.normal(size=(rows, 5))).astype(np.float32),
+        "label": generator.integers(0, 3, rows).astype(np.int32),
+        KEY: generator.integers(0, 2**32, (rows, 2), np.uint32),
+        USABLE: np.ones(rows, bool),
+    }
+
+
+def sums(model, batch, mask=None, clip_norm=1.0, parameters=None, devices=()):
+    own = {name: array[None] for name, array in (parameters or model.initial()).items()}
+    mask = np.ones(len(batch[KEY]), bool) if mask is None else mask
+    found, clipped = model.clipped_sum(own, batch, mask, [Grid.for_gradients(clip_norm)], devices)
+    return {name: array[0] for name, array in found.items()}, clipped
+
+
+def same(one, other):
+    return all((one[name] == other[name]).all() for name in one)
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:optax.global_norm")
+def test_equals_jax_privacy():
+    model, batch = make_model(), make_batch(40)
+    found, clipped = sums(model, batch, clip_norm=2.0)
+    reference = clipped_grad(lambda p, e: loss(p, e, None), l2_clip_norm=2.0, keep_batch_dim=False)
+    expected = ParameterTree.of(reference(make_parameters(), {"x": batch["x"], "label": batch["label"]})).trained
+    assert 0 < clipped < 40
+    for name, array in expected.items():
+        assert found[name] * Grid.for_gradients(2.0).unit == pytest.approx(array, abs=2e-3)  # a clip margin of 2^-16
+
+
+def test_no_example_adds_more():
+    model, grid = make_model(), Grid.for_gradients(0.5)
+    for number in range(20):
+        found, clipped = sums(model, make_batch(1, seed=number, scale=100.0), clip_norm=0.5)
+        square = sum(int((array.astype(object) ** 2).sum()) for array in found.values())
+        assert square <= grid.squared_radius
+        assert square > 0.99 * grid.squared_radius or not clipped
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 64])
+def test_microbatches_give_the_same_integers(size):
+    batch = make_batch(37)
+    usual, other = sums(make_model(microbatch=16), batch), sums(make_model(microbatch=size), batch)
+    # XLA may sum in another order for another shape: then a number may be rounded the other way.
+    for name, array in usual[0].items():
+        assert np.abs(array - other[0][name]).max() <= 37
+    assert usual[1] == other[1]
+
+
+def test_an_example_counts_the_same_in_any_company():
+    model = make_model(microbatch=8)
+    batch, others = make_batch(8), make_batch(8, seed=9, scale=50.0)
+    alone = sums(model, batch, np.arange(8) == 3)[0]
+    mixed = {name: array.copy() for name, array in others.items()}
+    for name, array in batch.items():
+        mixed[name][3] = array[3]
+    everybody, without = sums(model, mixed)[0], sums(model, mixed, np.arange(8) != 3)[0]
+    assert same({name: everybody[name] - without[name] for name in alone}, alone)
+
+
+def test_unusable_adds_zero():
+    model, batch = make_model(), make_batch(6)
+    batch[USABLE][2] = False
+    left_out = sums(model, batch, np.arange(6) != 2)
+    assert same(sums(model, batch)[0], left_out[0])
+    assert not any(array.any() for array in sums(model, batch, np.zeros(6, bool))[0].values())
+
+    def infinite(parameters, example, key):
+        return loss(parameters, example, key) / (example["x"][0] - 1)
+
+    batch["x"][0, 0] = 1
+    model = make_model(loss=infinite)
+    assert same(sums(model, batch)[0], sums(model, batch, np.arange(6) > 0)[0])
+
+
+def test_plain_gradients_are_those_of_the_loss():
+    model, batch = make_model(), make_batch(300)
+    batch[USABLE][4] = False
+    mask = np.arange(300) < 290
+    found = jax.jit(model.gradient_sum)(model.initial(), batch, mask)
+    kept = mask & batch[USABLE]
+
+    def total(parameters):
+        examples = {"x": batch["x"][kept], "label": batch["label"][kept]}
+        return jax.vmap(loss, in_axes=(None, 0, None))(model.whole(parameters), examples, None).sum()
+
+    for name, array in jax.grad(total)(model.initial()).items():
+        assert np.asarray(found[name]) == pytest.approx(np.asarray(array), abs=1e-3)
+
+
+def test_keys_reach_the_loss():
+    def dropout(parameters, example, key):
+        kept = jax.random.bernoulli(key, 0.5, example["x"].shape)
+        return loss(parameters, {**example, "x": jnp.where(kept, example["x"], 0)}, key)
+
+    model, batch = make_model(loss=dropout, columns=["x", "label"]), make_batch(8)
+    again = {**batch, KEY: batch[KEY].copy()}
+    assert same(sums(model, batch)[0], sums(model, again)[0])
+    again[KEY] += np.uint32(1)
+    assert not same(sums(model, batch)[0], sums(model, again)[0])
+
+
+def test_memory_limit_is_kept():
+    wide = {"w": np.zeros((5, 20_000), np.float32)}
+
+    def own(parameters, example, key):
+        return (example["x"] @ parameters["w"]).sum()
+
+    needed = make_model(loss=own, parameters=wide, predict=None).memory_of
+    model = make_model(loss=own, parameters=wide, predict=None, memory_limit="6MB")
+    assert model.rows_at_once >= 1
+    assert model.memory_of(model.rows_at_once) <= 6e6
+    assert needed(2 * model.rows_at_once) > 6e6
+    with pytest.raises(InputError, match=r"needs \d+ MB, and memory_limit is 1 MB; raise it"):
+        _ = make_model(loss=own, parameters=wide, predict=None, memory_limit="1MB").rows_at_once
+    assert make_model().rows_at_once == 128  # of a small model
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_coupled_losses_are_refused():
+    def collective(parameters, example, key):
+        return loss(parameters, example, key) - jax.lax.pmean(example["x"].mean(), "batch")
+
+    with pytest.raises(BatchCoupledLossError, match="layer norm or group norm"):
+        sums(make_model(loss=collective), make_batch(4))
+
+    @jax.custom_batching.custom_vmap
+    def normalized(x):
+        return x
+
+    @normalized.def_vmap
+    def _(size, batched, x):
+        return x - x.mean(axis=0), True
+
+    def norm(parameters, example, key):
+        return scores(parameters, normalized(example["x"])).sum()
+
+    def of_batch(parameters, example, key):
+        return scores(parameters, example["x"] * jax.lax.stop_gradient(normalized(example["x"])).sum()).sum()
+
+    for coupled in (norm, of_batch):
+        with pytest.raises(BatchCoupledLossError, match="changed when other examples of the batch did"):
+            sums(make_model(loss=coupled), make_batch(4))
+    sums(make_model(loss=norm, microbatch=1), make_batch(4))  # alone there is nothing to mix
+
+
+def test_other_losses_are_refused():
+    for wrong in (
+        lambda p, e, k: scores(p, e["x"]),
+        lambda p, e, k: (loss(p, e, k), 0.0),
+        lambda p, e, k: e["label"],
+        lambda p, e, k: loss(p, e, k).astype(jnp.float16),
+    ):
+        with pytest.raises(InputError, match="one float32 number"):
+            _ = make_model(loss=wrong).program_digest
+
+    def prints(parameters, example, key):
+        jax.debug.print("{}", example["x"])
+        return loss(parameters, example, key)
+
+    with pytest.raises(InputError, match="calls back into Python"):
+        _ = make_model(loss=prints).program_digest
+
+
+def test_wrong_settings():
+    for changes, match in (
+        ({"loss": 3}, "loss must be a function"),
+        ({"predict": "x"}, "predict must be a function"),
+        ({"microbatch": 0}, "microbatch must be"),
+        ({"memory_limit": "many"}, 'such as "1GB"'),
+        ({"classes": 4}, "gives 3 probabilities, and there are 4 classes"),
+        ({"label": "z"}, "no entry of an example"),
+        ({"columns": "x"}, "columns must be a list"),
+        ({"columns": ["x", "note", "label"]}, "column 'note' must hold numbers"),
+        ({"columns": ["x"]}, r"asks for example\['label'\], which the data have not"),
+        ({"parameters": {"w": np.arange(3)}}, "no parameter is trained"),
+        ({"parameters": {"a/b": np.zeros(2), "a": {"b": np.zeros(2)}}}, "two parameters have the path 'a/b'"),
+        ({"parameters": {"w": jnp.zeros(3, jnp.bfloat16)}}, "must be float32"),
+    ):
+        with pytest.raises(InputError, match=match):
+            make_model(**changes)
+
+
+# ---- what an example looks like --------------------------------------------------------------------------------------
+
+
+def test_lengths_follow_from_the_parameters():
+    assert [(entry.name, entry.shape) for entry in make_model().entries] == [("x", (5,)), ("label", ())]
+    assert make_model(shapes={"x": (5,)}).entries == make_model().entries
+    fixed = pa.schema({"x": pa.list_(pa.float32(), 5), "label": pa.int8()})
+    assert [entry.shape for entry in make_model(fixed).entries] == [(5,), ()]
+
+    def any_length(parameters, example, key):
+        return (parameters["w"] * example["x"].mean()).sum()
+
+    settings = {"loss": any_length, "predict": None, "parameters": {"w": np.zeros((3, 4))}}
+    with pytest.raises(InputError, match=r"several lengths fit; say it: shapes={'x': \(length,\)}"):
+        make_model(**settings)
+    assert make_model(**settings, shapes={"x": (9,)}).entries[0].shape == (9,)
+    with pytest.raises(InputError, match="no length of a parameter fits"):
+        make_model(
+            parameters={"layers": [{"w": np.zeros((5, 4)), "b": np.zeros(4)}, {"w": np.zeros((2, 3)), "b": 0.0}]}
+        )
+
+
+def test_columns_and_labels():
+    schema = pa.schema({"features": pa.list_(pa.float32(), 5), "folder": pa.string()})
+    columns, classes = {"x": "features", "label": "folder"}, ["a", "b", "c"]
+    model = make_model(schema, columns=columns, classes=classes)
+    assert model.classes == ("a", "b", "c")
+    assert model.label == "label"
+    assert model.entries[1].classes == ("a", "b", "c")
+    with pytest.raises(InputError, match="holds text: say which classes there are"):
+        make_model(schema, columns=columns)
+    assert make_model().classes == (0, 1, 2)  # as many as there are probabilities
+    spec = JaxModel(loss=loss, parameters=make_parameters(), predict=predict, columns=columns, classes=classes)
+    unlabelled = spec.for_schema(pa.schema({"features": pa.list_(pa.float32(), 5)}), labels=False)
+    assert [entry.name for entry in unlabelled.entries] == ["x"]
+
+
+def test_predictions():
+    model, batch = make_model(), make_batch(300)
+    batch[USABLE][7] = False
+    predicted, probability = jax.jit(model.predict)(model.initial(), batch)
+    expected = jax.vmap(lambda x: jax.nn.softmax(scores(make_parameters(), x)))(batch["x"])
+    assert (np.asarray(predicted) == np.asarray(expected).argmax(axis=1)).all()
+    assert predicted.dtype == np.int32
+    assert np.isnan(probability[7])
+    assert np.delete(np.asarray(probability), 7) == pytest.approx(np.delete(np.asarray(expected).max(axis=1), 7))
+    losses, right = jax.jit(model.losses)(model.initial(), batch)
+    assert np.isnan(losses[7])
+    assert (np.asarray(right) == (np.asarray(predicted) == batch["label"])).all()
+    assert float(losses[0]) == pytest.approx(
+        float(loss(make_parameters(), {n: batch[n][0] for n in ("x", "label")}, None))
+    )
+
+    two = make_model(predict=lambda p, e: jax.nn.sigmoid(scores(p, e["x"])[0]), classes=["no", "yes"])
+    index, chance = two.predict(two.initial(), batch)
+    assert set(np.asarray(index).tolist()) == {0, 1}
+    assert (np.delete(np.asarray(chance), 7) >= 0.5).all()
+    number = make_model(predict=lambda p, e: scores(p, e["x"])[0])
+    value, chance = number.predict(number.initial(), batch)
+    assert number.classes is None
+    assert np.isnan(chance).all()
+    assert np.isnan(value[7])
+    assert value.dtype == np.float32
+    with pytest.raises(InputError, match="no predict function"):
+        make_model(predict=None).predict(model.initial(), batch)
+
+
+# ---- parameters ------------------------------------------------------------------------------------------------------
+
+
+class _Module:
+    """As Equinox has them: a tree with functions and numbers among its leaves."""
+
+    def __init__(self, w, activation, steps):
+        self.w, self.activation, self.steps = w, activation, steps
+
+
+jax.tree_util.register_pytree_with_keys(
+    _Module,
+    lambda m: (((jax.tree_util.GetAttrKey("w"), m.w), (jax.tree_util.GetAttrKey("activation"), m.activation)), m.steps),
+    lambda steps, leaves: _Module(*leaves, steps),
+)
+
+
+def test_trees_are_put_together_again():
+    for given in (make_parameters(), (np.ones(2), [np.zeros(3)]), np.ones(4), {"table": np.arange(3), "w": np.ones(2)}):
+        tree = ParameterTree.of(given)
+        whole = tree.whole(tree.trained, tree.frozen)
+        assert jax.tree.structure(whole) == jax.tree.structure(given)
+        assert all(
+            (one == other).all() for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(given), strict=True)
+        )
+    assert list(ParameterTree.of(make_parameters()).trained) == ["layers/0/b", "layers/0/w", "layers/1/b", "layers/1/w"]
+    module = ParameterTree.of(_Module(np.ones(2), jax.nn.relu, 3))
+    whole = module.whole(module.trained, module.frozen)
+    assert list(module.trained) == ["w"]
+    assert whole.activation is jax.nn.relu
+    assert whole.steps == 3
+
+
+def test_frozen_leaves_stay():
+    by_path = make_model(trainable=lambda path: path.startswith("layers/1"))
+    by_tree = make_model(trainable={"layers": [False, True]})
+    for model in (by_path, by_tree):
+        assert list(model.shapes()) == ["layers/1/b", "layers/1/w"]
+        found, _ = sums(model, make_batch(6))
+        assert list(found) == ["layers/1/b", "layers/1/w"]
+        assert found["layers/1/w"].any()
+        assert (model.whole(model.initial())["layers"][0]["w"] == make_parameters()["layers"][0]["w"]).all()
+    with pytest.raises(InputError, match="structure of parameters"):
+        make_model(trainable={"layers": [True]})
+
+
+def test_arrays_round_trip():
+    model = make_model()
+    arrays = model.to_arrays(model.initial())
+    assert sorted(arrays) == ["layers/0/b", "layers/0/w", "layers/1/b", "layers/1/w"]
+    assert same(model.from_arrays(arrays), model.initial())
+    with pytest.raises(InputError, match="not the arrays of this model"):
+        model.from_arrays({"w": np.zeros(3)})
+
+
+def test_description_follows_the_model():
+    first = make_model().describe()
+    assert first == make_model().describe()
+    assert first["parameters"]["layers/0/w"] == [5, 4]
+    assert first["microbatch"] == 128
+    scale = np.float32(2.0)
+    others = [
+        make_model(loss=lambda p, e, k: scale * loss(p, e, k)),
+        make_model(loss=lambda p, e, k: np.float32(3) * loss(p, e, k)),
+        make_model(trainable=lambda path: path != "layers/0/b"),
+        make_model(parameters=make_parameters(1), trainable=lambda path: path != "layers/0/w"),
+        make_model(microbatch=4),
+    ]
+    described = [model.describe() for model in others]
+    assert all(one != other for number, one in enumerate([first, *described]) for other in described[number:])
+
+
+def test_description_is_the_same_in_every_process(tmp_path):
+    code = textwrap.dedent(
+        """
+        import jax, jax.numpy as jnp, numpy as np, pyarrow as pa
+        from coowned.training.models.jax_model import JaxModel
+        table = jnp.arange(12.0).reshape(4, 3)
+        def loss(parameters, example, key):
+            kept = jax.random.bernoulli(key, 0.5, (4,))
+            return jax.nn.relu(jnp.where(kept, parameters["w"], 0) @ table @ parameters["v"]).sum() * example["x"]
+        model = JaxModel(loss=loss, parameters={"w": np.zeros(4), "v": np.zeros(3)})
+        print(model.for_schema(pa.schema({"x": pa.float32()})).program_digest)
+        """
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": "", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0].strip()) == 64
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def make_data(small, rows=300):
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(rows, 5)).astype(np.float32)
+    return ExampleTable(graph=small.graph, arrays={"x": x, "label": (x[:, 0] > 0).astype(np.int32)})
+
+
+def dropout_loss(parameters, example, key):
+    kept = jax.random.bernoulli(key, 0.8, (5,))
+    return loss(parameters, {"x": jnp.where(kept, example["x"], 0), "label": example["label"]}, key)
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
+def test_resumed_is_bit_identical(small, tmp_path, kind):
+    model, data, plan = make_model(loss=dropout_loss), make_data(small), small.plan(kind)
+    straight = train(plan, model, data).parameters
+    steps = []
+
+    def stop(done, text):
+        steps.append(done)
+        if len(steps) > 6:
+            raise KeyboardInterrupt
+
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(KeyboardInterrupt):
+        train(plan, model, data, folder=folder, checkpoint_every=2, progress=stop)
+    with RunFolder.open(tmp_path / "run") as folder:
+        resumed = train(plan, make_model(loss=dropout_loss), data, folder=folder, checkpoint_every=2).parameters
+    assert len(steps) > 6
+    assert same(straight, resumed)
+
+
+def test_changed_model_is_not_resumed(small, tmp_path):
+    data, plan = make_data(small), small.plan()
+
+    def stop(done, text):
+        raise KeyboardInterrupt
+
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(KeyboardInterrupt):
+        train(plan, make_model(), data, folder=folder, checkpoint_every=1, progress=stop)
+    for changes in ({"loss": dropout_loss}, {"microbatch": 4}, {"trainable": lambda path: path != "layers/0/b"}):
+        with RunFolder.open(tmp_path / "run") as folder, pytest.raises(CertificateMismatchError, match="another model"):
+            train(plan, make_model(**changes), data, folder=folder)
+
+
+def test_trains_without_privacy_too(small):
+    model, data = make_model(), make_data(small)
+    plan = small.plan(guarantee=None, clip_norm=None, iterations=60, learning_rate=0.05)
+    trained = train(plan, model, data)
+    before, after = (
+        evaluate(model, parameters, data, split="test")["loss"][0] for parameters in (model.initial(), trained.parameters)
+    )
+    assert after < 0.7 * before
+
+
+def test_sweeps_are_refused(small):
+    plans = [small.plan(), small.plan()]
+    with pytest.raises(InputError, match="trained one at a time"):
+        Trainer(plans, make_model())
