@@ -21,7 +21,7 @@ from coowned.audit.driving import audited
 from coowned.audit.participation import audit_coin_words, audit_participation
 from coowned.audit.trainer_laws import TrainerLaws
 from coowned.audit.words import audit_key_source, audit_noise_tail
-from coowned.audit.worlds import World
+from coowned.audit.worlds import World, audited_model
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_writable
 from coowned.mechanism.coins import PoissonCoins
@@ -187,6 +187,7 @@ def audit_plan(
     claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
     drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
     world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
+    model = audited_model(model)
     laws = TrainerLaws(plan=plan, model=model, world=world, seconds=asked)
     share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
     found = [] if seed is not None else [audit_key_source(alpha=share)]

@@ -6,6 +6,7 @@ step releases at that coordinate is then what a whole training of a one-paramete
 """
 
 import dataclasses
+import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,9 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.data import Draw, FeatureTable, TrainingData
+from coowned.training.example_table import KEY, USABLE
 from coowned.training.model import Model
+from coowned.training.models.example_model import ExampleModel, largest_tensor
 from coowned.training.models.logistic_regression import LogisticRegression
 
 _LONG = 1e6  # length of a gradient before clipping, for any clip norm a run may reasonably have
@@ -188,6 +191,45 @@ class MaskedTokenContent:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class StandInContent:
+    """Number j of the largest parameter is user j's; the last is the crowd's where there is more than one."""
+
+    tensor: str
+    size: int
+
+    @property
+    def users(self) -> int:
+        return max(1, self.size - 1)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"coordinate": (), "length": (), "everywhere": (), KEY: (2,), USABLE: ()}
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        kinds = {
+            "coordinate": np.int32,
+            "length": np.float32,
+            "everywhere": np.float32,
+            KEY: np.uint32,
+            USABLE: np.bool_,
+        }
+        return {name: np.dtype(kind) for name, kind in kinds.items()}
+
+    def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
+        out["coordinate"][:] = np.where(coordinate < 0, self.size - 1, coordinate)
+        out["length"][:] = np.array([0, _LONG, np.nan, np.inf, 1e30, 0, -_LONG], np.float32)[held]
+        out["everywhere"][:] = 0
+        out[KEY][:] = 0
+        out[USABLE][:] = held != BLANK
+
+    def released(self, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.pad(drawn, ((0, 0), (0, self.size - drawn.shape[1])))
+
+    def example(self) -> dict[str, Any]:
+        spread = {"coordinate": np.int32(0), "length": np.float32(1e3), "everywhere": np.float32(1e3)}
+        return spread | {KEY: np.zeros(2, np.uint32), USABLE: np.bool_(True)}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorldData:
     """The content of a world's examples: what those of worst-case users hold, and what the crowd's do.
@@ -241,7 +283,18 @@ def content_for(model: Model) -> Content:
 
     if isinstance(model, BertMaskedLM):
         return MaskedTokenContent(model.config.vocab_size, model.sequence_length, model.max_predictions)
+    if isinstance(model, ExampleModel):  # what `audited_model` gives for one
+        tensor = largest_tensor(model.shapes())
+        return StandInContent(tensor, math.prod(model.shapes()[tensor]))
     raise InputError(f"the audit has no worst-case content for {type(model).__name__}")
+
+
+def audited_model(model: Model) -> Model:
+    """The model that an audit trains: for a loss of somebody's own one with known gradients and the same clipper.
+
+    Whatever the loss, what a copy adds is its clipped gradient: that it is clipped, and everything after it, is tested.
+    """
+    return model.stand_in() if isinstance(model, ExampleModel) else model
 
 
 def _graph(owner: npt.NDArray[np.int64], users: int) -> AttributionGraph:

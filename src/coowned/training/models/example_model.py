@@ -56,10 +56,10 @@ class ExampleModel:
     """
 
     many_models: ClassVar[bool] = False
-    loss: Callable[[Any, dict[str, Any], Any], Any]
+    loss: Callable[[Any, Any, Any], Any]
     tree: ParameterTree = dataclasses.field(repr=False)
     entries: tuple[ExampleColumn, ...]
-    predictor: Callable[[Any, dict[str, Any]], Any] | None = None
+    predictor: Callable[[Any, Any], Any] | None = None
     classes: tuple[Any, ...] | None = None
     label: str | None = None
     memory_limit: int = 10**9
@@ -143,7 +143,7 @@ class ExampleModel:
             return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1)).reshape(-1, size, *array.shape[1:])
 
         parts = jax.tree.map(in_parts, (self._rows(batch), real))
-        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), parts)[0]
+        return dict(jax.lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), parts)[0])
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax

@@ -63,9 +63,9 @@ class JaxModel(Specification):
     """
 
     kind: ClassVar[str] = "python"
-    loss: Callable[[Any, dict[str, Any], Any], Any]
+    loss: Callable[[Any, Any, Any], Any]
     parameters: Any = dataclasses.field(repr=False)
-    predict: Callable[[Any, dict[str, Any]], Any] | None = None
+    predict: Callable[[Any, Any], Any] | None = None
     columns: Mapping[str, str] | Sequence[str] | None = None
     shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     trainable: Trainable = None
