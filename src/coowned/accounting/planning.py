@@ -324,8 +324,9 @@ def _advice_on_noise(choices: Sequence[Choice], target: dict[str, Any]) -> list[
     why = f"No choice is good (the best has a predicted signal-to-noise of {best.signal_to_noise:.2g}, below {GOOD:g})."
     if best.num_distinct < GOOD**2:
         return [f"{why} It has only {best.num_distinct:,} distinct examples: too few, whatever the noise."]
+    distinct = best.num_distinct
     cures = [
-        _cure(best, target, name, lambda ratio: ratio.with_examples(best.num_distinct) >= GOOD)
+        _cure(best, target, name, lambda ratio: ratio.with_examples(distinct) >= GOOD)
         for name in ("batch_size", "iterations")
     ]
     return [f"{why} {verdict} Try {' or '.join(filter(None, cures)) or 'more data or a larger epsilon'}."]

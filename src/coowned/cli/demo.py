@@ -98,8 +98,9 @@ def run(
     )
 
     with show.progress("training at several epsilons"):
-        choices = {epsilon: choice for epsilon, (_, choice) in plans.items()}
-        runs = _train(output, emails, {**choices, None: best})
+        choices: dict[float | None, Choice] = {epsilon: choice for epsilon, (_, choice) in plans.items()}
+        choices[None] = best
+        runs = _train(output, emails, choices)
     accuracies = {epsilon: float(run.evaluations()["test"]["accuracy"][0]) for epsilon, run in runs.items()}
     main = runs[_EPSILONS[-1]]
     trained = main.claim
@@ -109,7 +110,7 @@ def run(
     say(f"   the best choice for its own epsilon and chose anew, from the {split:,} e-mails of its train split:")
     for epsilon, accuracy in accuracies.items():
         name = "without privacy" if epsilon is None else f"epsilon {epsilon:g}"
-        say(f"   {name:<16} {accuracy:6.1%}   {choices.get(epsilon, best).label}")
+        say(f"   {name:<16} {accuracy:6.1%}   {choices[epsilon].label}")
 
     with show.progress("trying to break the claim"):
         audit = audit_run(main.path, seconds=6.0)

@@ -47,9 +47,9 @@ def clipping(metrics: "pl.DataFrame | None") -> str | None:
     Guarantees:
       - Nearly all, hardly any and some each have words of their own.   (test_words_on_clipping)
     """
-    if metrics is None or not metrics["copies"].sum():
+    if metrics is None or not (copies := int(metrics["copies"].sum())):
         return None
-    share = float((metrics["clipped_share"] * metrics["copies"]).sum() / metrics["copies"].sum())
+    share = float((metrics["clipped_share"] * metrics["copies"]).sum()) / copies
     if share >= _NEARLY_ALL:
         return (
             f"{_percent(share)} of the copies were clipped, nearly all: a larger clip norm or a smaller learning rate "
