@@ -59,7 +59,7 @@ def run(point: Point) -> Row:
         iterations=point["drawn"] // point["batch_size"],
     )
     epsilons = _EPSILONS[point["num_epsilons"]]
-    return {"epsilon": list(epsilons)} | logistic.tuned(
+    return {"epsilon": list(epsilons)} | logistic.tuned_in_world(
         data, selection, mechanism, epsilons=epsilons, seed=point["seed"]
     )
 

@@ -1,7 +1,7 @@
 """The paper's logistic regression: worlds, full sweeps over (learning rate, clip norm), tuned on validation."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -9,7 +9,7 @@ import polars as pl
 import coowned as co
 from coowned.mechanism.mechanism import Mechanism
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
-from coowned.training.data import WorldData
+from coowned.training.data import TrainingData, WorldData
 from experiments.framework.graphs import synthetic_graph
 from experiments.framework.rows import Row
 
@@ -42,12 +42,26 @@ def train_part(world: LogisticWorld) -> WorldData:
     return WorldData.part(world, world.examples_in("train"))
 
 
+class HeldOut(NamedTuple):
+    """A split that is not trained on; `chances` of label 1, where they are known."""
+
+    features: np.ndarray  # (examples, features)
+    labels: np.ndarray  # (examples,)
+    chances: np.ndarray  # (examples,)
+
+
+def held_out(world: LogisticWorld, split: str) -> HeldOut:
+    examples = world.examples_in(split)
+    return HeldOut(*world.batch(examples), world.probabilities(examples))
+
+
 def tuned(
-    data: WorldData,
+    data: TrainingData,
     selected: co.Selection | co.Schedule,
     mechanism: Mechanism,
     *,
-    pairs: tuple[tuple[float, ...], tuple[float, ...]] = (LEARNING_RATES, CLIP_NORMS),
+    validation: HeldOut,
+    test: HeldOut,
     seed: int = 0,
     **noise: Any,
 ) -> Row:
@@ -56,25 +70,23 @@ def tuned(
     Test results are those of the one kept: `test`, the accuracy; `expected`, the mean probability that a fresh label
     of a test example is predicted, which has no noise of labels. `noise` is `epsilons` or `noise_multipliers`.
     """
-    world = data.world
-    rates, clip_norms = pairs
     plans = co.grid(
         co.certify(data.graph, selected),
         selected,
         mechanism,
-        learning_rates=rates,
-        clip_norms=clip_norms,
+        learning_rates=LEARNING_RATES,
+        clip_norms=CLIP_NORMS,
         delta=DELTA,
         adjacency=ADJACENCY,
         run_key=co.RunKey.from_seed(seed),
         **noise,
     )
-    swept = co.sweep(plans, co.LogisticRegression(num_features=world.data.num_features), data)
+    swept = co.sweep(plans, co.LogisticRegression(num_features=test.features.shape[1]), data)
     coefficients = swept.parameters["coefficients"].reshape(len(plans), -1)
-    validation, _ = _accuracies(world, "validation", coefficients)
-    test, expected = _accuracies(world, "test", coefficients)
-    members = len(rates) * len(clip_norms)
-    best = validation.reshape(-1, members).argmax(axis=1) + members * np.arange(len(plans) // members)
+    validated, _ = _accuracies(validation, coefficients)
+    tested, expected = _accuracies(test, coefficients)
+    members = len(LEARNING_RATES) * len(CLIP_NORMS)
+    best = validated.reshape(-1, members).argmax(axis=1) + members * np.arange(len(plans) // members)
     return {
         "size": selected.size,
         "num_distinct": selected.num_distinct,
@@ -82,19 +94,23 @@ def tuned(
         "noise_multiplier": [plans[i].noise_multiplier for i in best],
         "learning_rate": [plans[i].learning_rate for i in best],
         "clip_norm": [plans[i].clip_norm for i in best],
-        "validation": validation[best].tolist(),
-        "test": test[best].tolist(),
+        "validation": validated[best].tolist(),
+        "test": tested[best].tolist(),
         "expected": expected[best].tolist(),
     }
 
 
-def _accuracies(world: LogisticWorld, split: str, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def tuned_in_world(data: WorldData, selected: co.Selection | co.Schedule, mechanism: Mechanism, **settings: Any) -> Row:
+    """`tuned`, on the validation and test examples of the data's world."""
+    validation, test = held_out(data.world, "validation"), held_out(data.world, "test")
+    return tuned(data, selected, mechanism, validation=validation, test=test, **settings)
+
+
+def _accuracies(split: HeldOut, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """((models,) accuracy, (models,) its expectation over labels) on a split."""
-    examples = world.examples_in(split)
-    features, labels = world.batch(examples)
-    ones = features @ coefficients[:, :-1].T + coefficients[:, -1] > 0  # (examples, models)
-    chance = world.probabilities(examples)[:, None]
-    return (ones == (labels[:, None] > 0)).mean(axis=0), np.where(ones, chance, 1 - chance).mean(axis=0)
+    ones = split.features @ coefficients[:, :-1].T + coefficients[:, -1] > 0  # (examples, models)
+    expected = np.where(ones, split.chances[:, None], 1 - split.chances[:, None]).mean(axis=0)
+    return (ones == (split.labels[:, None] > 0)).mean(axis=0), expected
 
 
 def by_epsilon(rows: list[Row]) -> pl.DataFrame:
