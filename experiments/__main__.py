@@ -12,13 +12,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], "tables", *names()], help="experiments to run; default: all")
     parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--points", type=int, help="most points to run now; default: all that are missing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the stored rows")
     options = parser.parse_args()
     if options.names == ["tables"]:
         render()
         return
     for name in options.names or names():
-        run_grid(name, options.scale, options.results)
+        run_grid(name, options.scale, options.results, most=options.points)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"experiments.{name}")
 
 
-def run_grid(name: str, scale: str, folder: Path = RESULTS) -> None:
-    """Runs what is missing, storing row by row: a kill loses one point, and the next call resumes."""
+def run_grid(name: str, scale: str, folder: Path = RESULTS, *, most: int | None = None) -> None:
+    """Runs what is missing, `most` points of it, row by row: a kill loses one point, and the next call resumes."""
     module = load(name)
     grid, points = module.GRID[scale], Points(module.GRID)
     cost = getattr(module, "cost", lambda point: 1.0)
@@ -37,7 +37,7 @@ def run_grid(name: str, scale: str, folder: Path = RESULTS) -> None:
     left = [point for point in grid if points.key(point) not in done]
     remaining = sum(cost(point) for point in left)
     spent = worked = 0.0
-    for number, point in enumerate(left, len(grid) - len(left) + 1):
+    for number, point in enumerate(left[:most], len(grid) - len(left) + 1):
         started, processor = time.perf_counter(), time.process_time()
         row = point | module.run(point)
         seconds = time.perf_counter() - started
