@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import tomllib
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coowned.codec import checksum, decode_json, decode_toml, encode_json, nearest
+from coowned.codec import checksum, decode_json, decode_toml, encode_json, encode_toml, nearest
 from coowned.errors import CertificateMismatchError, ConfigError, InputError
 
 
@@ -204,3 +205,15 @@ def test_checksum_does_not_depend_on_order():
 def test_nearest():
     assert nearest("steam", ["local", "spark"]) == "; choose local or spark"
     assert nearest("x", []) == ""
+
+
+def test_toml_round_trip():
+    sections = {
+        "data": {"users": ["from", "to"], "splits": [0.8, 0.1, 0.1], "nothing": []},
+        "privacy": {"epsilon": 8.0, "delta": 1e-8, "public": False, "seed": 2**60},
+        "model": {"text": 'a "quoted"\n\t\\ \x7f \x00 é 😀'},
+        "python": {"arguments": {"width": 3, "a name": ["x"]}, "nothing": {}},
+        "report": {},
+    }
+    assert tomllib.loads(encode_toml(sections)) == sections
+    assert tomllib.loads(encode_toml({"run": {"seed": None, "rate": np.float64(0.5)}})) == {"run": {"rate": 0.5}}

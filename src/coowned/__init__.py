@@ -75,6 +75,10 @@ _HOME = {
     "grid": "coowned.training.sweep",
     "sweep": "coowned.training.sweep",
     "evaluate": "coowned.training.evaluate",
+    "FeatureTable": "coowned.training.data",
+    "fit": "coowned.runs",
+    "Run": "coowned.runs",
+    "open_run": "coowned.runs",
 }
 
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -18,7 +18,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -108,6 +108,27 @@ def encode_json(value: Any, *, indent: int | None = None, format: str | None = N
         return json.dumps(plain, indent=indent, allow_nan=False)
     except ValueError as found:
         raise InputError(f"{type(value).__name__} cannot be written as JSON ({found})") from None
+
+
+def encode_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Writes sections of plain values and lists of them as TOML; None leaves a key out.
+
+    Guarantees:
+      - `tomllib.loads` gives the sections back.   (test_toml_round_trip)
+
+    >>> print(encode_toml({"data": {"users": ["from", "to"], "format": None}, "privacy": {"delta": 1e-8}}))
+    [data]
+    users = ["from", "to"]
+    <BLANKLINE>
+    [privacy]
+    delta = 1e-08
+    <BLANKLINE>
+    """
+    blocks = []
+    for name, section in to_plain(sections).items():
+        lines = [f"{key} = {_toml_value(value)}\n" for key, value in section.items() if value is not None]
+        blocks.append(f"[{name}]\n" + "".join(lines))
+    return "\n".join(blocks)
 
 
 def to_plain(value: Any) -> Any:
@@ -303,6 +324,16 @@ def _resolve(written: str, value: Any) -> tuple[Path, Any]:
 def _either(words: Iterable[str]) -> str:
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml_value(key)} = {_toml_value(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
 
 
 def _plain_array(value: Any) -> Any:

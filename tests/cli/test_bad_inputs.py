@@ -228,5 +228,12 @@ def test_unwritable_folders(prepared, arguments, monkeypatch, capsys):
 
 def test_every_verb_is_here():
     verbs = {command.name for command in main.app.registered_commands}
-    elsewhere = {"aliases", "audit", "report", "export-model", "compose"}  # their own tests hold their bad inputs
+    elsewhere = {
+        "aliases",
+        "audit",
+        "report",
+        "export-model",
+        "predict",
+        "compose",
+    }  # their own tests hold their bad inputs
     assert {arguments[0] for arguments, _ in BAD_SETTINGS} == verbs - elsewhere

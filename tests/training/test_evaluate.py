@@ -2,13 +2,15 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from polars.testing import assert_frame_equal
 from tests.training.conftest import NUM_FEATURES, part_of
 
 from coowned import InputError
 from coowned.training.data import FeatureTable
-from coowned.training.evaluate import evaluate, wilson_interval
+from coowned.training.evaluate import evaluate, predictions, wilson_interval
 from coowned.training.models.logistic_regression import LogisticRegression
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
@@ -88,3 +90,39 @@ def test_nothing_to_evaluate(small):
     row = evaluate(MODEL, PARAMETERS, nothing, split="test").row(0, named=True)
     assert row["examples"] == 0
     assert row["accuracy"] is None
+
+
+def test_labels_do_not_matter(small):
+    features, labels = small.world.batch(np.arange(300))
+    tables = [FeatureTable(graph=small.graph, features=features, labels=y) for y in (labels, np.full(300, np.nan))]
+    one, other = (predictions(MODEL, PARAMETERS, table) for table in tables)
+    assert_frame_equal(one, other)
+    logits = features @ PARAMETERS["coefficients"][:-1] + PARAMETERS["coefficients"][-1]
+    assert one["prediction"].to_list() == (logits > 0).astype(int).tolist()
+
+
+class Answers:
+    """Gives the first feature as the answer."""
+
+    def __init__(self, classes):
+        self.classes = classes
+
+    def check_data(self, shapes):
+        pass
+
+    def predict(self, parameters, batch):
+        answer = batch["features"][:, 0]
+        if self.classes is None:
+            return answer, jnp.full_like(answer, jnp.nan)
+        return answer.astype(jnp.int32), jnp.where(jnp.isfinite(answer), 0.75, jnp.nan)
+
+
+@pytest.mark.parametrize("classes", [("spam", "ham", "news"), (3, 5, 9), None])
+def test_predictions_are_spelled_as_the_labels_were(small, classes):
+    answers = np.array([2, 0, 1, np.nan, 2], np.float32)
+    table = FeatureTable(graph=small.graph.subgraph(np.arange(5)), features=answers[:, None], labels=np.zeros(5))
+    found = predictions(Answers(classes), {}, table)
+    spelled = [None if np.isnan(a) else (float(a) if classes is None else classes[int(a)]) for a in answers]
+    assert found["prediction"].to_list() == spelled
+    certain = [None] * 5 if classes is None else [0.75, 0.75, 0.75, None, 0.75]
+    assert found["probability"].to_list() == certain

@@ -52,6 +52,12 @@ class DataSource(DataOptions):
         examples = self._read(kind, progress)
         return examples if unprotected is None else examples.without_users(unprotected)
 
+    def read_rows(self) -> AttributedExamples:
+        """Reads what is only to be predicted: a table's users need not be named, and nobody then is one."""
+        kind = self.format or detect_format(self.path)
+        unnamed = kind in TABLES and kind != "sql" and self.users is None and self.user is None
+        return (dataclasses.replace(self, users=[]) if unnamed else self).read()
+
     def display_names(self) -> dict[str, set[str]]:
         """What people are called in the metadata beside their keys; tables keep such names in their spellings."""
         kind = self.format or detect_format(self.path)

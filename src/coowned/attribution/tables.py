@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute
 
-from coowned.attribution.examples import AttributedExamples, attribute
+from coowned.attribution.examples import AttributedExamples, Mentions, attribute
 from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, is_valid, one_line
 from coowned.attribution.options import DataOptions
 from coowned.attribution.user_keys import Aliases, UserKeyRules
@@ -45,8 +45,8 @@ def from_table(
     """Attributed examples from a table, one example a row, or one (example, user) pair a row with `user=`.
 
     Args:
-      table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns, or anything with the Arrow
-        C stream interface.
+      table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns, a list of rows as
+        dictionaries, or anything with the Arrow C stream interface.
       users: the column, or columns, that name an example's users ("users" by default): lists, or one name a cell.
         With several columns, or with a separator, an empty cell names nobody; with one column it is an error.
       user: the column with the one user of a row.
@@ -85,7 +85,19 @@ def table_options(
 ) -> DataOptions:
     """The options of one table, as the arguments of `from_table` say them."""
     listed = users if users is None or isinstance(users, str) else list(users)
+    if listed == []:
+        raise InputError("users= names no column; name at least one")
     return DataOptions(users=listed, user=user, example_id=example_id, separator=separator, addresses=addresses)
+
+
+def examples_of_nobody(table: Any, example_id: str | None = None) -> AttributedExamples:
+    """The rows of a table as examples without users: what is only predicted needs none.
+
+    >>> examples_of_nobody([{"x": 1.5}, {"x": 2.5}]).graph
+    AttributionGraph(num_examples=2, num_users=0, num_pairs=0)
+    """
+    options, where = DataOptions(users=[], example_id=example_id), Location("")
+    return attribute_table(valid_table(to_arrow_table(table), options, where), options, where)
 
 
 def attribute_table(
@@ -93,11 +105,11 @@ def attribute_table(
     options: DataOptions,
     where: Location,
     *,
-    user_keys: UserKeyRules | None,
-    aliases: Aliases | str | os.PathLike[str] | None,
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
     notes: Mapping[str, int] | None = None,
 ) -> AttributedExamples:
-    """`from_table` on an Arrow table that is known to be valid."""
+    """`from_table` on an Arrow table that is known to be valid; with an empty list of columns nobody is a user."""
     separator, example_id, pairs = options.separator, options.example_id, options.user is not None
     if separator is not None and (not isinstance(separator, str) or not separator):
         raise InputError(
@@ -106,14 +118,14 @@ def attribute_table(
     if pairs and options.users is not None:
         raise InputError(f"{where}give users= (all users of a row) or user= (one pair a row), not both")
     columns = options.user_columns()
-    if not columns:
-        raise InputError(f"{where}users= names no column; name at least one")
     if pairs and example_id is None:
         raise InputError(f"{where}one pair a row needs example_id=, the column that says which rows are one example")
     if pairs and _is_list(_column(table, columns[0], where).type):
         raise InputError(f"{where}column {columns[0]!r} holds lists; name it with users= instead of user=")
     return attribute(
-        _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where),
+        _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where)
+        if columns
+        else Mentions(np.zeros(table.num_rows + 1, np.int64), np.zeros(0, np.int64), pa.array([], pa.large_string())),
         example_ids=None if example_id is None else _column(table, example_id, where),
         payload=table.remove_column(table.column_names.index(columns[0])) if pairs else table,
         user_keys=user_keys,
@@ -145,13 +157,15 @@ def to_arrow_table(table: Any) -> pa.Table:
             return pa.Table.from_pandas(table, preserve_index=False)
         if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
             return pa.table(table)
+        if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+            return pa.Table.from_pylist(table)
     except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"the table cannot be read as Arrow ({one_line(error)}); give every column one type and the same length"
         ) from error
     raise InputError(
         f"{type(table).__name__} is not a table; give a pandas, polars or Arrow table, a Hugging Face dataset, "
-        "or anything with __arrow_c_stream__"
+        "a list of dictionaries, or anything with __arrow_c_stream__"
     )
 
 

@@ -25,6 +25,7 @@ from coowned.cli import (
     export_model,
     inspect,
     plan,
+    predict,
     report,
     select,
     train,
@@ -41,7 +42,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, inspect, aliases, plan, select, certify, calibrate, train, audit, report, export_model, compose):
+for verb in (
+    demo, inspect, aliases, plan, select, certify, calibrate, train, audit, report, export_model, predict, compose,
+):  # fmt: skip
     app.command(name=verb.__name__.rsplit(".", 1)[-1].replace("_", "-"))(verb.run)
 
 # The base class of usage errors; typer may use a copy of click of its own, so it is looked up here.

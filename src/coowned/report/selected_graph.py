@@ -79,6 +79,8 @@ class SelectedGraph:
 def read_selected_graph(run: Run) -> SelectedGraph:
     """Reads the run's data again; InputError says why where they cannot be found or have changed."""
     reason = "the run's data are not where config.toml says"
+    if run.config(run.path).data.path is None:
+        raise InputError("the run's data were in memory, and their graph is not in its folder")
     for folder in (run.path.parent, run.path, Path.cwd()):  # config.toml does not say what its paths are relative to
         try:
             config = run.config(folder)

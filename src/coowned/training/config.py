@@ -32,11 +32,11 @@ _REMEDY = "`coowned train --example` prints a configuration to start from"
 class DataSection(DataOptions):
     """Where the data are, how to read them, and which shares of them train, validate and test."""
 
-    path: str
+    path: str | None = None  # of a run whose data were in memory
     splits: list[float] | None = None
 
     def __post_init__(self) -> None:
-        if not self.path:
+        if self.path == "":
             raise InputError("path is empty; name a file or folder")
         validate.column_names(users=self.users)
 
@@ -238,6 +238,10 @@ class TrainConfig:
 
     def source(self) -> DataSource:
         """Where the data are read from."""
+        if self.data.path is None:
+            raise ConfigError(
+                "[data] has no path: the data of this run were in memory; name a file or folder to read them from"
+            )
         fields = {
             field.name: getattr(self.data, field.name)
             for field in dataclasses.fields(self.data)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
@@ -40,6 +41,7 @@ def run_configuration(
     config: TrainConfig,
     folder: RunFolder,
     *,
+    examples: AttributedExamples | None = None,
     text: str = "",
     progress: Progress | None = None,
     announce: Callable[[str], None] = lambda text: None,
@@ -61,6 +63,7 @@ def run_configuration(
     Args:
       config, text: the configuration, and the file as it was written, for `config.toml`.
       folder: an open `RunFolder`.
+      examples: data in memory, in place of those that the configuration names.
       progress: as for `train`.
       announce: told what is being done; before training the claim, and in a second line what the noise means.
       advise: told what would help where a few users keep most examples out of S.
@@ -68,8 +71,9 @@ def run_configuration(
     folder.refuse_if_finished()
     _check_devices(config.run.devices)
     run_key = folder.run_key(config.run.seed)
-    announce("reading")
-    examples = config.source().read()
+    if examples is None:
+        announce("reading")
+        examples = config.source().read()
     task = config.task(examples.payload.schema)
     splits = split_examples(examples.graph, config.splits)
     graph = examples.graph.subgraph(splits["train"])

@@ -107,23 +107,50 @@ def example_losses(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
+    loss, correct = _of_every_example(_compiled_losses(model), parameters, data)
+    loss = loss.astype(np.float64)
+    return loss, correct.astype(bool) & np.isfinite(loss)
+
+
+def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData) -> "pl.DataFrame":
+    """What the model says of every example: prediction (a class as the data spell it, or a number) and probability.
+
+    Guarantees:
+      - Labels are not looked at.   (test_labels_do_not_matter)
+      - An example with a value that is missing or not finite has no prediction; others are not touched by it.
+        (test_unusable_rows_have_no_prediction)
+    """
+    import polars as pl
+
+    model.check_data(data.shapes())
+    found, probability = _of_every_example(_compiled_predictions(model), parameters, data)
+    if model.classes is None:
+        values = pl.Series("prediction", found.astype(np.float32)).fill_nan(None)
+        return pl.DataFrame([values, pl.Series("probability", [None] * len(found), pl.Float32)])
+    usable = np.isfinite(probability)
+    spelled = pl.Series("prediction", list(model.classes)).gather(pl.Series(np.where(usable, found, 0), dtype=pl.Int64))
+    table = pl.DataFrame([spelled, pl.Series("probability", probability.astype(np.float32))])
+    return table.with_columns(pl.when(pl.Series(usable)).then(pl.all()))
+
+
+def _of_every_example(
+    compute: Any, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The two arrays that a compiled function of (parameters, batch) gives, for all examples in pieces of one shape."""
     total = data.graph.num_examples
-    losses, right = [], []
-    compute = _compiled_losses(model)
-    size = min(_AT_ONCE, max(1, total))  # one shape for all pieces
+    size = min(_AT_ONCE, max(1, total))
     kinds = data.dtypes()
     arrays = {name: np.zeros((size, *shape), kinds[name]) for name, shape in data.shapes().items()}
+    pieces: tuple[list[Any], list[Any]] = ([np.zeros(0)], [np.zeros(0)])
     for begin in range(0, total, size):
         examples = np.arange(begin, min(begin + size, total))
         data.fill(examples, {name: array[: len(examples)] for name, array in arrays.items()})
         # Copies, since a device may read the host's memory in place while the next piece is written there.
-        loss, correct = compute(dict(parameters), {name: array.copy() for name, array in arrays.items()})
-        losses.append(np.asarray(loss, np.float64)[: len(examples)])
-        right.append(np.asarray(correct)[: len(examples)])
-    if not losses:
-        return np.zeros(0), np.zeros(0, bool)
-    loss, correct = np.concatenate(losses), np.concatenate(right)
-    return loss, correct & np.isfinite(loss)
+        found = compute(dict(parameters), {name: array.copy() for name, array in arrays.items()})
+        for piece, values in zip(pieces, found, strict=True):
+            piece.append(np.asarray(values)[: len(examples)])
+    first, second = (np.concatenate(piece[1:] or piece) for piece in pieces)
+    return first, second
 
 
 @functools.lru_cache(maxsize=32)
@@ -131,6 +158,13 @@ def _compiled_losses(model: Model) -> Any:
     import jax
 
     return jax.jit(model.losses)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_predictions(model: Model) -> Any:
+    import jax
+
+    return jax.jit(model.predict)
 
 
 def _figures(

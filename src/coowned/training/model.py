@@ -1,7 +1,7 @@
 """What the loop asks of a model."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -86,6 +86,10 @@ class Model(Protocol):
 
     def to_arrays(self, parameters: Parameters) -> dict[str, npt.NDArray[np.float32]]:
         """The parameters as they are stored in a model file."""
+        ...
+
+    def from_arrays(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float32]]:
+        """Reads `to_arrays` back; refuses arrays of another model with InputError."""
         ...
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,12 @@ class LogisticRegression(Specification):
             return model, table, {"unusable_rows": table.num_unusable}
 
         return Task(read=read)
+
+    def from_run(self, folder: Path) -> Self:
+        from coowned.training.run import RunRecord
+
+        record = RunRecord.read(folder)
+        return self if record is None else dataclasses.replace(self, num_features=record.model["num_features"])
 
     @property
     def classes(self) -> tuple[Any, ...] | None:

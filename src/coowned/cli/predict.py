@@ -1,0 +1,52 @@
+"""`coowned predict`: what a trained model says of new data."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coowned.cli import show
+from coowned.cli.data_options import reads_data
+from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
+from coowned.cli.overwriting import files_of, refuse_to_overwrite
+from coowned.files import whole_files
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
+
+
+@reads_data
+def run(
+    folder: RunFolder,
+    source: "DataSource",
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="P.parquet", help="The file to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    verify_key: VerifyKey = None,
+    json: Json = False,
+) -> None:
+    """Writes what the model predicts for every example: id, prediction and probability.
+
+    The data need neither labels nor users. A row with a value that is missing or not finite has no prediction.
+
+    Examples:
+
+        coowned predict RUN new.parquet -o P.parquet
+
+        coowned predict RUN new.csv --example-id message_id -o P.parquet
+    """
+    from coowned.runs import open_run
+
+    refuse_to_overwrite([folder, *files_of(source)], [output], replace=overwrite)
+    check_signature(folder, verify_key)
+    trained = open_run(folder)
+    with show.progress("predicting"):
+        found = trained.predict(source.read_rows())
+    with whole_files(output) as (temporary,):
+        found.write_parquet(temporary)
+    missing = found["prediction"].null_count()
+    if json:
+        show.as_json({"predictions": str(output), "rows": found.height, "without_prediction": missing})
+        return
+    show.written(output)
+    if missing:
+        show.line(f"{missing:,} of {found.height:,} rows have no prediction: a value is missing or not finite")

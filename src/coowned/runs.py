@@ -1,0 +1,291 @@
+"""Training in one call, and what a trained run can do: predict, evaluate, explain itself, and leave the house."""
+
+import dataclasses
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coowned import codec
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.tables import examples_of_nobody
+from coowned.errors import InputError
+from coowned.mechanism.registry import MECHANISMS
+from coowned.progress import Progress
+from coowned.selection.registry import CLASSES
+from coowned.selection.selector import Selector
+from coowned.training import evaluate as evaluation
+from coowned.training import run as stored_run
+from coowned.training.checkpoint import RunFolder
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import run_configuration
+from coowned.training.model import Model, Parameters
+from coowned.training.tasks import Specification, Table
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_SCHEDULE = ("batch_size", "iterations", "min_separation")  # of a selector that makes a schedule
+_NOTE = "# Written by coowned.fit: the data were in memory.\n\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A finished run: the model, what is promised of it, and what it says of new data.
+
+    Predictions for new data are as private as the model: they cost the people trained on nothing further.
+
+    Guarantees:
+      - A run from `fit` and the same folder opened again predict the same.   (test_open_run_gives_the_same)
+      - New data need neither users nor labels.   (test_new_data_need_neither_users_nor_labels)
+
+    Attributes:
+      stored: the run's folder, read and checked.
+      specification: the model as it was given; None reads it from the run's configuration.
+    """
+
+    stored: stored_run.Run = dataclasses.field(repr=False)
+    specification: Specification | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is; a temporary folder is gone once the object is."""
+        return self.stored.path
+
+    @property
+    def guarantee(self) -> PrivacyGuarantee | None:
+        """The claim; None without privacy. A test run's claims nothing, as its statement says."""
+        return self.stored.guarantee
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """Every choice of the run as plain values: mechanism, noise multiplier, clip norm, optimizer, digests."""
+        return self.stored.record.plan
+
+    def statement(self) -> str:
+        """What may be said of the model."""
+        return self.stored.statement
+
+    def predict(self, table: Any, *, example_id: str | None = None) -> "pl.DataFrame":
+        """What the model says of every row: columns id, prediction and probability.
+
+        Guarantees:
+          - A row with a value that is missing or not finite has a null prediction; nothing it holds stops the others.
+            (test_unusable_rows_have_no_prediction)
+
+        Args:
+          table: anything `from_table` reads, without users or label, or AttributedExamples.
+          example_id: the column with the ids; the row number by default. Rows with one id are one example.
+
+        Returns:
+          id; prediction: the class as the labels were spelled, or the number of a regression; probability: of that
+          class, null for a number.
+        """
+        import polars as pl
+
+        examples = self._examples(table, example_id)
+        model, parameters, data = self._read(examples, labels=False)
+        found = evaluation.predictions(model, parameters, data)
+        return found.insert_column(0, pl.Series("id", examples.ids))
+
+    def evaluate(self, table: Any, *, example_id: str | None = None, split: str = "new data") -> "pl.DataFrame":
+        """Loss and accuracy on examples with labels, as `co.evaluate` gives them; by users where these are known.
+
+        What it computes is not covered by the guarantee where it is of the same people.
+
+        Args:
+          table, example_id: as for `predict`, with the label column.
+          split: what to call the data in the result.
+        """
+        examples = self._examples(table, example_id)
+        model, parameters, data = self._read(examples, labels=True)
+        found = evaluation.evaluate(model, parameters, data, split=split)
+        return found if examples.graph.num_users else found.head(1)
+
+    def report(self, path: str | os.PathLike[str] | None = None, *, release: bool = False) -> Path:
+        """Writes the page that `coowned report` writes, by default into the run's folder; returns its path."""
+        from coowned.report.page import write_report
+
+        return write_report(self.folder, path, release=release)
+
+    def export(self, folder: str | os.PathLike[str]) -> Path:
+        """Makes a folder with what the guarantee covers, as `coowned export-model` does; returns its path."""
+        from coowned.report.export import export_model
+
+        export_model(self.folder, folder)
+        return Path(folder)
+
+    def _examples(self, table: Any, example_id: str | None) -> AttributedExamples:
+        if not isinstance(table, AttributedExamples):
+            return examples_of_nobody(table, example_id)
+        if example_id is not None:
+            raise InputError("AttributedExamples have ids of their own; leave example_id out")
+        return table
+
+    def _read(self, examples: AttributedExamples, *, labels: bool) -> tuple[Model, Parameters, Table]:
+        specification = self.specification or self.stored.config(self.folder).model
+        task = specification.from_run(self.folder).task(
+            examples.payload.schema, folder=self.folder, is_private=False, labels=labels
+        )
+        model, data, _ = task.read(examples)
+        return model, model.from_arrays(self.stored.arrays()), data
+
+
+def open_run(folder: str | os.PathLike[str], *, model: Specification | None = None) -> Run:
+    """A finished run, whether `fit` or `coowned train` made it; refuses a folder whose parts do not agree.
+
+    Args:
+      folder: of the run.
+      model: the specification it was trained with; needed only for a `JaxModel` that was made in memory.
+    """
+    if model is not None:
+        _check_model(model)
+    return Run(stored=stored_run.Run.open(folder), specification=model)
+
+
+def fit(
+    examples: AttributedExamples,
+    model: Specification,
+    *,
+    selector: Selector[Any],
+    batch_size: int | None = None,
+    iterations: int | None = None,
+    epsilon: float | str | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    adjacency: str | None = None,
+    allow_large_delta: bool = False,
+    public: bool = False,
+    mechanism: str | None = None,
+    num_bands: int | None = None,
+    clip_norm: float | None = 1.0,
+    learning_rate: float = 0.01,
+    optimizer: str = "adam",
+    splits: Sequence[float] | None = None,
+    selection_seed: int = 0,
+    folder: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    checkpoint_every: int | None = None,
+    devices: int = 1,
+    baseline: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Splits, selects, certifies, accounts, trains and evaluates: what `coowned train` does, on data in memory.
+
+    Call it again with the same arguments and folder to resume a run that was interrupted.
+
+    Guarantees:
+      - It is the run that `coowned train` makes of the same data, settings and seed, bit for bit.
+        (test_fit_is_what_train_does)
+      - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
+      - A run that was killed and resumed ends in the same bits.   (test_killed_fit_is_resumed)
+
+    Args:
+      examples: from `from_table`, `read_parquet`, `read_mail`, ...
+      model: `LogisticRegression(features=[...], label=...)`, say: which columns are read, and how large it is.
+      selector: chooses S. One that makes a schedule has batch size and iterations of its own.
+      batch_size, iterations: expected and public; number of steps.
+      epsilon, noise_multiplier: exactly one of them; `epsilon="none"` for no guarantee.
+      delta, adjacency: of the claim; they have no default.
+      allow_large_delta: accept a delta of 0.1 or more.
+      public: the data are public, and nothing is promised.
+      mechanism: "dp-sgd", "dp-mf" or "cyclic-dp-mf"; by default the one that the selector is made for.
+      num_bands: of the correlated noise.
+      clip_norm: longest gradient of one copy; None only without a guarantee.
+      learning_rate, optimizer: any optimizer of optax that needs only a learning rate.
+      splits: shares of train, validation and test; by default the model's.
+      selection_seed: public; breaks ties in the selector's order.
+      folder: where the run goes; None: a private temporary folder that is removed when the `Run` is no longer used.
+      seed: a test run: noise and coins are known, and nothing is promised.
+      checkpoint_every: steps between two checkpoints.
+      devices: among which a batch is split.
+      baseline: also train without privacy on the same S, to compare with in evaluations and the report.
+      progress: called now and then as progress(done, message).
+
+    Example:
+      >>> from coowned import Greedy, LogisticRegression, from_table
+      >>> rows = [{"users": [f"u{i % 40}"], "x": (-1.0) ** i, "y": i % 2} for i in range(200)]
+      >>> run = fit(from_table(rows), LogisticRegression(features=["x"], label="y"), epsilon=8.0, delta=1e-6,
+      ...           adjacency="zero-out", selector=Greedy(contribution_bound=2), batch_size=40, iterations=30,
+      ...           learning_rate=0.1)
+      >>> run.predict([{"x": 1.0}, {"x": -1.0}, {"x": None}])["prediction"].to_list()
+      [0, 1, None]
+    """
+    if not isinstance(examples, AttributedExamples):
+        raise InputError(
+            f"examples must say whose they are, not be {type(examples).__name__}; make them with from_table, "
+            "read_parquet, read_mail, ..."
+        )
+    _check_model(model)
+    chosen = _selector_settings(selector)
+    schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
+    for name, value in (("batch_size", batch_size), ("iterations", iterations)):
+        if value is not None and schedule.setdefault(name, value) != value:
+            raise InputError(f"{name} is {value}, but the selector's is {schedule[name]}; leave one of them out")
+    if mechanism is None:
+        mechanism = next(
+            kind.training_kind
+            for kind in reversed(MECHANISMS)
+            if kind.needs_schedule == ("min_separation" in schedule) and kind.needs_groups <= ("num_groups" in chosen)
+        )
+    if adjacency is None and epsilon != "none" and not public:
+        raise InputError("needs adjacency: 'zero-out' or 'replace'")
+    sections = {
+        "data": {"splits": splits},
+        "selection": {"selector": chosen.pop("name"), "seed": selection_seed, **chosen},
+        "privacy": {
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+            "delta": delta,
+            "adjacency": adjacency,
+            "public": public,
+            "allow_large_delta": allow_large_delta,
+        },
+        "mechanism": {"kind": mechanism, "clip_norm": clip_norm, "num_bands": num_bands, **schedule},
+        "model": model.settings(),
+        "optimizer": {"name": optimizer, "learning_rate": learning_rate},
+        "run": {"seed": seed, "checkpoint_every": checkpoint_every, "devices": devices, "baseline": baseline},
+    }
+    text = _NOTE + codec.encode_toml(sections)
+    config = dataclasses.replace(TrainConfig.from_toml(text, name="fit"), model=model)
+    if folder is not None:
+        return _trained(config, Path(folder), examples, text, progress)
+    path = tempfile.mkdtemp(prefix="coowned-")  # readable by its owner alone
+    try:
+        run = _trained(config, Path(path), examples, text, progress)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    weakref.finalize(run, shutil.rmtree, path, ignore_errors=True)
+    return run
+
+
+def _trained(
+    config: TrainConfig, path: Path, examples: AttributedExamples, text: str, progress: Progress | None
+) -> Run:
+    with RunFolder.open(path) as opened:
+        run_configuration(config, opened, examples=examples, text=text, progress=progress)
+    return Run(stored=stored_run.Run.open(path), specification=config.model)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, Specification):
+        raise InputError(
+            f"model must say which columns it reads, such as LogisticRegression(features=[...], label=...), not be "
+            f"{type(model).__name__}"
+        )
+
+
+def _selector_settings(selector: Any) -> dict[str, Any]:
+    if not isinstance(selector, Selector) or CLASSES.get(selector.name) != (
+        f"{type(selector).__module__}.{type(selector).__name__}"
+    ):
+        raise InputError(
+            f"selector must be one of this package, such as Greedy(contribution_bound=2), not "
+            f"{type(selector).__name__}; with one of your own use certify, guarantee and train"
+        )
+    return selector.settings()

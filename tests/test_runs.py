@@ -1,0 +1,281 @@
+"""Training in one call, and what a run says of new data."""
+
+import dataclasses
+import gc
+import math
+import tomllib
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from polars.testing import assert_frame_equal
+from safetensors.numpy import load_file
+from tests.training.test_configured_run import sealed_examples
+
+import coowned as co
+from coowned.audit.run_audit import audit_run
+from coowned.cli import main
+from coowned.training import configured_run
+from coowned.training.checkpoint import RunFolder
+from coowned.training.run import read_claim
+from coowned.training.splits import split_examples
+
+MODEL = co.LogisticRegression(features=["x1", "x2"], label="y")
+CONFIGURATION = """
+[data]
+path = "data.parquet"
+example_id = "id"
+[selection]
+selector = "greedy"
+contribution_bound = 2
+[privacy]
+epsilon = 8.0
+delta = 1e-6
+adjacency = "zero-out"
+[mechanism]
+kind = "dp-sgd"
+batch_size = 40
+iterations = 30
+clip_norm = 1.0
+[model]
+kind = "logistic-regression"
+features = ["x1", "x2"]
+label = "y"
+[optimizer]
+learning_rate = 0.1
+[run]
+seed = 3
+"""
+
+
+def rows(count=400, seed=0):
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(count, 2))
+    labels = (features @ [2.0, -1.0] + 0.3 * random.normal(size=count) > 0).astype(int)
+    users = [[f"u{i % 150}"] if i % 2 else [f"u{i % 150}", f"u{i * 7 % 150}"] for i in range(count)]
+    ids = [f"m{i}" for i in range(count)]
+    return pl.DataFrame({"id": ids, "users": users, "x1": features[:, 0], "x2": features[:, 1], "y": labels})
+
+
+def fit(examples=None, model=MODEL, **changes):
+    settings = {
+        "epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out", "selector": co.Greedy(contribution_bound=2),
+        "batch_size": 40, "iterations": 30, "learning_rate": 0.1,
+    } | changes  # fmt: skip
+    return co.fit(co.from_table(rows(), example_id="id") if examples is None else examples, model, **settings)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fit(folder=tmp_path_factory.mktemp("runs") / "RUN")
+
+
+def test_fit_is_what_train_does(tmp_path):
+    rows().write_parquet(tmp_path / "data.parquet")
+    (tmp_path / "run.toml").write_text(CONFIGURATION, encoding="utf-8")
+    assert main.run(["train", str(tmp_path / "run.toml"), "-o", str(tmp_path / "train")]) == 0
+    examples = co.read_parquet(tmp_path / "data.parquet", example_id="id")
+    ours = fit(examples, folder=tmp_path / "fit", seed=3)
+    for name, array in load_file(tmp_path / "train" / "model.safetensors").items():
+        np.testing.assert_array_equal(array, load_file(tmp_path / "fit" / "model.safetensors")[name])
+    theirs = co.open_run(tmp_path / "train")
+    assert ours.stored.record.data == theirs.stored.record.data
+    assert ours.plan | {"claim": None} == theirs.plan | {"claim": None}  # but for the run's own name
+    assert "No guarantee" in ours.statement()
+    for name in ("validation", "test"):
+        assert_frame_equal(*(pl.read_parquet(tmp_path / folder / f"{name}.parquet") for folder in ("fit", "train")))
+
+
+def test_predictions_are_those_of_the_formula(run):
+    table = rows(100, seed=1)
+    found = run.predict(table, example_id="id")
+    assert found.columns == ["id", "prediction", "probability"]
+    assert found["id"].to_list() == table["id"].to_list()
+    arrays = load_file(run.folder / "model.safetensors")
+    logits = table.select("x1", "x2").to_numpy() @ arrays["weights"] + arrays["intercept"]
+    assert found["prediction"].to_list() == (logits > 0).astype(int).tolist()
+    np.testing.assert_allclose(found["probability"], 1 / (1 + np.exp(-np.abs(logits))), rtol=1e-5)
+    assert (found["prediction"] == table["y"]).mean() > 0.8
+
+
+def test_new_data_need_neither_users_nor_labels(run):
+    table = rows(20, seed=1).select("x1", "x2")
+    expected = run.predict(co.from_table(rows(20, seed=1)))
+    dictionary = table.to_dict(as_series=False)
+    for kind in (table, table.lazy(), table.to_arrow(), dictionary, table.to_dicts(), table.to_arrow().to_batches()[0]):
+        assert_frame_equal(run.predict(kind), expected)
+    assert run.predict(table)["id"].to_list() == list(range(20))
+    assert run.predict(table.clear()).height == 0
+
+
+def test_unusable_rows_have_no_prediction(run):
+    table = rows(6, seed=1).select("x1", "x2")
+    spoiled = table.with_columns(x1=pl.Series([None, math.nan, math.inf, *table["x1"][3:]]))
+    found = run.predict(spoiled)
+    assert found["prediction"].null_count() == found["probability"].null_count() == 3
+    assert_frame_equal(found[3:], run.predict(table)[3:])
+    assert run.predict({"x1": pa.nulls(2, pa.float32()), "x2": [1.0, 2.0]})["prediction"].to_list() == [None, None]
+
+
+def test_list_columns_are_as_long_as_those_trained_on():
+    table = rows().with_columns(x=pl.concat_list("x1", "x2"))
+    run = fit(co.from_table(table), co.LogisticRegression(features="x", label="y"))
+    found = run.predict({"x": [[1.0, 2.0, 3.0], None, [5.0, 1.0]]})
+    assert found["prediction"].to_list() == [None, None, 1]
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"x1": [1.0]}, "no column 'x2'"),
+        ({"x1": ["a"], "x2": [1.0]}, "column 'x1' must hold numbers"),
+        (3, "int is not a table"),
+    ],
+)
+def test_bad_tables(run, table, says):
+    with pytest.raises(co.InputError, match=says):
+        run.predict(table)
+
+
+def test_open_run_gives_the_same(run):
+    again = co.open_run(run.folder)
+    table = rows(50, seed=2)
+    assert_frame_equal(again.predict(table), run.predict(table))
+    assert again.guarantee == run.guarantee
+    assert again.plan == run.plan
+    assert again.statement() == run.statement() == run.guarantee.statement()
+    given = co.open_run(run.folder, model=MODEL)
+    assert_frame_equal(given.predict(table), run.predict(table))
+
+
+def test_evaluation_is_that_of_the_run(run):
+    """The rows of the test split, given again, have the figures that the run wrote down."""
+    examples = co.from_table(rows(), example_id="id")
+    part = co.from_table(rows()[split_examples(examples.graph)["test"]], example_id="id")
+    assert_frame_equal(run.evaluate(part, split="test"), pl.read_parquet(run.folder / "test.parquet"))
+    alone = run.evaluate(rows()[split_examples(examples.graph)["test"]].drop("users"), split="test")
+    assert_frame_equal(alone, pl.read_parquet(run.folder / "test.parquet").head(1))
+    with pytest.raises(co.InputError, match="no column 'y'"):
+        run.evaluate(rows().drop("y"))
+
+
+def test_a_temporary_folder_lives_as_long_as_the_run():
+    run = fit()
+    folder = run.folder
+    assert folder.stat().st_mode & 0o077 == 0
+    assert run.guarantee is not None
+    assert run.guarantee.epsilon <= 8
+    del run
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_verbs_work_on_the_folder(run, tmp_path, capsys):
+    assert audit_run(run.folder, trials=1000, seed=0).holds
+    assert read_claim(run.folder).guarantee == run.guarantee
+    page = run.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "were in memory" in page
+    assert (run.export(tmp_path / "exported") / "model.safetensors").exists()
+    config = tomllib.loads((run.folder / "config.toml").read_text(encoding="utf-8"))
+    assert "path" not in config["data"]
+    assert main.run(["train", str(run.folder / "config.toml"), "-o", str(tmp_path / "again")]) == 2
+    assert "were in memory; name a file" in capsys.readouterr().err
+
+
+def test_content_is_read_after_selection_by_fit(monkeypatch):
+    examples = sealed_examples()
+    account = configured_run.guarantee
+
+    def accounted(*given, **named):
+        made = account(*given, **named)
+        examples.payload.open = True
+        return made
+
+    monkeypatch.setattr(configured_run, "guarantee", accounted)
+    run = fit(examples, co.LogisticRegression(features=["x"], label="y"), batch_size=8, iterations=3)
+    splits = split_examples(examples.graph)
+    selected = splits["train"][run.stored.selection(examples.graph.subgraph(splits["train"])).copies > 0]
+    [taken] = examples.payload.taken
+    assert sorted(taken) == sorted([*selected, *splits["validation"], *splits["test"]])
+
+
+def test_killed_fit_is_resumed(tmp_path, monkeypatch):
+    whole = fit(folder=tmp_path / "whole", seed=5)
+    save = RunFolder.save
+
+    def save_and_stop(self, step, tensors):
+        save(self, step, tensors)
+        if step > 10:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder=tmp_path / "killed", seed=5)
+    with pytest.raises(co.CertificateMismatchError, match="begun with another selection, mechanism"):
+        fit(folder=tmp_path / "killed", seed=5, learning_rate=0.2)
+    resumed = fit(folder=tmp_path / "killed", seed=5)
+    for name, array in load_file(whole.folder / "model.safetensors").items():
+        np.testing.assert_array_equal(array, load_file(resumed.folder / "model.safetensors")[name])
+    with pytest.raises(co.InputError, match="this run has ended"):
+        fit(folder=tmp_path / "killed", seed=5)
+
+
+@pytest.mark.parametrize(
+    ("selector", "kind"),
+    [
+        (co.Priced(contribution_bound=2), "dp-sgd"),
+        (co.CyclicGroups(num_groups=2, contribution_bound=2), "cyclic-dp-mf"),
+        (co.GreedyMinSeparation(batch_size=8, iterations=12, min_separation=3), "dp-mf"),
+    ],
+)
+def test_the_mechanism_follows_from_the_selector(selector, kind):
+    shape = {"batch_size": None, "iterations": None} if kind == "dp-mf" else {"batch_size": 8, "iterations": 12}
+    run = fit(selector=selector, **shape)
+    assert run.stored.mechanism.training_kind == kind
+    assert run.guarantee is not None
+    assert run.guarantee.epsilon <= 8
+    assert run.predict(rows(3))["prediction"].null_count() == 0
+
+
+def test_without_a_guarantee():
+    assert "without privacy" in fit(epsilon="none", delta=None, adjacency=None).statement()
+    assert "declared public" in fit(epsilon=None, delta=None, adjacency=None, public=True, clip_norm=None).statement()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"examples": rows()}, "make them with from_table"),
+        ({"model": 3}, "model must say which columns it reads"),
+        ({"model": co.LogisticRegression(features=["z"], label="y")}, "no column 'z'"),
+        ({"selector": "greedy"}, "selector must be one of this package"),
+        ({"adjacency": None}, "needs adjacency: 'zero-out' or 'replace'"),
+        ({"delta": None}, r"fit: \[privacy\] needs delta"),
+        ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
+        ({"epsilon": "small"}, "epsilon must be a number"),
+        ({"batch_size": None}, r"fit: \[mechanism\] needs the key 'batch_size'"),
+        ({"optimizer": "none such"}, "optax has no optimizer"),
+        ({"splits": [0.5, 0.5]}, "splits must be three numbers"),
+        ({"clip_norm": None}, r"\[mechanism\] clip_norm"),
+        ({"mechanism": "dp-mf"}, "does not go with"),
+        (
+            {"selector": co.GreedyMinSeparation(batch_size=8, iterations=30, min_separation=3)},
+            "batch_size is 40, but the selector's is 8",
+        ),
+    ],
+)
+def test_wrong_arguments(changes, says, tmp_path):
+    with pytest.raises(co.InputError, match=says):
+        fit(**changes, folder=tmp_path / "RUN")
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_a_selector_of_ones_own_is_refused():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(co.Greedy):
+        pass
+
+    with pytest.raises(co.InputError, match="with one of your own use certify, guarantee and train"):
+        fit(selector=Mine(contribution_bound=2))
