@@ -5,6 +5,8 @@ import gc
 import math
 import tomllib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -18,6 +20,7 @@ from coowned.audit.run_audit import audit_run
 from coowned.cli import main
 from coowned.training import configured_run
 from coowned.training.checkpoint import RunFolder
+from coowned.training.models.python_model import PythonModel
 from coowned.training.run import read_claim
 from coowned.training.splits import split_examples
 
@@ -279,3 +282,51 @@ def test_a_selector_of_ones_own_is_refused():
 
     with pytest.raises(co.InputError, match="with one of your own use certify, guarantee and train"):
         fit(selector=Mine(contribution_bound=2))
+
+
+def loss(parameters, example, key):
+    return jnp.logaddexp(0.0, (1 - 2 * example["y"]) * (example["x1"] * parameters["w"] + parameters["b"]))
+
+
+def probability(parameters, example):
+    return jax.nn.sigmoid(example["x1"] * parameters["w"] + parameters["b"])
+
+
+def test_functions_from_memory(tmp_path):
+    """Their run is a whole one; only what needs the functions asks for them."""
+    start = {"w": np.zeros((), np.float32), "b": np.zeros((), np.float32)}
+    model = co.JaxModel(loss=loss, parameters=start, predict=probability, label="y", classes=2)
+    run = fit(model=model, folder=tmp_path / "RUN")
+    found = run.predict({"x1": [3.0, -3.0, None]})
+    assert found["prediction"].to_list() == [1, 0, None]
+    again = co.open_run(tmp_path / "RUN")
+    assert again.statement() == run.statement()
+    with pytest.raises(co.InputError, match=r"given in memory .* open_run\(folder, model=...\)"):
+        again.predict({"x1": [3.0]})
+    assert_frame_equal(co.open_run(tmp_path / "RUN", model=model).predict({"x1": [3.0, -3.0, None]}), found)
+    assert run.report(tmp_path / "page.html").exists()
+    assert "safetensors" in (run.export(tmp_path / "model") / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_model_in_a_file(tmp_path, monkeypatch):
+    """Kind "python": the file is kept with the run, and its factory is imported from there."""
+    source = """
+import jax, jax.numpy as jnp, numpy as np
+import coowned as co
+
+def loss(parameters, example, key):
+    return (example["x1"] * parameters["w"] - example["y"]) ** 2
+
+def make_model():
+    return co.JaxModel(loss=loss, parameters={"w": np.zeros((), np.float32)}, predict=lambda p, e: e["x1"] * p["w"])
+"""
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    run = fit(model=PythonModel(factory="mine:make_model"), folder=tmp_path / "RUN")
+    (tmp_path / "mine.py").unlink()
+    found = co.open_run("RUN").predict({"x1": [1.0, 2.0, None]})
+    one, two, missing = found["prediction"].to_list()
+    assert two == pytest.approx(2 * one)
+    assert missing is None
+    assert found["probability"].null_count() == 3
+    assert_frame_equal(run.predict({"x1": [1.0, 2.0, None]}), found)

@@ -28,6 +28,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
       - A model of another run is refused, and one whose own statement is not the guarantee's.
         (test_foreign_model_is_refused, test_claim_plan_and_model_must_agree)
+      - The Python code of its README runs in the folder as it stands.   (test_code_of_the_readme_runs)
       - The folder appears whole or not at all.   (test_export_is_whole_or_none)
 
     Returns:
@@ -60,6 +61,7 @@ def _released_certificate(run: Run) -> str:
 
 def _readme(run: Run) -> str:
     lines = ["# A model and what is promised of it", "", f"In short: {run.headline}.", "", run.statement, ""]
+    lines += ["## How to use it", "", run.config(run.path).model.from_run(run.path).usage()]
     lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
     if run.claims:
         lines.append("- `guarantee.json`: the claim, for programs; a changed file is refused when it is read.")

@@ -122,6 +122,17 @@ class Specification(abc.ABC):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **{name: value for name, value in fields.items() if value is not None}}
 
+    def usage(self) -> str:
+        """How an exported model is used, as Markdown; its Python code runs in the folder of the model."""
+        return (
+            "`model.safetensors` holds the trained parameters by name:\n\n"
+            "```python\n"
+            "from safetensors.numpy import load_file\n\n"
+            'parameters = load_file("model.safetensors")\n'
+            "print({name: array.shape for name, array in parameters.items()})\n"
+            "```\n"
+        )
+
     @classmethod
     def from_description(cls, **described: Any) -> Model:
         """The model whose `describe` gave these values besides its kind."""
