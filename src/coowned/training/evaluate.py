@@ -57,7 +57,7 @@ def evaluate(
 
     Returns:
       split, users_per_example ("all", "1", ..., "10+"), examples, without_loss (those of them that have none), loss,
-      loss_low, loss_high, accuracy, accuracy_low, accuracy_high (null where a number is predicted), trivial (what it
+      loss_low, loss_high, accuracy, accuracy_low, accuracy_high (null where no class is predicted), trivial (what it
       is), trivial_loss, trivial_accuracy, with a baseline its loss and accuracy with their intervals, measure (which
       of "accuracy" and "loss" tells more), covered_by_guarantee (false).
 
@@ -77,8 +77,9 @@ def evaluate(
     validate.positive(largest_group=largest_group)
     model.check_data(data.shapes())
     users = data.graph.users_per_example
-    trivial = trivial_answer(data, classes=model.classes is not None)
-    is_number = model.classes is None and trivial is not None and trivial.right is None
+    trivial = trivial_answer(model, data)
+    # A number is not right or wrong; hidden words are, though they are no classes.
+    has_accuracy = model.classes is not None or (trivial is not None and trivial.right is not None)
     models = {"": parameters} if baseline is None else {"": parameters, "baseline_": baseline}
     scored = {prefix: example_losses(model, arrays, data) for prefix, arrays in models.items()}
     groups: dict[str, Any] = {"all": slice(None)}
@@ -90,7 +91,7 @@ def evaluate(
         losses = scored[""][0][members]
         row |= {"examples": len(losses), "without_loss": int(np.count_nonzero(~np.isfinite(losses)))}
         for prefix, (losses, right) in scored.items():
-            row |= _figures(prefix, losses[members], None if is_number else right[members])
+            row |= _figures(prefix, losses[members], right[members] if has_accuracy else None)
         if trivial is not None:
             right = None if trivial.right is None else trivial.right[members]
             found = _figures("trivial_", trivial.losses[members], right)

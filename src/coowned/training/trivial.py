@@ -1,14 +1,25 @@
 """The best answer that looks at no example: what a model has to beat."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned.training.data import TrainingData
+from coowned.training.model import Model
 
 _AT_ONCE = 4096
 _LABELS, _WORDS, _WEIGHTS = "labels", "targets", "weights"  # arrays of the data that say what is to be predicted
+
+
+@runtime_checkable
+class NamesLabels(Protocol):
+    """A model whose data do not hold what it predicts as "labels"."""
+
+    def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any] | None:
+        """(batch,) what is to be predicted, NaN where there is nothing; None where no array holds it."""
+        ...
 
 
 class TrivialAnswer(NamedTuple):
@@ -25,7 +36,7 @@ class TrivialAnswer(NamedTuple):
     right: npt.NDArray[np.bool_] | None
 
 
-def trivial_answer(data: TrainingData, *, classes: bool) -> TrivialAnswer | None:
+def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
     """The most frequent class, the mean of a number, or how often each word occurs; None where data show none of them.
 
     The loss of classes and words is the cross-entropy of their frequencies: the smallest that one answer for all
@@ -37,20 +48,20 @@ def trivial_answer(data: TrainingData, *, classes: bool) -> TrivialAnswer | None
       - Words count as in the loss of a masked model: the mean over an example, then over examples.
         (test_words_count_as_in_a_masked_model)
     Cost: one pass over the data.
-
-    Args:
-      data: the examples of one split.
-      classes: whether labels are indices of classes; otherwise they are numbers.
     """
     known = data.shapes()
     if _WORDS in known and _WEIGHTS in known:
-        words, weights = _read(data, _WORDS, _WEIGHTS)
+        words, weights = (np.concatenate(parts) for parts in zip(*_read(data, _words), strict=True))
         return _most_frequent("word frequencies alone", words, weights)
-    if _LABELS not in known:
+    if isinstance(model, NamesLabels):
+        parts = _read(data, model.labels_of)
+    else:
+        parts = _read(data, lambda batch: batch.get(_LABELS))
+    if any(part is None for part in parts):
         return None
-    (labels,) = _read(data, _LABELS)
+    labels = np.concatenate(parts).astype(np.float64)
     finite = np.isfinite(labels)
-    if classes:
+    if model.classes is not None:
         return _most_frequent("the most frequent class", np.where(finite, labels, 0)[:, None], finite[:, None])
     mean = float(labels[finite].mean()) if finite.any() else 0.0
     return TrivialAnswer("the mean of the targets", np.where(finite, (labels - mean) ** 2, np.nan), None)
@@ -69,14 +80,17 @@ def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any
     return TrivialAnswer(name, losses, right)
 
 
-def _read(data: TrainingData, *names: str) -> list[npt.NDArray[Any]]:
-    """The arrays of all examples, in their order."""
+def _words(batch: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    return batch[_WORDS], batch[_WEIGHTS]
+
+
+def _read(data: TrainingData, part: Callable[[dict[str, npt.NDArray[Any]]], Any]) -> list[Any]:
+    """A part of every batch of the data, in the order of the examples; of an empty batch where there are none."""
     total, kinds = data.graph.num_examples, data.dtypes()
-    piece = {name: np.zeros((min(_AT_ONCE, total), *shape), kinds[name]) for name, shape in data.shapes().items()}
-    found = {name: np.zeros((total, *data.shapes()[name]), kinds[name]) for name in names}
-    for begin in range(0, total, _AT_ONCE):
+    parts = []
+    for begin in range(0, max(1, total), _AT_ONCE):
         examples = np.arange(begin, min(begin + _AT_ONCE, total))
-        data.fill(examples, {name: array[: len(examples)] for name, array in piece.items()})
-        for name in names:
-            found[name][examples] = piece[name][: len(examples)]
-    return list(found.values())
+        batch = {name: np.zeros((len(examples), *shape), kinds[name]) for name, shape in data.shapes().items()}
+        data.fill(examples, batch)
+        parts.append(part(batch))
+    return parts

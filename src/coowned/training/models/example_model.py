@@ -158,6 +158,12 @@ class ExampleModel:
             return losses, jnp.zeros(len(losses), bool)
         return losses, self.predict(parameters, batch)[0] == batch[self.label]
 
+    def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any] | None:
+        """The classes; of a number nothing is known, since its loss may be any."""
+        if self.label is None or self.classes is None:
+            return None
+        return np.where(batch[USABLE], batch[self.label], np.nan)
+
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax
         import jax.numpy as jnp
