@@ -1,6 +1,6 @@
-"""Progress of long work, and how durations and counts are worded."""
+"""Progress of long work, and how durations, counts and choices are worded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from coowned.errors import InputError
 
@@ -42,3 +42,13 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     ('1 user', '1,200 copies')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Two or more words of which one is to be chosen.
+
+    >>> one_of(["poisson", "min-separation", "cyclic"])
+    'poisson, min-separation or cyclic'
+    """
+    *others, last = words
+    return f"{', '.join(others)} or {last}"

@@ -21,7 +21,7 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.mechanism import registry
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.registry import MECHANISMS, mechanism_class_for, mechanism_from_dict
+from coowned.mechanism.registry import mechanism_class_for, mechanism_from_dict, mechanisms
 
 
 def cases() -> list:
@@ -33,7 +33,7 @@ def cases() -> list:
         "min-separation": Schedule.from_batches(graph, batches),
         "cyclic": Selection.from_copies(graph, [1] * 24, groups=[user % 12 % 2 for user in range(24)]),
     }
-    return [pytest.param(mechanism, graph, selected[mechanism.kind], id=mechanism.kind) for mechanism in MECHANISMS]
+    return [pytest.param(mechanism, graph, selected[mechanism.kind], id=mechanism.kind) for mechanism in mechanisms()]
 
 
 @pytest.mark.parametrize(("mechanism_class", "graph", "selected"), cases())
@@ -47,7 +47,7 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
         registry.mechanism_class(mechanism.kind) is registry.mechanism_class(mechanism.training_kind) is type(mechanism)
     )
     assert mechanism_from_dict(mechanism.to_dict()) == mechanism == type(mechanism).from_json(mechanism.to_json())
-    for other in MECHANISMS:
+    for other in mechanisms():
         if other is not mechanism_class:
             with pytest.raises(InputError):
                 other.from_json(mechanism.to_json())
@@ -82,8 +82,10 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
 
 
 def test_words_are_unique():
-    words = [word for mechanism in MECHANISMS for word in (mechanism.kind, mechanism.training_kind)]
+    words = [word for mechanism in mechanisms() for word in (mechanism.kind, mechanism.training_kind)]
     assert len(set(words)) == len(words)
+    assert [mechanism.kind for mechanism in mechanisms()] == list(registry.CLASSES)
+    assert set(registry.PLANNED) < set(registry.CLASSES)
     with pytest.raises(InputError, match="Unknown mechanism 'magic'; choose poisson, min-separation or cyclic"):
         registry.mechanism_class("magic")
 

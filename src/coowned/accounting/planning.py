@@ -18,6 +18,7 @@ from coowned.errors import InfeasibleScheduleError, InputError, UncertifiableErr
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.mechanism.registry import PLANNED
 from coowned.progress import Progress
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.registry import selector_class
@@ -25,7 +26,7 @@ from coowned.selection.selection_cache import select_once
 from coowned.selection.selector import Schedule, Selection
 
 TOO_SMALL = "S is smaller than one batch"
-MECHANISMS = (PoissonSampling.kind, MinSeparation.kind, "all")
+MECHANISMS = (*PLANNED, "all")
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")  # a bound is all they need
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)

@@ -11,6 +11,8 @@ from coowned.cli.certificates import read_certificate
 from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json
 from coowned.cli.overwriting import refuse_to_overwrite
 from coowned.files import whole_files
+from coowned.mechanism.registry import CLASSES, mechanism_class, mechanism_class_for
+from coowned.progress import one_of
 
 
 def run(
@@ -27,7 +29,7 @@ def run(
         int | None, typer.Option(metavar="T", help="Number of steps (a schedule has its own).")
     ] = None,
     mechanism: Annotated[
-        str | None, typer.Option(help="poisson, min-separation or cyclic (default: what the certificate is for).")
+        str | None, typer.Option(help=f"{one_of(CLASSES)} (default: what the certificate is for).")
     ] = None,
     num_bands: Annotated[
         int | None, typer.Option(help="Bands of the correlated noise (default: as many as the certificate allows).")
@@ -55,7 +57,6 @@ def run(
         coowned calibrate --certificate S.certificate.json --noise-multiplier 2 --delta 1e-10 --adjacency replace
     """
     from coowned.accounting.guarantee import guarantee
-    from coowned.mechanism.registry import mechanism_class, mechanism_class_for
 
     refuse_to_overwrite([certificate], [output])
     proof = read_certificate(certificate)

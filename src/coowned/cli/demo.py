@@ -97,20 +97,20 @@ def run(
         f"{claim.statement()}\n"
     )
 
+    _write_features(output, emails)
     with show.progress("training at several epsilons"):
-        choices: dict[float | None, Choice] = {epsilon: choice for epsilon, (_, choice) in plans.items()}
-        choices[None] = best
-        runs = _train(output, emails, choices)
-    accuracies = {epsilon: float(run.evaluations()["test"]["accuracy"][0]) for epsilon, run in runs.items()}
-    main = runs[_EPSILONS[-1]]
+        runs = {epsilon: _train(output, epsilon, choice) for epsilon, (_, choice) in plans.items()}
+    tests = {epsilon: run.evaluations()["test"].row(0, named=True) for epsilon, run in runs.items()}
+    main, at_main = runs[_EPSILONS[-1]], tests[_EPSILONS[-1]]
     trained = main.claim
     split = trained.certificate.num_examples
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
-    say(f"   (unit: {UNIT}; {terms}). The less noise, the more copies of one person pay off: each run uses")
-    say(f"   the best choice for its own epsilon and chose anew, from the {split:,} e-mails of its train split:")
-    for epsilon, accuracy in accuracies.items():
-        name = "without privacy" if epsilon is None else f"epsilon {epsilon:g}"
-        say(f"   {name:<16} {accuracy:6.1%}   {choices[epsilon].label}")
+    say(f"   (unit: {UNIT}; {terms}), and on the same batches without privacy. Each run uses the best choice for")
+    say(f"   its own epsilon and chose anew, from the {split:,} e-mails of its train split:")
+    for epsilon, row in tests.items():
+        accuracies = f"{row['accuracy']:6.1%}, without privacy {row['baseline_accuracy']:6.1%}"
+        say(f"   epsilon {epsilon:<4g} {accuracies}   ({plans[epsilon][1].label})")
+    say(f"   Always saying {at_main['trivial']} gives {at_main['trivial_accuracy']:.1%}.")
 
     with show.progress("trying to break the claim"):
         audit = audit_run(main.path, seconds=6.0)
@@ -148,7 +148,10 @@ def run(
                 "folder": str(output),
                 "plan": planned.to_rows(),
                 **{name: getattr(trained, name) for name in claimed},
-                "accuracy_by_epsilon": {"none" if e is None else f"{e:g}": value for e, value in accuracies.items()},
+                "accuracy_by_epsilon": {
+                    **{f"{epsilon:g}": row["accuracy"] for epsilon, row in tests.items()},
+                    "none": at_main["baseline_accuracy"],
+                },
                 "audit": {
                     "holds": audit.holds,
                     "verdict": audit.verdict(),
@@ -172,7 +175,7 @@ def _make_room(output: Path) -> None:
         raise InputError(f"{output}: cannot create the folder ({error.strerror}); choose another with -o") from None
     check_writable(output)
     paths = [output / name for name in _OURS]
-    for epsilon in (*_EPSILONS, None):
+    for epsilon in _EPSILONS:
         paths += _paths(output, epsilon)
     marker = output / _MARKER
     if not marker.exists():
@@ -187,9 +190,8 @@ def _make_room(output: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _paths(output: Path, epsilon: float | None) -> tuple[Path, Path]:
-    name = "without-privacy" if epsilon is None else f"epsilon-{epsilon:g}"
-    return output / f"run-{name}", output / f"{name}.toml"
+def _paths(output: Path, epsilon: float) -> tuple[Path, Path]:
+    return output / f"run-epsilon-{epsilon:g}", output / f"epsilon-{epsilon:g}.toml"
 
 
 def _bob(found: "Measured") -> dict[str, Any]:
@@ -224,33 +226,34 @@ def _row(choice: "Choice") -> tuple[str | int, ...]:
     )
 
 
-def _train(output: Path, emails: "pa.Table", choices: "dict[float | None, Choice]") -> "dict[float | None, Run]":
-    """The runs by epsilon, None without privacy."""
+def _write_features(output: Path, emails: "pa.Table") -> None:
+    """Hashed words of every e-mail, for a linear model."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from coowned.synthetic.hashed_words import hashed_words
-    from coowned.training.checkpoint import RunFolder
-    from coowned.training.config import TrainConfig
-    from coowned.training.configured_run import run_configuration
-    from coowned.training.run import Run
 
     features = hashed_words(emails["text"].to_pylist(), _NUM_FEATURES)
     column = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), _NUM_FEATURES)
     table = emails.select(["message_id", "users", "label"]).append_column("features", column)
     pq.write_table(table, output / "emails.parquet")
-    runs: dict[float | None, Run] = {}
-    for epsilon, choice in choices.items():
-        folder, config = _paths(output, epsilon)
-        text = _configuration(epsilon, choice)
-        config.write_text(text, encoding="utf-8")
-        with RunFolder.open(folder) as opened:
-            run_configuration(TrainConfig.read(config), opened, text=text)
-        runs[epsilon] = Run.open(folder)
-    return runs
 
 
-def _configuration(epsilon: float | None, choice: "Choice") -> str:
+def _train(output: Path, epsilon: float, choice: "Choice") -> "Run":
+    from coowned.training.checkpoint import RunFolder
+    from coowned.training.config import TrainConfig
+    from coowned.training.configured_run import run_configuration
+    from coowned.training.run import Run
+
+    folder, config = _paths(output, epsilon)
+    text = _configuration(epsilon, choice)
+    config.write_text(text, encoding="utf-8")
+    with RunFolder.open(folder) as opened:
+        run_configuration(TrainConfig.read(config), opened, text=text)
+    return Run.open(folder)
+
+
+def _configuration(epsilon: float, choice: "Choice") -> str:
     """The commented example with the demo's values."""
     from coowned.training.config import example
 
@@ -259,10 +262,11 @@ def _configuration(epsilon: float | None, choice: "Choice") -> str:
         'example_id = "example_id"': 'example_id = "message_id"',
         'selector = "greedy"': f'selector = "{choice.selector}"',
         "contribution_bound = 2": f"contribution_bound = {choice.contribution_bound}",
-        "epsilon = 8.0": 'epsilon = "none"' if epsilon is None else f"epsilon = {epsilon}",
+        "epsilon = 8.0": f"epsilon = {epsilon}",
         "delta = 1e-6": f"delta = {_TARGET['delta']}",
         "batch_size = 256": f"batch_size = {_BATCHES['batch_size']}",
         "iterations = 500": f"iterations = {_BATCHES['iterations']}",
+        "# baseline = true": "baseline = true",
         '# name = "Folder classifier"': 'name = "E-mail classifier of the demo"',
         '# purpose = "sorts incoming mail"': 'purpose = "tells work from private life"',
     }

@@ -11,6 +11,8 @@ from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, Seed
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
+from coowned.mechanism.registry import PLANNED
+from coowned.progress import one_of
 
 if TYPE_CHECKING:
     from coowned.accounting.planning import Choice
@@ -31,7 +33,7 @@ def run(
     selectors: Annotated[
         str, typer.Option(metavar="A,B…", help="Selectors to try.")
     ] = "greedy,greedy-with-duplicates,priced",
-    mechanism: Annotated[str, typer.Option(help="poisson, min-separation or all.")] = "all",
+    mechanism: Annotated[str, typer.Option(help=f"{one_of([*PLANNED, 'all'])}.")] = "all",
     parameters: Annotated[
         int | None,
         typer.Option(

@@ -17,7 +17,8 @@ from coowned.cli.options import Engine, Json, Master, Seed, check_engine, declar
 from coowned.cli.overwriting import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.progress import counted
+from coowned.progress import counted, one_of
+from coowned.selection.registry import CLASSES, selector_class
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -63,10 +64,7 @@ def run(
     ],
     selector: Annotated[
         str,
-        typer.Option(
-            help="greedy, greedy-with-duplicates, greedy-min-separation, bias-mitigating, integer-program, "
-            "min-separation-program, priced, cyclic-groups or random-subset."
-        ),
+        typer.Option(help=f"{one_of(CLASSES)}."),
     ] = "greedy",
     seed: Seed = 0,
     engine: Engine = "local",
@@ -202,7 +200,6 @@ def _select_on_spark(
 def make_selector(word: str, settings: dict[str, Any]) -> "Selector":
     """The selector of this name with these settings; an unknown or missing setting is an error."""
     from coowned.codec import nearest
-    from coowned.selection.registry import CLASSES, selector_class
 
     if word not in CLASSES:
         raise InputError(f"Unknown selector {word!r}{nearest(word, CLASSES)}")

@@ -1,42 +1,54 @@
-"""Every mechanism: one file, one class, one line here."""
+"""Every mechanism: one file, one class, one line here. Importing this imports none of them."""
 
-from typing import Any
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
-from coowned.mechanism.cyclic_poisson import CyclicPoisson
-from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.min_separation import MinSeparation
-from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.progress import one_of
 
-MECHANISMS: tuple[type[Mechanism], ...] = (
-    PoissonSampling,
-    MinSeparation,
-    CyclicPoisson,
-)
+if TYPE_CHECKING:
+    from coowned.certificate import ContributionCertificate
+    from coowned.mechanism.mechanism import Mechanism
+
+CLASSES = {
+    "poisson": "coowned.mechanism.poisson_sampling.PoissonSampling",
+    "min-separation": "coowned.mechanism.min_separation.MinSeparation",
+    "cyclic": "coowned.mechanism.cyclic_poisson.CyclicPoisson",
+}
+"""The dotted path of every mechanism's class by its `kind`."""
+PLANNED = ("poisson", "min-separation")
+"""Those that a plan tries."""
 
 
-def mechanism_class(kind: str) -> type[Mechanism]:
+@functools.cache
+def mechanisms() -> "tuple[type[Mechanism], ...]":
+    """Every mechanism's class."""
+    paths = [path.rpartition(".") for path in CLASSES.values()]
+    return tuple(getattr(importlib.import_module(module), name) for module, _, name in paths)
+
+
+def mechanism_class(kind: str) -> "type[Mechanism]":
     """The class with this `kind` or `training_kind`.
 
     >>> mechanism_class("poisson").__name__, mechanism_class("dp-mf").__name__
     ('PoissonSampling', 'MinSeparation')
     """
-    for mechanism in MECHANISMS:
+    for mechanism in mechanisms():
         if kind in (mechanism.kind, mechanism.training_kind):
             return mechanism
-    kinds = [mechanism.kind for mechanism in MECHANISMS]
-    raise InputError(f"Unknown mechanism {kind!r}; choose {', '.join(kinds[:-1])} or {kinds[-1]}")
+    raise InputError(f"Unknown mechanism {kind!r}; choose {one_of(CLASSES)}")
 
 
-def mechanism_class_for(certificate: ContributionCertificate) -> type[Mechanism]:
+def mechanism_class_for(certificate: "ContributionCertificate") -> "type[Mechanism]":
     """The mechanism that the certified selection was made for."""
-    return next(mechanism for mechanism in MECHANISMS if mechanism.suits(certificate))
+    return next(mechanism for mechanism in mechanisms() if mechanism.suits(certificate))
 
 
-def mechanism_from_dict(stored: dict[str, Any]) -> Mechanism:
+def mechanism_from_dict(stored: dict[str, Any]) -> "Mechanism":
     """Reads a mechanism's `to_dict()` back.
 
+    >>> from coowned import PoissonSampling
     >>> mechanism = PoissonSampling(contribution_bound=2, sampling_probability=0.5, iterations=3)
     >>> mechanism_from_dict(mechanism.to_dict()) == mechanism
     True

@@ -1,8 +1,10 @@
 """Which word names which selector: one word, one file, one class."""
 
 import importlib
+from typing import TYPE_CHECKING
 
-from coowned.selection.selector import Selector
+if TYPE_CHECKING:
+    from coowned.selection.selector import Selector
 
 CLASSES = {
     "greedy": "coowned.selection.greedy.Greedy",
@@ -18,7 +20,7 @@ CLASSES = {
 """The dotted path of every selector's class by its word; importing none of them."""
 
 
-def selector_class(word: str) -> type[Selector]:
+def selector_class(word: str) -> "type[Selector]":
     """Imports and returns the class a word stands for; a KeyError where there is none.
 
     Example:
@@ -29,6 +31,6 @@ def selector_class(word: str) -> type[Selector]:
     return getattr(importlib.import_module(module), name)
 
 
-def selectors() -> dict[str, type[Selector]]:
+def selectors() -> "dict[str, type[Selector]]":
     """Every selector by its word."""
     return {word: selector_class(word) for word in CLASSES}

@@ -17,7 +17,7 @@ from coowned.accounting.terms import check_terms, refuse_large_delta
 from coowned.attribution.options import DataOptions
 from coowned.attribution.sources import DataSource, beside
 from coowned.errors import ConfigError, InputError
-from coowned.mechanism.registry import MECHANISMS, mechanism_class
+from coowned.mechanism.registry import mechanism_class, mechanisms
 from coowned.selection.registry import CLASSES, selector_class
 from coowned.training.models.registry import MODELS, USUAL_MODEL, model_class
 from coowned.training.optimizers import LEARNING_RATES, check_optimizer
@@ -99,7 +99,7 @@ class MechanismSection:
     min_separation: int | None = None
 
     def __post_init__(self) -> None:
-        validate.one_of(tuple(known.training_kind for known in MECHANISMS), kind=self.kind)
+        validate.one_of(tuple(known.training_kind for known in mechanisms()), kind=self.kind)
         validate.positive(batch_size=self.batch_size)
         validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=self.iterations)
         if self.clip_norm is not None:
