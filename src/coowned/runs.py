@@ -14,7 +14,7 @@ from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.tables import examples_of_nobody
 from coowned.errors import InputError
-from coowned.mechanism.registry import MECHANISMS
+from coowned.mechanism.registry import mechanisms
 from coowned.progress import Progress
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Selector
@@ -229,7 +229,7 @@ def fit(
     if mechanism is None:
         mechanism = next(
             kind.training_kind
-            for kind in reversed(MECHANISMS)
+            for kind in reversed(mechanisms())
             if kind.needs_schedule == ("min_separation" in schedule) and kind.needs_groups <= ("num_groups" in chosen)
         )
     if adjacency is None and epsilon != "none" and not public:
