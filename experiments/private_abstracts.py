@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -52,10 +53,12 @@ def run(point: Point) -> Row:
         folder = Path(temporary)
         if point["data"] == "made up":
             made_up_corpus(folder)
-            return _trained(folder, _made_up(folder, point), folder / "run")
+            return trained(
+                folder, made_up(folder, privacy=f"epsilon = {point['epsilon']}\ndelta = 1e-5", bound=2), folder / "run"
+            )
         if point["arm"] == PUBLIC:
             return _untrained(folder)
-        return _trained(folder, fine_tuning(point), folder / "run")
+        return trained(folder, fine_tuning(point), folder / "run")
 
 
 def fine_tuning(point: Point) -> str:
@@ -107,7 +110,14 @@ def configuration(
     iterations: int,
     model: str,
     sequence_length: int = SEQUENCE_LENGTH,
+    selector: str = 'selector = "greedy"',
+    mechanism: str = 'kind = "dp-sgd"',
 ) -> str:
+    """A configuration of `coowned train`; `selector` and `mechanism` are lines of their sections.
+
+    A bound of 0 leaves it out, for a schedule.
+    """
+    limit = f"contribution_bound = {bound}" if bound else ""
     clipping = "" if clip_norm is None else f"clip_norm = {clip_norm}"
     return f"""
 [data]
@@ -115,13 +125,13 @@ path = "{path}"
 users = "users"
 example_id = "example_id"
 [selection]
-selector = "greedy"
-contribution_bound = {bound}
+{selector}
+{limit}
 seed = {seed}
 [privacy]
 {privacy}
 [mechanism]
-kind = "dp-sgd"
+{mechanism}
 batch_size = {batch_size}
 iterations = {iterations}
 {clipping}
@@ -135,7 +145,7 @@ learning_rate = {learning_rate}
 """
 
 
-def _trained(working: Path, text: str, folder: Path) -> Row:
+def trained(working: Path, text: str, folder: Path) -> Row:
     started = time.perf_counter()
     with RunFolder.open(folder) as opened:
         trained = run_configuration(TrainConfig.from_toml(text, folder=working), opened, text=text)
@@ -175,22 +185,22 @@ def _untrained(working: Path) -> Row:
     }
 
 
-def _made_up(working: Path, point: Point) -> str:
+def made_up(working: Path, **settings: Any) -> str:
+    """The configuration of three steps on the made-up corpus."""
     architecture = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     architecture |= {"intermediate_size": 16, "max_position_embeddings": 16, "model_type": "bert"}
     (working / "config.json").write_text(json.dumps(architecture), encoding="utf-8")
-    return configuration(
-        path=working / "texts.parquet",
-        privacy=f"epsilon = {point['epsilon']}\ndelta = 1e-5",
-        bound=2,
-        seed=0,
-        clip_norm=1.0,
-        learning_rate=1e-3,
-        batch_size=8,
-        iterations=3,
-        model=f'vocabulary = "{working / "vocab.txt"}"\narchitecture = "{working / "config.json"}"',
-        sequence_length=12,
-    )
+    fields = {
+        "path": working / "texts.parquet",
+        "seed": 0,
+        "clip_norm": 1.0,
+        "learning_rate": 1e-3,
+        "batch_size": 8,
+        "iterations": 3,
+        "model": f'vocabulary = "{working / "vocab.txt"}"\narchitecture = "{working / "config.json"}"',
+        "sequence_length": 12,
+    }
+    return configuration(**(fields | settings))
 
 
 def made_up_corpus(working: Path) -> None:

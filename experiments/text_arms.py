@@ -1,0 +1,195 @@
+"""Which selection and mechanism train a text model best? (paper: figure arxiv-main, loss in greedy_vs_ilp_ratios)
+
+BERT-Tiny on ACL abstracts from one public checkpoint, at this machine's size: 64 tokens, 200 steps of 256. Each arm has
+the pair of learning rate and clip norm that is best on validation at epsilon 16.
+"""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+import coowned as co
+from coowned.synthetic.regular_graph import RegularGraph
+from coowned.training.splits import split_examples
+from experiments import private_abstracts
+from experiments.framework.graphs import FILES, data_folder
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import OPEN, Verdict, judge
+
+CLAIMS = (
+    "Text: DP-SGD is ahead of DP-MF at every epsilon.",
+    "Text: also on a random regular graph.",
+    "Text: duplicates are better throughout.",
+    "Text: a random subset is better than greedy's at equal noise.",
+    "Text: of the bias-mitigating settings the largest S wins.",
+    "Text: greedy has at most 0.25% more test loss than the largest S.",
+    "Text: the program with duplicates trains worse than greedy with duplicates.",
+)
+BOUND, SEPARATION, SEQUENCE_LENGTH, TUNED_AT = 3, 16, 64, 16.0
+SGD, MF = 'kind = "dp-sgd"', f'kind = "dp-mf"\nmin_separation = {SEPARATION}'
+MITIGATING = 'selector = "bias-mitigating"\nthreshold = 2\nallow_duplicates = true\n'
+ARMS = {  # lines of [selection], lines of [mechanism], whose attribution
+    "greedy, duplicates": ('selector = "greedy-with-duplicates"', SGD, "authors"),
+    "DP-MF": ('selector = "greedy-min-separation"', MF, "authors"),
+    "greedy": ('selector = "greedy"', SGD, "authors"),
+    "random": ('selector = "greedy"', SGD, "random"),
+    "largest S": ('selector = "priced"', SGD, "authors"),
+    "program, duplicates": ('selector = "integer-program"\nallow_duplicates = true', SGD, "authors"),
+    "greedy, regular graph": ('selector = "greedy-with-duplicates"', SGD, "regular"),
+    "DP-MF, regular graph": ('selector = "greedy-min-separation"', MF, "regular"),
+    "mitigated, 1 to 1": (f"{MITIGATING}few_user_run = 1\nmany_user_run = 1", SGD, "authors"),
+    "mitigated, 1 to 5": (f"{MITIGATING}few_user_run = 1\nmany_user_run = 5", SGD, "authors"),
+    "random, many users": ('selector = "greedy"', SGD, "many-users"),
+}
+RANDOM = {"random": "all", "many-users": "many-users"}
+
+
+def _points(data: str, arms: list[str], epsilons: tuple[float, ...], pairs: tuple) -> list[Point]:
+    return [
+        {"data": data, "arm": arm, "epsilon": epsilon, "learning_rate": rate, "clip_norm": clip_norm}
+        for (rate, clip_norm), epsilon, arm in itertools.product(pairs, epsilons, arms)
+    ]
+
+
+GRID = {
+    "ci": _points("made up", ["greedy, duplicates", "DP-MF", "random"], (16.0,), ((1e-3, 1.0),)),
+    "small": _points("ACL", list(ARMS), (16.0, 4.0, 64.0), ((1e-3, 0.5), (2e-3, 0.2))),
+    "paper": [],
+}
+
+
+def run(point: Point) -> Row:
+    """One training run; random subsets have greedy's noise and claim nothing."""
+    selector, mechanism, attribution = ARMS[point["arm"]]
+    is_schedule = "min-separation" in selector
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if point["data"] == "made up":
+            private_abstracts.made_up_corpus(folder)
+            source, batch_size, iterations, delta = folder / "texts.parquet", 8, 3, 1e-5
+            mechanism = mechanism.replace(str(SEPARATION), "2")
+        else:
+            source, delta = data_folder() / FILES["ACL"], 1e-10
+            batch_size, iterations = (private_abstracts.FINE_TUNING[name] for name in ("batch_size", "iterations"))
+        privacy, bound = f"epsilon = {point['epsilon']}", 0 if is_schedule else BOUND
+        if attribution in RANDOM:
+            noise = _greedy_noise(source, batch_size, iterations, point["epsilon"], delta)
+            _write_unshared(source, folder / "data.parquet", RANDOM[attribution])
+            privacy, source, bound = f"noise_multiplier = {noise}", folder / "data.parquet", 1
+        elif attribution == "regular":
+            _write_regular(source, folder / "data.parquet")
+            source = folder / "data.parquet"
+        settings = {
+            "path": source,
+            "privacy": f"{privacy}\ndelta = {delta}",
+            "bound": bound,
+            "learning_rate": point["learning_rate"],
+            "clip_norm": point["clip_norm"],
+            "selector": selector,
+            "mechanism": mechanism,
+        }
+        if point["data"] == "made up":
+            text = private_abstracts.made_up(folder, **settings)
+        else:
+            text = private_abstracts.configuration(
+                **settings,
+                seed=0,
+                batch_size=batch_size,
+                iterations=iterations,
+                sequence_length=SEQUENCE_LENGTH,
+                model=f'checkpoint = "{private_abstracts.public_checkpoint()}"',
+            )
+        return private_abstracts.trained(folder, text, folder / "run")
+
+
+def _train_part(source: Path) -> tuple[co.AttributionGraph, np.ndarray]:
+    """(graph of the train split, its rows in the file), as `coowned train` splits it."""
+    graph = co.read_parquet(source, users="users", example_id="example_id").graph
+    rows = np.asarray(split_examples(graph, [0.9, 0.05, 0.05])["train"])
+    return graph.subgraph(rows), rows
+
+
+def _greedy_noise(source: Path, batch_size: int, iterations: int, epsilon: float, delta: float) -> float:
+    graph, _ = _train_part(source)
+    certificate = co.certify(graph, co.Greedy(contribution_bound=BOUND).select(graph))
+    mechanism = co.PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
+    return co.calibrate(mechanism, epsilon=epsilon, delta=delta, adjacency="zero-out")
+
+
+def _write_unshared(source: Path, target: Path, among: str) -> None:
+    """The same data with a user of its own for each example of a random subset, and none for the rest of train."""
+    graph, rows = _train_part(source)
+    size = co.Greedy(contribution_bound=BOUND).select(graph).size
+    taken = rows[co.RandomSubset(size=size, among=among).select(graph).copies > 0]
+    table = pl.read_parquet(source)
+    own = np.zeros(table.height, bool)
+    own[taken] = True
+    alone = (
+        pl.when(pl.Series(own))
+        .then(pl.concat_list(pl.col("example_id").cast(pl.String)))
+        .otherwise(pl.lit([], pl.List(pl.String)))
+    )
+    table.with_columns(alone.alias("users")).write_parquet(target)
+
+
+def _write_regular(source: Path, target: Path) -> None:
+    """The same texts on a random regular graph with as many examples, users and pairs."""
+    graph = co.read_parquet(source, users="users", example_id="example_id").graph
+    made = RegularGraph(
+        num_examples=graph.num_examples,
+        mean_users_per_example=graph.num_pairs / graph.num_examples,
+        mean_examples_per_user=graph.num_pairs / graph.num_users,
+    ).generate(seed=0)
+    lists = [made.users[made.indptr[i] : made.indptr[i + 1]].astype(str).tolist() for i in range(made.num_examples)]
+    users = pl.Series("users", lists, dtype=pl.List(pl.String))
+    pl.read_parquet(source).with_columns(users).write_parquet(target)
+
+
+def chosen(rows: list[Row]) -> pl.DataFrame:
+    """Each arm with its pair; arms that did not run at the epsilon of tuning have none."""
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    pairs = ["arm", "learning_rate", "clip_norm"]
+    best = table.filter(pl.col("epsilon") == TUNED_AT).sort("validation_loss").unique("arm", keep="first")
+    return table.join(best.select(pairs), on=pairs).sort("arm", "epsilon")
+
+
+def draw(rows: list[Row]) -> alt.Chart:
+    return (
+        alt.Chart(chosen(rows))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("epsilon:Q").scale(type="log", base=2),
+            y=alt.Y("test_loss:Q", title="test loss").scale(zero=False),
+            color=alt.Color("arm:N", title=None),
+        )
+        .properties(width=320, height=220)
+    )
+
+
+def claims(rows: list[Row]) -> list[Verdict]:
+    wide = chosen(rows).pivot("arm", index="epsilon", values="test_loss").sort("epsilon")
+    pairs = (
+        ("greedy, duplicates", "DP-MF", 1.0),
+        ("greedy, regular graph", "DP-MF, regular graph", 1.0),
+        ("greedy, duplicates", "greedy", 1.0),
+        ("random", "greedy", 1.0),
+        ("mitigated, 1 to 1", "mitigated, 1 to 5", 1.0),
+        ("greedy", "largest S", 1.0025),
+        ("greedy, duplicates", "program, duplicates", 1.0),
+    )
+    return [_lower(claim, wide, *pair) for claim, pair in zip(CLAIMS, pairs, strict=True)]
+
+
+def _lower(claim: str, wide: pl.DataFrame, lower: str, higher: str, factor: float) -> Verdict:
+    """Whether the first arm's loss is at most so many times the second's."""
+    if not {lower, higher} <= set(wide.columns):
+        return Verdict(claim=claim, verdict=OPEN, found="")
+    both = wide.drop_nulls([lower, higher])
+    ratio = both[lower] / both[higher]
+    shown = ", ".join(f"{value - 1:+.2%} at {epsilon:g}" for epsilon, value in zip(both["epsilon"], ratio, strict=True))
+    found = f"test loss of '{lower}' over '{higher}', by epsilon: {shown}"
+    return judge(claim, int((ratio <= factor).sum()), both.height, found)
