@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from tests.training.conftest import NUM_FEATURES
 
@@ -274,6 +275,21 @@ def test_full_disk(small, tmp_path, monkeypatch):
     assert (place / "checkpoint.safetensors").read_bytes() == before
     again = resume(place, plan, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
+
+
+def test_models_have_repeatable_bytes(tmp_path):
+    """Wrong with probability (1/24)^4 at most: the library would write four entries in 24 orders."""
+    arrays = {"b": np.arange(3.0), "a": np.ones((2, 2), np.float32)}
+    metadata = {"statement": 'Sätze, "quoted"', "plan": "1", "step": "2", "run": "3"}
+    with RunFolder.open(tmp_path / "run") as folder:
+        for number in range(5):
+            folder._write_arrays(f"model-{number}.safetensors", arrays, metadata)
+    files = sorted((tmp_path / "run").iterdir())
+    assert len(files) == 5
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], framework="numpy") as opened:
+        assert opened.metadata() == metadata
+        assert all(np.array_equal(opened.get_tensor(name), array) for name, array in arrays.items())
 
 
 @pytest.mark.parametrize("name", ["config.toml", "S.parquet", "report.html", "run-key.json", ".test.parquet.part"])

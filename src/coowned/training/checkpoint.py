@@ -73,6 +73,7 @@ class RunFolder:
       - No file that a run did not write is removed or replaced: a folder with one of these names in it, and without
         run.json, is refused.   (test_files_of_somebody_else_stay, test_used_key_without_record_is_refused)
       - A file that cannot be written whole leaves nothing behind, and the error names it.   (test_full_disk)
+      - The same arrays and metadata are the same bytes.   (test_models_have_repeatable_bytes)
       - Other data, plan, model, code, devices or key than at first are refused.   (test_changed_run_is_refused)
       - A run that has ended is refused.                                              (test_finished_run_is_refused)
       - Two processes cannot train in one folder.                                     (test_two_processes_are_refused)
@@ -265,10 +266,7 @@ class RunFolder:
     def _write_arrays(
         self, name: str, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o600
     ) -> None:
-        from safetensors.numpy import save
-
-        own = {key: np.array(array, order="C") for key, array in arrays.items()}
-        self.write(name, save(own, metadata=dict(metadata)), mode=mode)
+        self.write(name, _serialize(arrays, metadata), mode=mode)
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Writes a file of the run, whole or not at all."""
@@ -306,6 +304,17 @@ class RunFolder:
         for name in ("checkpoint.safetensors", *(f".{name}.part" for name in OWN_FILES)):
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
+
+
+def _serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Arrays as safetensors, with sorted metadata: the library's own order differs from one call to the next."""
+    from safetensors.numpy import save
+
+    content = save({key: np.array(array, order="C") for key, array in arrays.items()}, metadata=dict(metadata))
+    begin = 8 + int.from_bytes(content[:8], "little")  # of the arrays; the header is JSON before it
+    header = json.dumps(json.loads(content[8:begin]) | {"__metadata__": dict(sorted(metadata.items()))}).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[begin:]
 
 
 def _overwrite_and_remove(file: Path) -> None:
