@@ -329,3 +329,21 @@ def test_mangled_csv(tmp_path_factory, data, arguments):
 @settings(max_examples=300)
 def test_mangled_parquet(tmp_path_factory, data, arguments):
     check_mangled(tmp_path_factory.getbasetemp(), "parquet", data, arguments)
+
+
+@pytest.mark.parametrize("text", ["null\n", "null{}\n", '{"users": ["a"]} null\n', '{"users": ["a"]}\n \tnull\n'])
+def test_a_null_in_place_of_an_object(tmp_path, text):
+    """Arrow's reader dies of the first two, and makes a row of the others."""
+    file = tmp_path / "data.jsonl"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="line [12]: (not JSON|null where an object was expected)"):
+        read_jsonl(file, users="users")
+
+
+@pytest.mark.parametrize("before", ["", '{"users": ["a"]}\n' * 1100])
+def test_lists_that_begin_with_null(tmp_path, before):
+    """Arrow's reader loses the nulls at the beginning of a list whose type it has to infer."""
+    file = tmp_path / "data.jsonl"
+    file.write_text(before + '{"users": ["a"], "v": [null, 1.5], "t": "null, [ null"}\n', encoding="utf-8")
+    examples = read_jsonl(file, users="users")
+    assert examples.payload["v"].to_pylist()[-1] == [None, 1.5]

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from coowned.errors import InputError
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 _BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
 _LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
+_NULL = re.compile(rb"null(?<![:,]null)(?<![:,] null)")  # but for nearly all those that are a field's value
 _PEEKED_LINES = 1000  # lines of JSON that decide which fields are text
 
 
@@ -219,6 +221,8 @@ def _larger_block(file: Path, block_bytes: int, why: str) -> int:
 
 
 def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
+    if _has_leading_null(file):
+        return _read_json_values(file, options)
     schema = _peek_schema(file)
     block_bytes = _BLOCK_BYTES
     while True:
@@ -232,6 +236,19 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
             if "straddl" not in str(error):
                 return _read_json_values(file, options)
             block_bytes = _larger_block(file, block_bytes, "is it one object a line?")
+
+
+def _has_leading_null(file: Path) -> bool:
+    """Whether a null is the first thing in a list, or no object's: Arrow 26 loses the one and dies of the other.
+
+    References: https://github.com/apache/arrow/issues/51305, https://github.com/apache/arrow/issues/47409
+    """
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for null in _NULL.finditer(content):
+            before = content[max(0, null.start() - 64) : null.start()].rstrip(b" \t\r")
+            if not before or before.endswith((b"\n", b"}", b"[", b"\xef\xbb\xbf")):
+                return True
+    return False
 
 
 def _peek_schema(file: Path) -> pa.Schema | None:
