@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full test-peers setup lint bench audit-power experiments tables lock clean clean-kernels help
+.PHONY: demo test test-full test-peers setup lint bench audit-power faults fuzz experiments tables lock clean clean-kernels help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -36,6 +36,16 @@ bench: .venv/all.stamp ## ratios against peers and limits; reads ../shared/data
 audit-power: .venv/all.stamp ## every planted bug against the audit, three seeds each; about ten minutes
 	rm -f experiments/results/audit_power.parquet
 	$(BIN)/python -m experiments audit_power
+	$(BIN)/python -m experiments tables
+
+faults: .venv/all.stamp ## kill every verb in every phase, 100 times in all, and run it again; about fifteen minutes
+	rm -f experiments/results/kills.parquet
+	$(BIN)/python -m experiments kills
+	$(BIN)/python -m experiments tables
+
+fuzz: .venv/all.stamp ## 100,000 damaged files of every kind that is read; about fifteen minutes
+	rm -f experiments/results/fuzzing.parquet
+	$(BIN)/python -m experiments fuzzing
 	$(BIN)/python -m experiments tables
 
 SCALE ?= small

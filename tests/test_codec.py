@@ -65,6 +65,8 @@ def outer(**entries: object) -> str:
         (outer(inner={"count": 1, "weights": [math.inf]}), r"inner.weights\[0\] must be a finite number, not inf"),
         (outer(inner={"count": 1, "weights": [1]}).replace("[1]", "[1e999]"), r"weights\[0\] must be a finite number"),
         (outer(copies=[1, math.nan]), r"copies\[1\] must be a whole number, not nan"),
+        (outer(**{"\ud800": 1}), "x.json: "),
+        (outer(size="\ud800"), "x.json: holds half of a surrogate pair, which is no text; make it"),
     ],
 )
 def test_bad_json(text, sentence):

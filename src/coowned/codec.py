@@ -197,6 +197,8 @@ class _Reader:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as found:
             self._refuse_invalid(str(found), value)
+        except UnicodeEncodeError:
+            self.refuse((), "holds half of a surrogate pair, which is no text")
 
     def refuse(self, path: Path, problem: str, *, ends: bool = False) -> NoReturn:
         """Raises the error; `ends` where the problem itself says what to do."""

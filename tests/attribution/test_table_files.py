@@ -336,7 +336,7 @@ def test_a_null_in_place_of_an_object(tmp_path, text):
     """Arrow's reader dies of the first two, and makes a row of the others."""
     file = tmp_path / "data.jsonl"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="line [12]: (not JSON|null where an object was expected)"):
+    with pytest.raises(InputError, match=r"line [12]: (not JSON|null where an object was expected)"):
         read_jsonl(file, users="users")
 
 

@@ -6,7 +6,7 @@ from experiments.framework.rows import Points, read_rows
 from experiments.framework.runner import load, names, run_grid
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, judge
 
-SLOW = {"private_abstracts", "text_arms"}
+SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing"}
 
 
 def check_verdicts(module, verdicts):

@@ -409,6 +409,13 @@ def _claim() -> PrivacyGuarantee:
 def _run_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as room:
         folder = write_run(Path(room), _claim())
+        for name in ("metrics.parquet", "validation.parquet"):
+            (folder / name).write_bytes(_parquet(pa.table({"step": [1, 2], "loss": [0.5, 0.25]})))
+        (folder / "private-log.json").write_text('{"covered_by_guarantee": false, "unreadable": 3}', encoding="utf-8")
+        record = json.loads((folder / "run.json").read_bytes())
+        record["files"] |= dict.fromkeys(("metrics.parquet", "validation.parquet", "private-log.json"), "")
+        (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+        reseal(folder)
         return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -537,7 +544,8 @@ def targets() -> dict[str, Callable[[], Target]]:
 def main(name: str, cases: int) -> None:
     outcome = fuzz(targets()[name](), cases)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    row = dataclasses.asdict(outcome) | {"peak_megabytes": peak}
+    failures = [f"{where}: {case}" for where, case in outcome.failures.items()]
+    row = dataclasses.asdict(outcome) | {"failures": failures, "peak_megabytes": peak}
     sys.stdout.write(json.dumps(row) + "\n")
 
 

@@ -152,7 +152,7 @@ class PrivacyGuarantee:
         return codec.encode_json({**fields, "checksum": codec.checksum(fields)}, indent=2, format=FORMAT)
 
     @classmethod
-    def from_json(cls, text: str, *, certificate: ContributionCertificate | None = None) -> "PrivacyGuarantee":
+    def from_json(cls, text: str | bytes, *, certificate: ContributionCertificate | None = None) -> "PrivacyGuarantee":
         """Reads `to_json()` back; a file that was changed, or whose parts do not agree, is refused.
 
         Guarantees:

@@ -250,8 +250,9 @@ class Mechanism(abc.ABC):
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name != "kind"
         }
-        known = {field.name for field in dataclasses.fields(cls)}
-        if stored.get("kind") != cls.kind or not set(fields) <= known:
+        known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
+        required = {name for name, needed in known.items() if needed}
+        if stored.get("kind") != cls.kind or not required <= fields.keys() <= known.keys():
             raise InputError(f"expected the fields of a {cls.__name__}, not {sorted(stored)}; make it again")
         return cls(**fields)
 

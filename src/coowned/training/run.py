@@ -35,6 +35,7 @@ from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.identifiers import one_line
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
 from coowned.files import write_file
@@ -98,6 +99,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         return codec.encode_json(self, indent=2).encode()
+
+
+class _NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of guarantee.json where nothing is claimed."""
+
+    format: Literal["coowned-no-guarantee-1"] = NO_GUARANTEE_FORMAT
+    public: bool
+    statement: str
+    mechanism: dict[str, Any]
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,16 +264,20 @@ class Run:
         """Counts of what the examples hold: not covered by the guarantee."""
         if not (self.path / "private-log.json").exists():
             return None
-        return json.loads(_checked(self.path, self.record, "private-log.json"))
+        content = _checked(self.path, self.record, "private-log.json")
+        return codec.decode_json(dict[str, Any], content, name=str(self.path / "private-log.json"))
 
     def metrics(self) -> "pl.DataFrame | None":
         """Training curves: not covered by the guarantee."""
-        return _table(self, "metrics.parquet")
+        return self._private_table("metrics.parquet")
 
     def evaluations(self) -> "dict[str, pl.DataFrame]":
         """By split, validation and test: not covered by the guarantee."""
-        found = {name: _table(self, f"{name}.parquet") for name in ("validation", "test")}
+        found = {name: self._private_table(f"{name}.parquet") for name in ("validation", "test")}
         return {name: table for name, table in found.items() if table is not None}
+
+    def _private_table(self, name: str) -> "pl.DataFrame | None":
+        return _table(self.path, self.record, name) if (self.path / name).exists() else None
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The model's parameters."""
@@ -306,15 +320,13 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
         return ReleasedClaim(Run.open(folder).claim, 1)
     if "guarantee.json" not in record.files:
         raise InputError(f"{folder}: this sweep has no guarantee for all its models; there is nothing to compose")
-    import polars as pl
-
     from coowned.accounting.calculators import sweep_noise_multiplier
 
     certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
     guarantee = _parsed(
         folder, record, "guarantee.json", lambda text: PrivacyGuarantee.from_json(text, certificate=certificate)
     )
-    noise = pl.read_parquet(io.BytesIO(_checked(folder, record, "members.parquet")))["noise_multiplier"].to_list()
+    noise = _table(folder, record, "members.parquet")["noise_multiplier"].to_list()
     if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
         raise CertificateMismatchError(f"{folder}: guarantee.json is not this sweep's; restore its own files")
     return ReleasedClaim(guarantee, len(noise))
@@ -347,8 +359,9 @@ def guarantee_text(guarantee: PrivacyGuarantee | None, mechanism: Mechanism, *, 
     """The content of guarantee.json."""
     if guarantee is not None:
         return guarantee.to_json(embed_certificate=False) + "\n"
-    content = {"format": NO_GUARANTEE_FORMAT, "public": public, "statement": PUBLIC if public else NO_GUARANTEE}
-    return json.dumps({**content, "mechanism": mechanism.to_dict()}, indent=2) + "\n"
+    statement = PUBLIC if public else NO_GUARANTEE
+    absent = _NoGuarantee(public=public, statement=statement, mechanism=mechanism.to_dict())
+    return codec.encode_json(absent, indent=2) + "\n"
 
 
 def stated_origins(folder: Path) -> list[str]:
@@ -366,7 +379,7 @@ def stated_origins(folder: Path) -> list[str]:
             stated.append("a guarantee")
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{file}: not JSON; the checkpoint is not a run's folder") from None
     weights = folder / "model.safetensors"
     if weights.is_file() and "statement" in (metadata := _model_metadata(weights)):
@@ -389,21 +402,18 @@ def _checked(folder: Path, record: RunRecord, name: str) -> bytes:
 def _parsed(folder: Path, record: RunRecord, name: str, parse: Any) -> Any:
     content = _checked(folder, record, name)
     try:
-        return parse(content.decode())
+        return parse(content)
     except CoownedError as error:
         raise type(error)(f"{folder / name}: {error}") from None
 
 
 def _parse_guarantee(
-    text: str, certificate: ContributionCertificate
+    text: bytes, certificate: ContributionCertificate
 ) -> tuple[PrivacyGuarantee | None, bool, str, Mechanism]:
-    try:
-        stored = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"not JSON ({error}); train again") from None
-    if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
-        public = stored.get("public") is True
-        return None, public, PUBLIC if public else NO_GUARANTEE, mechanism_from_dict(stored["mechanism"])
+    stored = codec.decode_json(dict[str, Any], text, name="guarantee", remedy="train again")
+    if stored.get("format") == NO_GUARANTEE_FORMAT:
+        absent = codec.decode_json(_NoGuarantee, text, name="guarantee", remedy="train again")
+        return None, absent.public, PUBLIC if absent.public else NO_GUARANTEE, mechanism_from_dict(absent.mechanism)
     guarantee = PrivacyGuarantee.from_json(text, certificate=certificate)
     return guarantee, False, guarantee.statement(), guarantee.mechanism
 
@@ -440,9 +450,13 @@ def _model_metadata(weights: Path) -> dict[str, str]:
         raise InputError(f"{weights}: the model cannot be read ({error}); name a folder with a whole model") from error
 
 
-def _table(run: Run, name: str) -> "pl.DataFrame | None":
+def _table(folder: Path, record: RunRecord, name: str) -> "pl.DataFrame":
     import polars as pl
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    if not (run.path / name).exists():
-        return None
-    return pl.read_parquet(io.BytesIO(_checked(run.path, run.record, name)))
+    content = _checked(folder, record, name)
+    try:
+        return pl.DataFrame(pl.from_arrow(pq.read_table(io.BytesIO(content))))
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{folder / name}: not a table ({one_line(error)}); restore the run's own file") from None
