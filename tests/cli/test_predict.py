@@ -1,6 +1,8 @@
 """`coowned predict`."""
 
+import contextlib
 import json
+import sqlite3
 
 import polars as pl
 import pytest
@@ -79,3 +81,13 @@ def test_bad_input_is_one_sentence(trained, new, tmp_path, capsys, changed, says
     assert error.count("\n") == 1
     assert (tmp_path / "there.parquet").read_bytes() == b"mine"
     assert not (tmp_path / "P.parquet").exists()
+
+
+def test_rows_of_a_query(trained, tmp_path):
+    table, file = rows(5, seed=1), tmp_path / "new.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE new (id TEXT, x1 REAL, x2 REAL)")
+        connection.executemany("INSERT INTO new VALUES (?, ?, ?)", table.select("id", "x1", "x2").rows())
+    given = ["--query", "SELECT * FROM new", "--example-id", "id", "-o", str(tmp_path / "P.parquet")]
+    assert main.run(["predict", str(trained.folder), f"sqlite:///{file}", *given]) == 0
+    assert_frame_equal(pl.read_parquet(tmp_path / "P.parquet"), trained.predict(table, example_id="id"))

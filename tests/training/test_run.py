@@ -100,7 +100,7 @@ def test_folders_without_a_finished_run(tmp_path):
     (tmp_path / "run.json").write_bytes(RunRecord(state="training").to_json())
     with pytest.raises(InputError, match="has not ended"):
         Run.open(tmp_path)
-    with pytest.raises(InputError, match="a run from Python"):
+    with pytest.raises(InputError, match="a sweep, or a run of"):
         Run.open(tmp_path, finished=False)
 
 

@@ -55,7 +55,7 @@ class DataSource(DataOptions):
     def read_rows(self) -> AttributedExamples:
         """Reads what is only to be predicted: a table's users need not be named, and nobody then is one."""
         kind = self.format or detect_format(self.path)
-        unnamed = kind in TABLES and kind != "sql" and self.users is None and self.user is None
+        unnamed = kind in TABLES and self.users is None and self.user is None
         return (dataclasses.replace(self, users=[]) if unnamed else self).read()
 
     def display_names(self) -> dict[str, set[str]]:
@@ -79,16 +79,13 @@ class DataSource(DataOptions):
 
     def _read(self, kind: str, progress: Progress | None) -> AttributedExamples:
         if kind == "sql":
-            from coowned.attribution.sql import open_sqlite, read_sql
+            from coowned.attribution.sql import open_sqlite, read_query
 
             if self.query is None:
                 raise InputError(f'{self.path}: a database needs a query that gives the rows; say --query "SELECT ..."')
             with open_sqlite(self.path) as connection:
-                return read_sql(
-                    self.query, connection, users=self.users, user=self.user, example_id=self.example_id,
-                    separator=self.separator, aliases=self.aliases, addresses=self.addresses, place=str(self.path),
-                    progress=progress,
-                )  # fmt: skip
+                place = str(self.path)
+                return read_query(self.query, connection, self, aliases=self.aliases, place=place, progress=progress)
         if kind in TABLES:
             from coowned.attribution.table_files import read_table
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
+from coowned.attribution.options import DataOptions
 from coowned.attribution.tables import (
     attribute_table,
     table_options,
@@ -82,10 +83,28 @@ def read_sql(
       >>> connection.close()
     """
     options = table_options(users, user, example_id, separator, addresses)
+    return read_query(
+        query, connection, options, parameters=parameters, user_keys=user_keys, aliases=aliases, place=place,
+        progress=progress,
+    )  # fmt: skip
+
+
+def read_query(
+    query: str,
+    connection: Any,
+    options: DataOptions,
+    *,
+    parameters: Sequence[Any] | dict[str, Any] = (),
+    user_keys: UserKeyRules | None = None,
+    aliases: Aliases | str | os.PathLike[str] | None = None,
+    place: str = "the query",
+    progress: Progress | None = None,
+) -> AttributedExamples:
+    """`read_sql` with the options of a source."""
     where = Location(place)
     if not isinstance(query, str) or not query.strip():
         raise InputError(f"{where}the query must be text, not {query!r}; write a SELECT")
-    if example_id is None:
+    if options.example_id is None:
         raise InputError(
             f"{where}rows of a query have no order of their own, so their numbers cannot be ids; "
             "name the column with the ids (example_id=, --example-id)"

@@ -21,7 +21,7 @@ AllowLargeDelta = Annotated[
 Adjacency = Annotated[str, typer.Option(help="zero-out or replace; the other is shown beside it.")]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that `coowned train` made.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 VerifyKey = Annotated[
     Path | None, typer.Option("--verify-key", metavar="FILE", help="Refuse a run that was not signed with this key.")
 ]

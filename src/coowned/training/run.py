@@ -171,7 +171,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> "Run":
-        """Reads a folder that `coowned train` made; refuses one whose parts do not agree.
+        """Reads a folder that `coowned train` or `fit` made; refuses one whose parts do not agree.
 
         Args:
           path: the folder.
@@ -179,14 +179,14 @@ class Run:
         """
         folder = Path(path)
         if not folder.is_dir():
-            raise InputError(f"{folder}: not a folder; name the folder of a run that `coowned train -o` made")
+            raise InputError(f"{folder}: not a folder; name the folder of a run that `coowned train -o` or `fit` made")
         record = RunRecord.read(folder)
         if record is None or record.state == "preparing":
             raise InputError(f"{folder}: no run is in this folder (no run.json); name one made by `coowned train -o`")
         if finished and record.state != "finished":
             raise InputError(f"{folder}: this run has not ended; run the same `coowned train` command again to resume")
         if "guarantee.json" not in record.files or "members.parquet" in record.files:
-            raise InputError(f"{folder}: a sweep or a run from Python, without guarantee.json; use `coowned train`")
+            raise InputError(f"{folder}: a sweep, or a run of `train(folder=...)`, without guarantee.json; use `fit`")
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
         guarantee, public, statement, mechanism = _parsed(
