@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,38 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv("COOWNED_CACHE", str(blocked))
     assert ask() == ask() == (2.5, True)
     assert blocked.read_text() == "not a folder"
+
+
+_COMPILES = """
+import jax, sys
+jax.jit(lambda x: x + 1)(1.0)  # as a caller's own code may have done
+from coowned.cache import keep_compiled_programs
+keep_compiled_programs()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+found = []
+jax.monitoring.register_event_listener(lambda event, **more: found.append(event))
+jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((9, 9)))
+print(jax.config.jax_compilation_cache_dir, "/jax/compilation_cache/cache_hits" in found)
+"""
+
+
+def _compile(**more: str) -> list[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment = {**kept, "JAX_PLATFORMS": "cpu", **more}
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILES], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_programs_are_kept(tmp_path):
+    place = str(tmp_path / "programs")
+    assert _compile(COOWNED_CACHE=str(tmp_path)) == [place, "False"]
+    assert _compile(COOWNED_CACHE=str(tmp_path)) == [place, "True"]
+    assert (tmp_path / "programs").stat().st_mode & 0o777 == 0o700
+
+
+def test_another_place_stays(tmp_path):
+    other = str(tmp_path / "other")
+    assert _compile(COOWNED_CACHE=str(tmp_path), JAX_COMPILATION_CACHE_DIR=other)[0] == other
+    assert _compile(COOWNED_CACHE="off")[0] == "None"

@@ -72,5 +72,26 @@ def keep(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
         write_file(path, content, mode=0o600)
 
 
+def keep_compiled_programs() -> None:
+    """Has JAX keep what it compiles in this folder, for the next process, unless it was told another place.
+
+    Guarantees:
+      - A place that was set, by JAX's own settings or variables, stays.   (test_another_place_stays)
+      - A program that was compiled once on this machine is not compiled again.   (test_programs_are_kept)
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = cache_folder()
+    if folder is None or jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    with contextlib.suppress(OSError):
+        own = folder / "programs"
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
+        jax.config.update("jax_compilation_cache_dir", str(own))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        compilation_cache.reset_cache()  # else JAX goes on without, if it has compiled anything before
+
+
 def _check(key: str, text: str) -> str:
     return hashlib.sha256(f"{key} {text}".encode()).hexdigest()

@@ -4,6 +4,7 @@ import dataclasses
 
 from tests.training.conftest import forged
 
+from coowned import LogisticRegression, train
 from coowned.accounting import calculators
 from coowned.errors import UncertifiableError
 from coowned.mechanism.keys import RunKey
@@ -41,6 +42,13 @@ def real_run(small, **changes):
     plan = small.plan(**changes)
     claims = forged(plan.guarantee, test_run=False)
     return dataclasses.replace(plan, guarantee=claims, run_key=RunKey.from_operating_system())
+
+
+def test_compiling_is_said_first(small):
+    told = []
+    train(small.plan(), LogisticRegression(num_features=6), small.data, progress=lambda done, text: told.append(text))
+    assert told[0] == "compiling"
+    assert all("left" not in text for text in told[:2])
 
 
 def test_speed_is_that_of_the_last_seconds(small, monkeypatch):

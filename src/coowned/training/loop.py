@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import interrupts, validate
+from coowned.cache import keep_compiled_programs
 from coowned.errors import InputError
 from coowned.mechanism.noise import NoiseStream
 from coowned.progress import Progress
@@ -109,6 +110,8 @@ def train(
       >>> train(plan, LogisticRegression(num_features=3), data).statement()
       'No guarantee: this model was trained without privacy; ...'
     """
+    if progress is not None:
+        progress(0.0, "compiling")  # nothing is known of the time left before the second step
     parameters, metrics = run_plans(
         [plan],
         model,
@@ -172,6 +175,7 @@ def run_plans(
       The parameters, each (num_models, *shape), and the metrics, which a sweep of several has none of.
     """
     plan = plans[0]
+    keep_compiled_programs()
     validate.positive(devices=devices)
     if checkpoint_every is not None:
         validate.positive(checkpoint_every=checkpoint_every)

@@ -19,6 +19,7 @@ from coowned.training.models.parameter_trees import ParameterTree
 
 _NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
 _MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
+_KEPT = 4  # times the memory of a microbatch: what threads have freed may stay with the allocator
 _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
@@ -275,10 +276,10 @@ class ExampleModel:
         parameters, examples = self._all_parameters(), self._made_up(rows)
         try:
             used = self._gradients.lower(parameters, examples).compile().memory_analysis()
-            device = used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+            device = used.argument_size_in_bytes + _KEPT * (used.output_size_in_bytes + used.temp_size_in_bytes)
         except (AttributeError, NotImplementedError, RuntimeError):  # not every backend tells
             inputs = sum(array.nbytes for array in examples.values())
-            device = 4 * size * (3 * rows + 1) + 16 * inputs
+            device = 4 * size * (_KEPT * 2 * rows + 1) + 16 * _KEPT * inputs
         return device + 16 * size  # sums on the host: float64, then int64
 
     def check_independence(self) -> None:
