@@ -48,8 +48,11 @@ class Run:
       specification: the model as it was given; None reads it from the run's configuration.
     """
 
-    stored: stored_run.Run = dataclasses.field(repr=False)
+    stored: stored_run.Run
     specification: Specification | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, {self.stored.headline})"
 
     @property
     def folder(self) -> Path:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from polars.testing import assert_frame_equal
+from scipy.stats import binomtest
 from tests.training.conftest import NUM_FEATURES, part_of
 
 from coowned import InputError
@@ -72,6 +73,12 @@ def test_intervals_cover():
     assert wilson_interval(0, 5)[0] == 0.0
     with pytest.raises(InputError):
         wilson_interval(6, 5)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 5), (5, 5), (1, 1), (8, 10), (1, 10**6), (123_456, 10**6)])
+def test_intervals_are_those_of_scipy(successes, trials):
+    expected = binomtest(successes, trials).proportion_ci(method="wilson")
+    assert wilson_interval(successes, trials) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-15)
 
 
 def test_not_finite_counts_as_wrong(small):
