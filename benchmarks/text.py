@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
-from coowned.training.models.bert import BertMaskedLM
+from coowned.training.models.bert_model import BertModel
 from coowned.training.optimizers import make_optimizer
 from coowned.training.step import Step
 
@@ -43,7 +43,7 @@ def run() -> list[dict]:
 
 def step_rows() -> list[dict]:
     """Whole steps as the loop takes them: gradient, noise, Adam."""
-    model = BertMaskedLM(sequence_length=SEQUENCE)
+    model = BertModel.masked_lm(sequence_length=SEQUENCE)
     batch, mask, grid = make_batch(model, BATCH), np.ones(BATCH, bool), model.grid(1.0)
     noise = NoiseStream(
         RunKey.from_seed(0),
@@ -89,7 +89,7 @@ def jax_privacy_rows() -> list[dict]:
     """Each microbatch once to find the best, then that one and ours in turn."""
     from jax_privacy.clipping import clipped_grad
 
-    model = BertMaskedLM(sequence_length=SEQUENCE)
+    model = BertModel.masked_lm(sequence_length=SEQUENCE)
     own, batch = initial(model), make_batch(model, PEER_BATCH)
 
     def peer(microbatch: int) -> Callable[[], object]:
@@ -137,7 +137,7 @@ def opacus_rows() -> list[dict]:
 def compare_with_opacus() -> None:
     """Prints {"ours": examples/s, "modes": {mode: examples/s or the exception}} as JSON."""
     warnings.simplefilter("ignore")
-    model = BertMaskedLM(sequence_length=SEQUENCE)
+    model = BertModel.masked_lm(sequence_length=SEQUENCE)
     batch = make_batch(model, PEER_BATCH)
     actions: dict[str, Callable[[], object]] = {"ours": clipped_sum(model, PEER_BATCH)}
     failed = {}
@@ -225,7 +225,7 @@ def memory_rows() -> list[dict]:
 
 def measure_memory(count: int) -> None:
     """Prints by how much one clipped sum raises the peak over what the process has with the model and its data."""
-    model = BertMaskedLM(sequence_length=MEMORY_SEQUENCE)
+    model = BertModel.masked_lm(sequence_length=MEMORY_SEQUENCE)
     ours = clipped_sum(model, count)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     ours()
@@ -235,20 +235,20 @@ def measure_memory(count: int) -> None:
 # ---- what all of them use --------------------------------------------------------------------------------------------
 
 
-def clipped_sum(model: BertMaskedLM, count: int) -> Callable[[], object]:
+def clipped_sum(model: BertModel, count: int) -> Callable[[], object]:
     own = {name: array[None] for name, array in initial(model).items()}
     batch, mask, grid = make_batch(model, count), np.ones(count, bool), model.grid(1.0)
     return lambda: model.clipped_sum(own, batch, mask, [grid])
 
 
-def initial(model: BertMaskedLM) -> dict[str, jax.Array]:
+def initial(model: BertModel) -> dict[str, jax.Array]:
     return {name: jnp.array(array) for name, array in model.initial().items()}
 
 
-def make_batch(model: BertMaskedLM, count: int) -> dict[str, jax.Array]:
+def make_batch(model: BertModel, count: int) -> dict[str, jax.Array]:
     """Full sequences of random words, every place to predict used: the most work an example can be."""
     generator = np.random.default_rng(0)
-    length, places, words = model.sequence_length, model.max_predictions, model.config.vocab_size
+    length, places, words = model.sequence_length, model.head.max_predictions, model.config.vocab_size
     batch = {
         "tokens": generator.integers(1, words, (count, length), np.int32),
         "lengths": np.full(count, length, np.int32),

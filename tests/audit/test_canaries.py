@@ -185,7 +185,8 @@ def test_too_few_canaries(data):
 def texts(tmp_path_factory):
     """(model, data): 150 short texts of two people each, and a BERT of 16 numbers a word that could learn them."""
     from coowned import from_table
-    from coowned.training.models.bert import BertConfig, BertMaskedLM
+    from coowned.training.models.bert_files import BertConfig
+    from coowned.training.models.bert_model import BertModel
     from coowned.training.text import Vocabulary
     from coowned.training.token_table import TokenTable
 
@@ -201,7 +202,7 @@ def texts(tmp_path_factory):
     )
     vocabulary = Vocabulary.read(file)
     data = TokenTable.from_examples(from_table(table), text="text", vocabulary=vocabulary, sequence_length=12)
-    return BertMaskedLM(config=config, sequence_length=12, microbatch=64), data
+    return BertModel.masked_lm(config=config, sequence_length=12, microbatch=64), data
 
 
 def text_audit(texts, **changes):

@@ -17,11 +17,12 @@ from tests.training.run_folders import write_run
 
 import coowned
 from coowned.accounting.guarantee import guarantee
-from coowned.training.models.bert import BertConfig, BertMaskedLM
+from coowned.training.models.bert_files import BertConfig
+from coowned.training.models.bert_model import BertModel
 
 pytestmark = pytest.mark.full
 
-BERT = BertMaskedLM(
+BERT = BertModel.masked_lm(
     config=BertConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=8
     ),

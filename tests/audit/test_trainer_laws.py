@@ -33,12 +33,13 @@ def test_honest_trainers_pass(name):
 
 @pytest.fixture(scope="module")
 def bert():
-    from coowned.training.models.bert import BertConfig, BertMaskedLM
+    from coowned.training.models.bert_files import BertConfig
+    from coowned.training.models.bert_model import BertModel
 
     config = BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12
     )
-    return BertMaskedLM(config=config, sequence_length=12, microbatch=64)
+    return BertModel.masked_lm(config=config, sequence_length=12, microbatch=64)
 
 
 @pytest.mark.full

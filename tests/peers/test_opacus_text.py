@@ -7,7 +7,8 @@ Opacus is given every help: positions and types for each example, the head only 
 import numpy as np
 import pytest
 
-from coowned.training.models.bert import BertConfig, BertMaskedLM
+from coowned.training.models.bert_files import BertConfig
+from coowned.training.models.bert_model import BertModel
 
 CONFIG = BertConfig(vocab_size=60, hidden_size=16, intermediate_size=24, max_position_embeddings=20)
 LENGTH, PLACES, SIZE, CLIP_NORM = 12, 3, 6, 0.1
@@ -118,7 +119,7 @@ def test_modes_that_run_clip_as_we_do(mode):
     theirs = {name: parameter.grad.numpy() * SIZE for name, parameter in peer.named_parameters()}
     theirs["cls.predictions.bias"] = theirs.pop("cls.predictions.decoder.bias")
     stored = {name: parameter.detach().numpy() for name, parameter in peer.named_parameters()}
-    model = BertMaskedLM(config=CONFIG, sequence_length=LENGTH, max_predictions=PLACES)
+    model = BertModel.masked_lm(config=CONFIG, sequence_length=LENGTH, max_predictions=PLACES)
     given = inputs()
     batch = {
         "tokens": given["tokens"],

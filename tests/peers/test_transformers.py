@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from tests.training.models.test_bert_files import write_bert_folder
 
-from coowned.training.models.bert import BertConfig, BertMaskedLM
-from coowned.training.models.bert_files import read_bert_folder
+from coowned.training.models.bert_files import BertConfig, read_bert_folder
+from coowned.training.models.bert_heads import ClassifierHead, MaskedLMHead
+from coowned.training.models.bert_model import BertModel
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -16,26 +17,23 @@ CONFIG = BertConfig(
     max_position_embeddings=20,
 )
 LENGTH, SIZE = 12, 3
+HEAD = MaskedLMHead(max_predictions=LENGTH)
 
 
 def scores_of(config: BertConfig, parameters) -> np.ndarray:
     """(batch, sequence_length, vocabulary) logits of ours at every place."""
     import jax
 
-    from coowned.training.models import bert_network
+    from coowned.training.models import bert_gradients
 
     batch = {
         "tokens": tokens(),
         "lengths": lengths(),
         "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (SIZE, 1)),
+        "targets": np.zeros((SIZE, LENGTH), np.int32),
+        "weights": np.ones((SIZE, LENGTH), np.float32),
     }
-
-    @jax.jit
-    def scores(parameters, batch):
-        hidden = bert_network.hidden_rows(config, parameters, batch, bert_network.Tape())
-        return bert_network.vocabulary_scores(parameters, hidden)
-
-    return np.asarray(scores(parameters, batch))
+    return np.asarray(jax.jit(lambda own: bert_gradients.scores_of(HEAD, config, own, batch))(parameters))
 
 
 def tokens() -> np.ndarray:
@@ -63,7 +61,7 @@ def assert_same_where_seen(found, expected):
 
 def random_parameters(config: BertConfig):
     generator = np.random.default_rng(1)
-    start = BertMaskedLM(config=config, sequence_length=LENGTH).initial()
+    start = BertModel.masked_lm(config=config, sequence_length=LENGTH).initial()
     return {n: a + np.float32(0.2) * generator.standard_normal(a.shape, np.float32) for n, a in start.items()}
 
 
@@ -96,7 +94,7 @@ def test_what_transformers_saves_is_opened(tmp_path):
             parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(60)))
-    config, parameters = read_bert_folder(tmp_path / "model")
+    config, parameters = read_bert_folder(tmp_path / "model", HEAD)
     assert config == CONFIG
     assert_same_where_seen(scores_of(config, parameters), peer_scores(model))
 
@@ -111,7 +109,7 @@ def test_the_loss_of_an_example_is_theirs(tmp_path):
     parameters = random_parameters(CONFIG)
     write_bert_folder(tmp_path / "model", CONFIG, parameters, tmp_path / "words.txt")
     peer = BertForMaskedLM.from_pretrained(tmp_path / "model").eval()
-    model = BertMaskedLM(config=CONFIG, sequence_length=LENGTH, max_predictions=3)
+    model = BertModel.masked_lm(config=CONFIG, sequence_length=LENGTH, max_predictions=3)
     places, targets = np.int32([2, 0, 4]), np.int32([7, 8, 9])
     labels = torch.full((1, LENGTH), -100)
     labels[0, places] = torch.tensor(targets).long()
@@ -126,3 +124,35 @@ def test_the_loss_of_an_example_is_theirs(tmp_path):
     }
     ours = jax.jit(model.example_loss)(parameters, example)
     assert float(ours) == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.peers
+def test_transformers_opens_a_classifier(tmp_path):
+    """With the same logits and names of classes; and what transformers writes is read back here."""
+    import jax
+    import torch
+    from transformers import BertForSequenceClassification
+
+    from coowned.training.models import bert_gradients
+
+    (tmp_path / "words.txt").write_text("".join(f"word{number}\n" for number in range(60)))
+    head = ClassifierHead(classes=("ham", "spam", "eggs"))
+    start = BertModel(config=CONFIG, head=head, sequence_length=LENGTH).initial()
+    generator = np.random.default_rng(1)
+    parameters = {n: a + np.float32(0.2) * generator.standard_normal(a.shape, np.float32) for n, a in start.items()}
+    write_bert_folder(tmp_path / "model", CONFIG, parameters, tmp_path / "words.txt", head)
+    model, report = BertForSequenceClassification.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(report[problem] for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.config.id2label == {0: "ham", 1: "spam", 2: "eggs"}
+    seen = torch.tensor(np.arange(LENGTH) < lengths()[:, None]).long()
+    with torch.no_grad():
+        expected = model.eval()(input_ids=torch.tensor(tokens()).long(), attention_mask=seen).logits.numpy()
+    batch = {"tokens": tokens(), "lengths": lengths(), "labels": np.zeros(SIZE), "weights": np.ones(SIZE)}
+    found = jax.jit(lambda own: bert_gradients.scores_of(head, CONFIG, own, batch))(parameters)[:, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected).max() > 1e-2
+    model.save_pretrained(tmp_path / "again")
+    (tmp_path / "again" / "vocab.txt").write_bytes((tmp_path / "words.txt").read_bytes())
+    config, back = read_bert_folder(tmp_path / "again", head)
+    assert config == CONFIG
+    assert all(np.array_equal(back[name], parameters[name]) for name in parameters)

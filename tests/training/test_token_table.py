@@ -12,7 +12,7 @@ from coowned import InputError, from_table, read_mail
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
 from coowned.training.data import Draw
-from coowned.training.models.bert import BertSection
+from coowned.training.models.bert import BertMaskedLM
 from coowned.training.text import SPECIAL_TOKENS, Vocabulary
 from coowned.training.token_table import TokenTable
 
@@ -132,7 +132,7 @@ def test_example_files_name_columns_there_are(tmp_path):
     (tmp_path / "mail.mbox").write_text("From a\nFrom: a@x.org\nMessage-ID: <1@x>\nSubject: w1\n\nw2 w3\n")
     abstracts = from_table(pa.table({"users": [["a"]], "text": ["w1 w2 w3"], "example_id": ["p1"]}))
     for config, examples in zip(configs, (abstracts, read_mail(tmp_path / "mail.mbox")), strict=True):
-        assert isinstance(config.model, BertSection)
+        assert isinstance(config.model, BertMaskedLM)
         assert restored(filled(from_examples(examples, config.model.text), [0]))[0][1:-1] == ["w1", "w2", "w3"]
 
 

@@ -88,9 +88,10 @@ def _canaries(model: Model, users: int, per_user: int, clip_norm: float) -> tupl
         (size,) = model.shapes()["coefficients"]
         content = feature_canaries(users, per_user, num_features=size - 1, length=_LENGTH * clip_norm)
         return LogisticRegression(num_features=size - 1 + users), content
-    from coowned.training.models.bert import BertMaskedLM
+    from coowned.training.models.bert_heads import MaskedLMHead
+    from coowned.training.models.bert_model import BertModel
 
-    if not isinstance(model, BertMaskedLM):
+    if not (isinstance(model, BertModel) and isinstance(model.head, MaskedLMHead)):
         raise InputError(f"there are no canaries for {type(model).__name__}; use audit_with_canaries with your own")
     size, length = model.config.vocab_size, model.sequence_length
     return model, token_canaries(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)

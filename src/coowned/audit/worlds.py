@@ -7,7 +7,7 @@ step releases at that coordinate is then what a whole training of a one-paramete
 
 import dataclasses
 import math
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from coowned.training.example_table import KEY, USABLE
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel, largest_tensor
 from coowned.training.models.logistic_regression import LogisticRegression
+
+if TYPE_CHECKING:
+    from coowned.training.models.bert_model import BertModel
 
 _LONG = 1e6  # length of a gradient before clipping, for any clip norm a run may reasonably have
 _IN_MEMORY = 2**25  # numbers of a feature table that is built as a whole
@@ -89,8 +92,10 @@ class World:
 class Content(Protocol):
     """What examples of one kind of model hold so that their clipped gradients are known."""
 
-    tensor: str
-    """The parameter that worst-case gradients lie in."""
+    @property
+    def tensor(self) -> str:
+        """The parameter that worst-case gradients lie in."""
+        ...
 
     @property
     def users(self) -> int:
@@ -146,49 +151,58 @@ class LogisticContent:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedTokenContent:
-    """Token j is user j's: with all parameters zero, BERT's gradient is that of the output bias, 1/V - e_token."""
+class TokenContent:
+    """Word or class j is user j's: with all parameters zero, BERT's gradient is that of its last bias, 1/n - e_j."""
 
-    vocabulary_size: int
-    sequence_length: int
-    max_predictions: int
-    tensor = "cls.predictions.bias"
+    model: "BertModel"
+
+    @property
+    def tensor(self) -> str:
+        return self.model.head.bias
+
+    @property
+    def size(self) -> int:
+        """How many words or classes there are."""
+        return self.model.shapes()[self.tensor][0]
 
     @property
     def users(self) -> int:
-        return self.vocabulary_size - 1
+        return self.size - 1
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        masked = (self.max_predictions,)
-        tokens = {"tokens": (self.sequence_length,), "lengths": ()}
-        return tokens | {"positions": masked, "targets": masked, "weights": masked}
+        return {name: shape for name, (shape, _) in self.model.arrays().items()}
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict.fromkeys(self.shapes(), np.dtype(np.int32)) | {"weights": np.dtype(np.float32)}
+        return {name: np.dtype(kind) for name, (_, kind) in self.model.arrays().items()}
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
-        # The gradient along -e_token is turned by a negative weight.
+        # The gradient along -e_j is turned by a negative weight.
         scale = np.array([0, -_LONG, np.nan, np.inf, -1e30, 0, _LONG], np.float32)
-        for name in ("tokens", "positions", "weights"):
-            out[name][:] = 0
-        out["lengths"][:] = self.sequence_length
-        out["targets"][:] = np.where(coordinate < 0, self.vocabulary_size - 1, coordinate)[:, None]
-        out["weights"][:, 0] = scale[held]
+        for array in out.values():
+            array[:] = 0
+        out["lengths"][:] = self.model.sequence_length
+        targets, weights = (out[name].reshape(len(held), -1) for name in (self.model.head.target, "weights"))
+        targets[:] = np.where(coordinate < 0, self.size - 1, coordinate)[:, None]
+        weights[:, 0] = scale[held]
 
     def released(self, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        size = self.vocabulary_size
+        size = self.size
         total = np.pad(drawn, ((0, 0), (0, size - drawn.shape[1]))) - drawn.sum(axis=1, keepdims=True) / size
         return total / np.sqrt(1 - 1 / size)
 
     def example(self) -> dict[str, Any]:
-        generator, masked = np.random.default_rng(0), self.max_predictions
-        return {
-            "tokens": generator.integers(0, self.vocabulary_size, self.sequence_length).astype(np.int32),
-            "lengths": np.int32(self.sequence_length),
-            "positions": np.arange(masked, dtype=np.int32),
-            "targets": generator.integers(0, self.vocabulary_size, masked).astype(np.int32),
-            "weights": np.full(masked, 1e3 / masked, np.float32),
+        generator, shapes = np.random.default_rng(0), self.shapes()
+        tokens = generator.integers(0, self.model.config.vocab_size, shapes["tokens"])
+        targets = generator.integers(0, self.size, shapes[self.model.head.target])
+        count = max(1, math.prod(shapes["weights"]))
+        found = {
+            "tokens": tokens,
+            "lengths": self.model.sequence_length,
+            "positions": np.arange(count),
+            self.model.head.target: targets,
+            "weights": np.full(shapes["weights"], 1e3 / count),
         }
+        return {name: np.asarray(found[name], kind) for name, kind in self.dtypes().items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,10 +293,10 @@ def content_for(model: Model) -> Content:
     """Worst-case content for a model; InputError where none is known."""
     if isinstance(model, LogisticRegression):
         return LogisticContent(model.shapes()["coefficients"][0] - 1)
-    from coowned.training.models.bert import BertMaskedLM
+    from coowned.training.models.bert_model import BertModel
 
-    if isinstance(model, BertMaskedLM):
-        return MaskedTokenContent(model.config.vocab_size, model.sequence_length, model.max_predictions)
+    if isinstance(model, BertModel):
+        return TokenContent(model)
     if isinstance(model, ExampleModel):  # what `audited_model` gives for one
         tensor = largest_tensor(model.shapes())
         return StandInContent(tensor, math.prod(model.shapes()[tensor]))

@@ -70,6 +70,7 @@ def run_configuration(
     """
     folder.refuse_if_finished()
     _check_devices(config.run.devices)
+    config.model.check_files(config.folder)
     run_key = folder.run_key(config.run.seed)
     if examples is None:
         announce("reading")

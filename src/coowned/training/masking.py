@@ -75,7 +75,7 @@ def mask_texts(
         (n, max_predictions) int32 and weights float32: where hidden tokens are, increasing, what they are, and 1 / how
         many there are; all 0 where there is no more.
     """
-    _copy_texts(ids, offsets, rows, pad_id, out["tokens"], out["lengths"])
+    copy_texts(ids, offsets, rows, pad_id, out["tokens"], out["lengths"])
     _hide_tokens(
         key, rows, copy_numbers, mask_id, vocabulary_size,
         out["tokens"], out["lengths"], out["positions"], out["targets"], out["weights"],
@@ -83,7 +83,8 @@ def mask_texts(
 
 
 @_njit
-def _copy_texts(ids, offsets, rows, pad_id, tokens, lengths):
+def copy_texts(ids, offsets, rows, pad_id, tokens, lengths):
+    """Writes texts into rows of tokens, padded at the end, and their lengths: 0 where there is no token."""
     for i in range(rows.size):
         begin, length = offsets[rows[i]], offsets[rows[i] + 1] - offsets[rows[i]]
         if length < 3:  # nothing between [CLS] and [SEP]

@@ -100,6 +100,10 @@ class Specification(abc.ABC):
     splits: ClassVar[tuple[float, float, float]] = USUAL_FRACTIONS
     """Shares of train, validation and test, unless others are asked for."""
 
+    def check_files(self, folder: Path) -> None:
+        """Refuses, with InputError, files that are missing, and says where to get them; called before data are read."""
+        del folder
+
     @abc.abstractmethod
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         """What is trained on data of this schema; refuses, with InputError, what the schema or a file cannot give.

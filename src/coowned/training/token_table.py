@@ -1,11 +1,11 @@
-"""Texts as training data: the tokens of every example, masked anew for every copy of every step."""
+"""Texts as training data: tokens with a label, or masked anew for every copy of every step."""
 
 import dataclasses
 import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,68 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import is_text
 from coowned.errors import InputError
 from coowned.training.data import Draw, check_rows, hash_row_order
-from coowned.training.masking import evaluation_key, mask_texts, max_predictions, training_key
+from coowned.training.labels import class_indices
+from coowned.training.masking import copy_texts, evaluation_key, mask_texts, max_predictions, training_key
 from coowned.training.text import TokenizedTexts, Vocabulary, tokenize
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TokenTable:
-    """Tokens of every example of a graph; `fill` hides some of them.
+class TokenizedExamples:
+    """Tokens of every example of a graph.
+
+    Attributes:
+      graph: whose examples these are.
+      texts: tokens of every row.
+      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
+    """
+
+    graph: AttributionGraph
+    texts: TokenizedTexts
+    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.rows is None:
+            validate.same_length(self.graph.num_examples, texts=self.texts)
+        else:
+            validate.same_length(self.graph.num_examples, rows=self.rows)
+            check_rows(self.rows, len(self.texts))
+
+    def counts(self) -> dict[str, int]:
+        """What the texts hold: for a private log alone."""
+        return {"truncated_texts": self.texts.num_truncated, "empty_texts": self.texts.num_empty}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"tokens": (self.texts.sequence_length,), "lengths": ()}
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return dict.fromkeys(self.shapes(), np.dtype(np.int32)) | {"weights": np.dtype(np.float32)}
+
+    @property
+    def digest(self) -> str:
+        about = [self.graph.digest, self.texts.digest, self.rows is not None]
+        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
+        hash_row_order(hashed, self.graph)
+        hashed.update(b"" if self.rows is None else np.ascontiguousarray(self.rows, np.int64).tobytes())
+        return hashed.hexdigest()
+
+    def _rows_of(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+        """The rows of examples, which must have been read and have room in `out`: compiled code looks at no bounds."""
+        rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self.texts)):
+            raise InputError(
+                f"examples must be in [0, {self.graph.num_examples}), and their content must have been read"
+            )
+        for name, shape in self.shapes().items():
+            if len(out[name]) < len(rows) or out[name].shape[1:] != shape:
+                raise InputError(f"out[{name!r}] must be of shape ({len(rows)} or more, *{shape})")
+        return rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TokenTable(TokenizedExamples):
+    """Tokens of which `fill` hides some.
 
     Masks of a training step follow from (run key, step, row in the whole table, copy number), those of an evaluation
     from the row alone: every model is then compared on the same ones. A text without tokens has length 0 and weights 0:
@@ -41,11 +94,6 @@ class TokenTable:
       - Two tables with other tokens, rows, ids or attribution have other digests.   (test_token_digest_follows_content)
     Cost: `fill` takes some microseconds a copy, without Python's lock.
 
-    Attributes:
-      graph: whose examples these are.
-      texts: tokens of every row.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
-
     Example:
       >>> from coowned import from_table
       >>> examples = from_table({"users": [["a"], ["b"]], "text": ["hello there", "hello"]})
@@ -54,17 +102,6 @@ class TokenTable:
       >>> table.shapes()
       {'tokens': (8,), 'lengths': (), 'positions': (2,), 'targets': (2,), 'weights': (2,)}
     """
-
-    graph: AttributionGraph
-    texts: TokenizedTexts
-    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.rows is None:
-            validate.same_length(self.graph.num_examples, texts=self.texts)
-        else:
-            validate.same_length(self.graph.num_examples, rows=self.rows)
-            check_rows(self.rows, len(self.texts))
 
     @classmethod
     def from_examples(
@@ -75,15 +112,10 @@ class TokenTable:
         vocabulary: Vocabulary,
         sequence_length: int,
         lowercase: bool = True,
-    ) -> "TokenTable":
+    ) -> Self:
         """From a text column of the payload, or several that are read one after another, a new line between them."""
-        names = check_text_columns(examples.payload.schema, text)
-        columns = [_text_column(examples.payload, name) for name in names]
-        joined = columns[0]
-        if len(columns) > 1:
-            between = pa.scalar("\n", pa.large_string())
-            joined = pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
-        texts = tokenize(joined, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
+        column = _joined(examples.payload, text)
+        texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
         return cls(graph=examples.graph, texts=texts)
 
     @functools.cached_property
@@ -91,27 +123,10 @@ class TokenTable:
         return max_predictions(self.texts.sequence_length)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            "tokens": (self.texts.sequence_length,),
-            "lengths": (),
-            "positions": (self._most,),
-            "targets": (self._most,),
-            "weights": (self._most,),
-        }
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        whole = {name: np.dtype(np.int32) for name in ("tokens", "lengths", "positions", "targets")}
-        return {**whole, "weights": np.dtype(np.float32)}
+        return {**super().shapes(), "positions": (self._most,), "targets": (self._most,), "weights": (self._most,)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
-        if len(rows) and (rows.min() < 0 or rows.max() >= len(self.texts)):
-            raise InputError(
-                f"examples must be in [0, {self.graph.num_examples}), and their content must have been read"
-            )
-        for name, shape in self.shapes().items():  # compiled code looks at no bounds
-            if len(out[name]) < len(rows) or out[name].shape[1:] != shape:
-                raise InputError(f"out[{name!r}] must be of shape ({len(rows)} or more, *{shape})")
+        rows = self._rows_of(examples, out)
         if draw is None:
             key, copy_numbers = evaluation_key(), np.zeros(len(rows), np.int32)
         else:
@@ -131,12 +146,81 @@ class TokenTable:
             out={name: out[name] for name in self.shapes()},
         )
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledTokenTable(TokenizedExamples):
+    """Tokens with the index of a class.
+
+    An example without a text, or whose label is none of the classes, has the weight 0: it is drawn and counted like any
+    other, and adds nothing.
+
+    Guarantees:
+      - `fill` gives tokens and label of row `rows[i]` for example i, in every step alike.
+        (test_labelled_fill_gives_tokens_and_labels)
+      - Two tables with other labels have other digests.   (test_labelled_digest_follows_the_labels)
+
+    Attributes:
+      labels: (rows of texts,) float32, NaN where it is none of the classes.
+
+    Example:
+      >>> from coowned import from_table
+      >>> examples = from_table({"users": [["a"], ["b"]], "text": ["hello", "there"], "y": ["ham", "eggs"]})
+      >>> vocabulary = Vocabulary(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "there"))
+      >>> table = LabelledTokenTable.from_examples(
+      ...     examples, text="text", label="y", classes=["spam", "ham"], vocabulary=vocabulary, sequence_length=8
+      ... )
+      >>> table.labels, table.counts()["unusable_labels"]
+      (array([ 1., nan], dtype=float32), 1)
+    """
+
+    labels: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "labels", np.ascontiguousarray(self.labels, np.float32))
+        validate.same_length(len(self.texts), labels=self.labels)
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: AttributedExamples,
+        *,
+        text: str | Sequence[str],
+        label: str | None,
+        classes: Sequence[str | int],
+        vocabulary: Vocabulary,
+        sequence_length: int,
+        lowercase: bool = True,
+    ) -> Self:
+        """From text columns as `TokenTable`'s and a label column; without one no label is known."""
+        column = _joined(examples.payload, text)
+        texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
+        labels = (
+            np.full(len(texts), np.nan) if label is None else class_indices(examples.payload.column(label), classes)
+        )
+        return cls(graph=examples.graph, texts=texts, labels=labels)
+
+    def counts(self) -> dict[str, int]:
+        return {**super().counts(), "unusable_labels": int(np.isnan(self.labels).sum())}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**super().shapes(), "labels": (), "weights": ()}
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return {**super().dtypes(), "labels": np.dtype(np.float32)}
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        rows = self._rows_of(examples, out)
+        own = {name: array[: len(rows)] for name, array in out.items()}
+        texts = self.texts
+        copy_texts(texts.ids, texts.offsets, rows, texts.vocabulary.pad_id, own["tokens"], own["lengths"])
+        own["labels"][:] = self.labels[rows]
+        own["weights"][:] = np.isfinite(own["labels"]) & (own["lengths"] > 0)
+
     @property
     def digest(self) -> str:
-        about = [self.graph.digest, self.texts.digest, self.rows is not None]
-        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
-        hash_row_order(hashed, self.graph)
-        hashed.update(b"" if self.rows is None else np.ascontiguousarray(self.rows, np.int64).tobytes())
+        hashed = hashlib.blake2b(super().digest.encode(), digest_size=32, person=b"coowned-data-1")
+        hashed.update(self.labels.tobytes())
         return hashed.hexdigest()
 
 
@@ -154,6 +238,15 @@ def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str
         if not is_text(kind) and not pa.types.is_null(kind):
             raise InputError(f"column {name!r} must hold text, not {kind}; name a column of text")
     return names
+
+
+def _joined(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray:
+    """One column of text, or several with a new line between them."""
+    columns = [_text_column(payload, name) for name in check_text_columns(payload.schema, text)]
+    if len(columns) == 1:
+        return columns[0]
+    between = pa.scalar("\n", pa.large_string())
+    return pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
 
 
 def _text_column(payload: pa.Table, name: str) -> pa.ChunkedArray:

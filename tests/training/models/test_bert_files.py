@@ -8,11 +8,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from coowned.errors import InputError
-from coowned.training.models.bert import BertConfig, BertMaskedLM
-from coowned.training.models.bert_files import describe_config, parameters_from, read_bert_folder
+from coowned.training.models.bert_files import BertConfig, describe_config, parameters_from, read_bert_folder
+from coowned.training.models.bert_model import BertModel
 
 CONFIG = BertConfig(vocab_size=9, hidden_size=4, intermediate_size=6, max_position_embeddings=8, layer_norm_eps=1e-7)
-MODEL = BertMaskedLM(config=CONFIG, sequence_length=8)
+MODEL = BertModel.masked_lm(config=CONFIG, sequence_length=8)
 WORDS = "bert.embeddings.word_embeddings.weight"
 
 
@@ -23,10 +23,10 @@ def vocabulary(tmp_path):
     return path
 
 
-def write_bert_folder(folder, config, arrays, vocabulary_file):
+def write_bert_folder(folder, config, arrays, vocabulary_file, head=MODEL.head):
     """The three files that a finished run has too."""
     folder.mkdir()
-    (folder / "config.json").write_text(describe_config(config), encoding="utf-8")
+    (folder / "config.json").write_text(describe_config(config, head), encoding="utf-8")
     save_file(
         {name: np.asarray(array) for name, array in arrays.items()}, folder / "model.safetensors", {"format": "pt"}
     )
@@ -40,7 +40,7 @@ def folder(tmp_path, vocabulary):
 
 
 def test_folder_round_trip(folder, vocabulary):
-    config, arrays = read_bert_folder(folder)
+    config, arrays = read_bert_folder(folder, MODEL.head)
     assert config == CONFIG
     expected = MODEL.initial()
     assert set(arrays) == set(expected)
@@ -64,14 +64,14 @@ def test_older_names_and_other_heads():
         "cls.predictions.decoder.weight": expected[WORDS].copy(),
         "cls.predictions.decoder.bias": stored.pop("cls.predictions.bias"),
     }
-    found = parameters_from(CONFIG, stored)
+    found = parameters_from(CONFIG, MODEL.head, stored)
     assert set(found) == set(expected)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
 def test_half_precision_becomes_float32():
     stored = {name: array.astype(np.float16) for name, array in MODEL.initial().items()}
-    assert all(array.dtype == np.float32 for array in parameters_from(CONFIG, stored).values())
+    assert all(array.dtype == np.float32 for array in parameters_from(CONFIG, MODEL.head, stored).values())
 
 
 @pytest.mark.parametrize(
@@ -114,35 +114,35 @@ BAD_SETTINGS = [
 def test_bad_folders(folder, changes, message):
     change_config(folder, **changes)
     with pytest.raises(InputError, match=message):
-        read_bert_folder(folder)
+        read_bert_folder(folder, MODEL.head)
 
 
 def test_bad_files(folder, tmp_path):
     with pytest.raises(InputError, match="no such folder"):
-        read_bert_folder(tmp_path / "nowhere")
+        read_bert_folder(tmp_path / "nowhere", MODEL.head)
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(InputError, match="not a readable safetensors file"):
-        read_bert_folder(folder)
+        read_bert_folder(folder, MODEL.head)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"no model.safetensors; save the model again"):
-        read_bert_folder(folder)
+    with pytest.raises(InputError, match=r"no model.safetensors; .*save_pretrained.*google/bert_uncased_L-2_H-128_A-2"):
+        read_bert_folder(folder, MODEL.head)
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "config.json").write_text("{not json")
     with pytest.raises(InputError, match="not a readable JSON file"):
-        read_bert_folder(folder)
+        read_bert_folder(folder, MODEL.head)
     (folder / "config.json").write_text("[]")
     with pytest.raises(InputError, match="'list', not a BERT"):
-        read_bert_folder(folder)
+        read_bert_folder(folder, MODEL.head)
     (folder / "vocab.txt").unlink()
     with pytest.raises(InputError, match=r"no vocab.txt"):
-        read_bert_folder(folder)
+        read_bert_folder(folder, MODEL.head)
 
 
 def test_old_configurations_name_less(folder):
     """The first BERT-Tiny names neither its kind nor its epsilon."""
     change_config(folder, model_type="gone", layer_norm_eps="gone", position_embedding_type="gone", hidden_act="gone")
-    assert read_bert_folder(folder)[0].layer_norm_eps == 1e-12
+    assert read_bert_folder(folder, MODEL.head)[0].layer_norm_eps == 1e-12
 
 
 def test_weights_say_what_transformers_asks_for(folder):
@@ -152,4 +152,4 @@ def test_weights_say_what_transformers_asks_for(folder):
         assert file.metadata() == {"format": "pt"}
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors, folder / "model.safetensors")  # and reading does not
-    assert read_bert_folder(folder)[0] == CONFIG
+    assert read_bert_folder(folder, MODEL.head)[0] == CONFIG

@@ -1,7 +1,8 @@
 import pytest
 
 from coowned.errors import InputError
-from coowned.training.models.bert import BertConfig, BertMaskedLM
+from coowned.training.models.bert_files import BertConfig
+from coowned.training.models.bert_model import BertModel
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.models.registry import MODELS, model_class, model_from_description
 from coowned.training.tasks import Specification
@@ -11,7 +12,7 @@ from coowned.training.tasks import Specification
     "model",
     [
         LogisticRegression(num_features=7),
-        BertMaskedLM(config=BertConfig(vocab_size=50, hidden_size=8), sequence_length=16, microbatch=3),
+        BertModel.masked_lm(config=BertConfig(vocab_size=50, hidden_size=8), sequence_length=16, microbatch=3),
     ],
 )
 def test_models_are_read_back(model):

@@ -5,50 +5,113 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.training.models.bert import ACTIVATIONS, BertConfig
 from coowned.training.run import NO_GUARANTEE, PUBLIC, stated_origins
 
+if TYPE_CHECKING:
+    from coowned.training.models.bert_heads import Head
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
 CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "config.json", "model.safetensors", "vocab.txt"
 _WORDS, _BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 _DECODER_WEIGHT, _DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
-_UNUSED = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids")
+_UNUSED = "bert.embeddings.position_ids"
+GET_A_CHECKPOINT = (
+    f"a checkpoint is a folder with {CONFIG_FILE}, {VOCABULARY_FILE} and {WEIGHTS_FILE}, as transformers' "
+    "save_pretrained writes it: get one from Hugging Face, such as the public BERT-Tiny "
+    "google/bert_uncased_L-2_H-128_A-2"
+)
+GET_A_VOCABULARY = (
+    f"a vocabulary is a {VOCABULARY_FILE} that was not made from the texts to be protected: take that of a public "
+    "checkpoint, such as google/bert_uncased_L-2_H-128_A-2 on Hugging Face, or learn one from public texts with "
+    "coowned.training.text.learn_vocabulary"
+)
 _NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
-def read_bert_folder(folder: str | os.PathLike[str]) -> tuple[BertConfig, dict[str, npt.NDArray[np.float32]]]:
-    """(sizes, parameters) of a folder that transformers has written, or of a finished run.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """Sizes of a BERT, under the names of Hugging Face's `config.json`; the default is BERT-Tiny.
 
-    Older names (gamma, beta) are understood; the pooler and the next-sentence head are left; the decoder, where it is
-    stored, must be the word embedding.
+    Example:
+      >>> BertConfig(hidden_size=100, num_attention_heads=3)
+      Traceback (most recent call last):
+        ...
+      coowned.errors.InputError: hidden_size (100) must be a multiple of num_attention_heads (3)
+    """
+
+    vocab_size: int = 30522
+    hidden_size: int = 128
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 2
+    intermediate_size: int = 512
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
+
+    def __post_init__(self) -> None:
+        validate.positive(
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "vocab_size",
+                    "hidden_size",
+                    "num_hidden_layers",
+                    "num_attention_heads",
+                    "intermediate_size",
+                    "max_position_embeddings",
+                    "type_vocab_size",
+                )
+            }
+        )
+        validate.positive_number(layer_norm_eps=self.layer_norm_eps)
+        validate.one_of(ACTIVATIONS, hidden_act=self.hidden_act)
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
+                f"({self.num_attention_heads})"
+            )
+
+
+def read_bert_folder(
+    folder: str | os.PathLike[str], head: "Head"
+) -> tuple[BertConfig, dict[str, npt.NDArray[np.float32]]]:
+    """(sizes, parameters for this head) of a folder that transformers has written, or of a finished run.
+
+    Older names (gamma, beta) are understood; other heads are left, and a head that may start anew may be missing; the
+    decoder, where it is stored, must be the word embedding.
 
     Guarantees:
-      - It reads what `describe_config` and `BertMaskedLM.to_arrays` give, and so does transformers, with the same
-        logits, padding or not.   (test_folder_round_trip, test_transformers_opens_what_is_written)
+      - It reads what `describe_config` and `BertModel.to_arrays` give, and so does transformers, with the same
+        logits, padding or not.   (test_folder_round_trip, test_transformers_opens_what_is_written,
+        test_transformers_opens_a_classifier)
       - Raises InputError with the file and the remedy for a missing or damaged file, a model that is not a BERT, an
         unsupported setting and tensors of other shapes.   (test_bad_folders)
     """
     path = Path(folder)
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder; name one with {CONFIG_FILE}, {WEIGHTS_FILE} and {VOCABULARY_FILE}")
-    for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE):
-        if not (path / name).is_file():
-            remedy = (
-                "save the model again with transformers' save_pretrained" if name == WEIGHTS_FILE else "put it there"
-            )
-            raise InputError(f"{path}: there is no {name}; {remedy}")
+    check_bert_folder(path)
     config = read_config(path / CONFIG_FILE)
     _check_vocabulary(path / VOCABULARY_FILE, config)
     try:
-        return config, parameters_from(config, _read_tensors(path / WEIGHTS_FILE))
+        return config, parameters_from(config, head, _read_tensors(path / WEIGHTS_FILE))
     except InputError as error:
         raise InputError(f"{path / WEIGHTS_FILE}: {error}") from None
+
+
+def check_bert_folder(path: Path) -> None:
+    """Refuses, with InputError, a checkpoint that is not there or lacks a file; none of them is read."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; {GET_A_CHECKPOINT}")
+    for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE):
+        if not (path / name).is_file():
+            raise InputError(f"{path}: there is no {name}; {GET_A_CHECKPOINT}")
 
 
 def refuse_private_checkpoint(checkpoint: Path) -> None:
@@ -100,30 +163,37 @@ def read_config(path: str | os.PathLike[str]) -> BertConfig:
         raise InputError(f"{path}: {error}") from None
 
 
-def parameters_from(config: BertConfig, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
+def parameters_from(
+    config: BertConfig, head: "Head", arrays: Mapping[str, npt.ArrayLike]
+) -> dict[str, npt.NDArray[np.float32]]:
     """The parameters among a checkpoint's arrays, in float32 and under today's names; InputError where they do not fit.
 
-    >>> parameters_from(BertConfig(), {})
+    >>> from coowned.training.models.bert_heads import MaskedLMHead
+    >>> parameters_from(BertConfig(), MaskedLMHead(max_predictions=3), {})
     Traceback (most recent call last):
       ...
-    coowned.errors.InputError: no tensor 'bert.embeddings.word_embeddings.weight'; a BERT with its masked-LM head is ...
+    coowned.errors.InputError: no tensor 'bert.embeddings.word_embeddings.weight'; a BertForMaskedLM is needed
     """
-    from coowned.training.models.bert_network import shapes_of
+    from coowned.training.models.bert_network import encoder_shapes
 
-    found = {_name_today(name): array for name, array in arrays.items() if not name.startswith(_UNUSED)}
+    unused = (_UNUSED, *head.ignored)
+    found = {_name_today(name): array for name, array in arrays.items() if not name.startswith(unused)}
     decoder_weight, decoder_bias = found.pop(_DECODER_WEIGHT, None), found.pop(_DECODER_BIAS, None)
     if decoder_bias is not None:
         found.setdefault(_BIAS, decoder_bias)
-    wanted, parameters = shapes_of(config), {}
+    wanted, parameters = encoder_shapes(config) | head.shapes(config), {}
     for name, shape in wanted.items():
         if name not in found:
-            raise InputError(f"no tensor {name!r}; a BERT with its masked-LM head is needed (BertForMaskedLM)")
+            if name.startswith(head.optional):
+                continue
+            raise InputError(f"no tensor {name!r}; a {head.architecture} is needed")
         array = np.asarray(found[name])
         if array.shape != shape:
-            raise InputError(
-                f"{name} has the shape {array.shape}, the configuration asks for {shape}; give the configuration that "
-                "belongs to these weights"
-            )
+            if name.startswith("classifier."):
+                wanted_by, remedy = "the declared classes need", "declare those of these weights"
+            else:
+                wanted_by, remedy = "the configuration asks for", "give the one that belongs to these weights"
+            raise InputError(f"{name} has the shape {array.shape}, {wanted_by} {shape}; {remedy}")
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             raise InputError(f"{name} must hold finite floating-point numbers; save the model again")
         parameters[name] = np.ascontiguousarray(array, dtype=np.float32)
@@ -143,10 +213,10 @@ def _name_today(name: str) -> str:
     return name
 
 
-def describe_config(config: BertConfig) -> str:
+def describe_config(config: BertConfig, head: "Head") -> str:
     """The text of a `config.json`."""
     described = {
-        "architectures": ["BertForMaskedLM"],
+        "architectures": [head.architecture],
         "model_type": "bert",
         **dataclasses.asdict(config),
         "attention_probs_dropout_prob": 0.0,
@@ -157,6 +227,10 @@ def describe_config(config: BertConfig) -> str:
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
+    if head.classes is not None:
+        names = {str(number): str(name) for number, name in enumerate(head.classes)}
+        described |= {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
+        described["problem_type"] = "single_label_classification"
     return json.dumps(described, indent=2, sort_keys=True) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""BERT's encoder and the hidden part of its masked-LM head, as functions of a flat dictionary of arrays.
+"""BERT's encoder as a function of a flat dictionary of arrays.
 
-Names and layouts are those of Hugging Face's `BertForMaskedLM`: a linear layer's weight is (outputs, inputs).
-There is no dropout. The last layer is worked out only where something is to be predicted.
+Names and layouts are those of Hugging Face: a linear layer's weight is (outputs, inputs). There is no dropout. The last
+layer is worked out only where something is to be predicted.
 """
 
 from collections.abc import Callable
@@ -13,42 +13,39 @@ import jax.numpy as jnp
 WORDS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 TYPES = "bert.embeddings.token_type_embeddings.weight"
-VOCABULARY_BIAS = "cls.predictions.bias"
 EMBEDDED = "embedded"  # the tap at the sum of the three embeddings
 _FAR = -1e30  # in place of a score that must not count
 
 Arrays = dict[str, Any]
 
 
-def shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of a `BertConfig`, as Hugging Face stores them (the tied decoder is not)."""
+def encoder_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of the encoder of a `BertConfig`, as Hugging Face stores them."""
     width, inner = config.hidden_size, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
+    shapes = {
         WORDS: (config.vocab_size, width),
         POSITIONS: (config.max_position_embeddings, width),
         TYPES: (config.type_vocab_size, width),
+        **norm_shapes("bert.embeddings.LayerNorm", width),
     }
-
-    def norm(name: str) -> None:
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
-
-    def dense(name: str, outputs: int, inputs: int) -> None:
-        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
-
-    norm("bert.embeddings.LayerNorm")
     for number in range(config.num_hidden_layers):
         layer = f"bert.encoder.layer.{number}"
         for part in ("query", "key", "value"):
-            dense(f"{layer}.attention.self.{part}", width, width)
-        dense(f"{layer}.attention.output.dense", width, width)
-        norm(f"{layer}.attention.output.LayerNorm")
-        dense(f"{layer}.intermediate.dense", inner, width)
-        dense(f"{layer}.output.dense", width, inner)
-        norm(f"{layer}.output.LayerNorm")
-    dense("cls.predictions.transform.dense", width, width)
-    norm("cls.predictions.transform.LayerNorm")
-    shapes[VOCABULARY_BIAS] = (config.vocab_size,)
+            shapes |= dense_shapes(f"{layer}.attention.self.{part}", width, width)
+        shapes |= dense_shapes(f"{layer}.attention.output.dense", width, width)
+        shapes |= norm_shapes(f"{layer}.attention.output.LayerNorm", width)
+        shapes |= dense_shapes(f"{layer}.intermediate.dense", inner, width)
+        shapes |= dense_shapes(f"{layer}.output.dense", width, inner)
+        shapes |= norm_shapes(f"{layer}.output.LayerNorm", width)
     return shapes
+
+
+def dense_shapes(name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def norm_shapes(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 class Tape:
@@ -72,55 +69,48 @@ class Tape:
         return given if self._added is None else given + self._added[name]
 
 
-def hidden_rows(config: Any, parameters: Arrays, batch: Arrays, tape: Tape) -> Any:
-    """(batch, max_predictions, hidden): what the vocabulary is multiplied by, at the positions to predict.
+def encode(config: Any, parameters: Arrays, batch: Arrays, positions: Any, tape: Tape) -> Any:
+    """(batch, m, hidden): the last layer's rows at the (batch, m) positions.
 
     Layers with more than one weight go by all their names, joined with '+'.
     """
-    tokens, positions = batch["tokens"], batch["positions"]
+    tokens = batch["tokens"]
     length = tokens.shape[1]
     seen = jnp.arange(length) < batch["lengths"][:, None]  # (batch, sequence_length)
     rows = parameters[WORDS][tokens] + (parameters[POSITIONS][:length] + parameters[TYPES][0])
     rows = tape.layer(EMBEDDED, rows, rows)
-    rows = _layer_norm(config, parameters, "bert.embeddings.LayerNorm", rows, tape)
-    activation = _activation(config.hidden_act)
+    rows = layer_norm(config, parameters, "bert.embeddings.LayerNorm", rows, tape)
     for number in range(config.num_hidden_layers):
         last = number == config.num_hidden_layers - 1
         layer = f"bert.encoder.layer.{number}"
         query, key, value = (f"{layer}.attention.self.{part}" for part in ("query", "key", "value"))
         if last:  # nobody asks for the other rows
-            keys, values = jnp.split(_dense(parameters, (key, value), rows, tape), 2, axis=-1)
+            keys, values = jnp.split(dense(parameters, (key, value), rows, tape), 2, axis=-1)
             rows = jnp.take_along_axis(rows, positions[:, :, None], axis=1)
-            queries = _dense(parameters, (query,), rows, tape)
+            queries = dense(parameters, (query,), rows, tape)
         else:
-            queries, keys, values = jnp.split(_dense(parameters, (query, key, value), rows, tape), 3, axis=-1)
+            queries, keys, values = jnp.split(dense(parameters, (query, key, value), rows, tape), 3, axis=-1)
         mixed = _attend(config.num_attention_heads, queries, keys, values, seen)
-        mixed = _dense(parameters, (f"{layer}.attention.output.dense",), mixed, tape)
-        rows = _layer_norm(config, parameters, f"{layer}.attention.output.LayerNorm", rows + mixed, tape)
-        inner = activation(_dense(parameters, (f"{layer}.intermediate.dense",), rows, tape))
-        inner = _dense(parameters, (f"{layer}.output.dense",), inner, tape)
-        rows = _layer_norm(config, parameters, f"{layer}.output.LayerNorm", rows + inner, tape)
-    rows = activation(_dense(parameters, ("cls.predictions.transform.dense",), rows, tape))
-    return _layer_norm(config, parameters, "cls.predictions.transform.LayerNorm", rows, tape)
-
-
-def vocabulary_scores(parameters: Arrays, hidden: Any) -> Any:
-    """(..., vocabulary) logits; the word embedding is used a second time here."""
-    return product(hidden, parameters[WORDS].T) + parameters[VOCABULARY_BIAS]
+        mixed = dense(parameters, (f"{layer}.attention.output.dense",), mixed, tape)
+        rows = layer_norm(config, parameters, f"{layer}.attention.output.LayerNorm", rows + mixed, tape)
+        inner = activation(config)(dense(parameters, (f"{layer}.intermediate.dense",), rows, tape))
+        inner = dense(parameters, (f"{layer}.output.dense",), inner, tape)
+        rows = layer_norm(config, parameters, f"{layer}.output.LayerNorm", rows + inner, tape)
+    return rows
 
 
 def product(left: Any, right: Any) -> Any:
     return jnp.matmul(left, right, precision="highest")
 
 
-def _dense(parameters: Arrays, names: tuple[str, ...], rows: Any, tape: Tape) -> Any:
+def dense(parameters: Arrays, names: tuple[str, ...], rows: Any, tape: Tape) -> Any:
     """One product for all the named layers, which are fed the same."""
     weight = jnp.concatenate([parameters[f"{name}.weight"] for name in names])
     bias = jnp.concatenate([parameters[f"{name}.bias"] for name in names])
     return tape.layer("+".join(names), rows, product(rows, weight.T) + bias)
 
 
-def _layer_norm(config: Any, parameters: Arrays, name: str, rows: Any, tape: Tape) -> Any:
+def layer_norm(config: Any, parameters: Arrays, name: str, rows: Any, tape: Tape) -> Any:
     centred = rows - rows.mean(axis=-1, keepdims=True)
     variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
     normed = centred * jax.lax.rsqrt(variance + config.layer_norm_eps)
@@ -141,15 +131,15 @@ def _attend(heads: int, queries: Any, keys: Any, values: Any, seen: Any) -> Any:
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
-def _activation(name: str) -> Callable[[Any], Any]:
-    return ACTIVATIONS[name]
+def activation(config: Any) -> Callable[[Any], Any]:
+    return _ACTIVATIONS[config.hidden_act]
 
 
 def _gelu(rows: Any) -> Any:
     return 0.5 * rows * (1.0 + jax.lax.erf(rows * 0.5**0.5))
 
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": _gelu,
     "gelu_new": lambda rows: jax.nn.gelu(rows, approximate=True),
     "relu": jax.nn.relu,

@@ -10,7 +10,8 @@ from coowned.training.tasks import Specification
 
 MODELS = {
     "logistic-regression": "coowned.training.models.logistic_regression.LogisticRegression",
-    "bert-masked-lm": "coowned.training.models.bert.BertSection",
+    "bert-masked-lm": "coowned.training.models.bert.BertMaskedLM",
+    "bert-classifier": "coowned.training.models.bert.BertClassifier",
     "python": "coowned.training.models.python_model.PythonModel",
 }
 """The dotted path of every specification's class by its kind; importing none of them."""

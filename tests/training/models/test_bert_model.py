@@ -11,10 +11,11 @@ from jax_privacy.clipping import clipped_grad
 from coowned.errors import InputError
 from coowned.mechanism import gradient_sums
 from coowned.training.models import bert_gradients
-from coowned.training.models.bert import BertConfig, BertMaskedLM
+from coowned.training.models.bert_files import BertConfig
+from coowned.training.models.bert_model import BertModel
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, intermediate_size=12, max_position_embeddings=9)
-MODEL = BertMaskedLM(config=CONFIG, sequence_length=6, max_predictions=3, microbatch=4)
+MODEL = BertModel.masked_lm(config=CONFIG, sequence_length=6, max_predictions=3, microbatch=4)
 SIZE = 10  # not a multiple of the microbatch
 
 
@@ -30,7 +31,7 @@ def parameters(model=MODEL, seed=1):
 def make_batch(model=MODEL, size=SIZE, seed=0):
     """Short and long examples; few different tokens, so that they repeat and are targets too."""
     generator = np.random.default_rng(seed)
-    length, places = model.sequence_length, model.max_predictions
+    length, places = model.sequence_length, model.head.max_predictions
     batch = {
         "tokens": generator.integers(0, 7, (size, length), np.int32),
         "lengths": generator.integers(1, length + 1, size).astype(np.int32),
@@ -54,7 +55,7 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 plain_sum = jit(MODEL.gradient_sum)
 example_gradients = jit(jax.vmap(jax.grad(MODEL.example_loss), in_axes=(None, 0)))
 all_losses = jit(MODEL.losses)
-ONE_LAYER = BertMaskedLM(
+ONE_LAYER = BertModel.masked_lm(
     config=BertConfig(
         vocab_size=50, hidden_size=8, num_hidden_layers=1, intermediate_size=12, max_position_embeddings=9
     ),
@@ -162,7 +163,7 @@ def test_a_wider_model_with_a_vocabulary_that_is_not_whole():
         max_position_embeddings=8,
         hidden_act="gelu_new",
     )
-    model = BertMaskedLM(config=config, sequence_length=8, max_predictions=4)
+    model = BertModel.masked_lm(config=config, sequence_length=8, max_predictions=4)
     own, batch = parameters(model), make_batch(model, 3)
     batch["targets"][:, 0] = config.vocab_size - 1
     batch["tokens"][:, 2] = config.vocab_size - 2
@@ -194,7 +195,9 @@ def test_without_the_cross_term_the_norm_is_another():
     """Two uses of one matrix have something in common: measured apart, a gradient may look shorter than it is."""
     rows = {name: array[:4] for name, array in make_batch().items()}
     own = {name: jnp.asarray(array) for name, array in parameters(ONE_LAYER).items()}
-    words = bert_gradients.example_gradients(ONE_LAYER.config, own, rows)["bert.embeddings.word_embeddings.weight"]
+    words = bert_gradients.example_gradients(ONE_LAYER.head, ONE_LAYER.config, own, rows)[
+        "bert.embeddings.word_embeddings.weight"
+    ]
     whole = gradient_sums._Embedding(words).squares()
     parts = [
         gradient_sums._Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares()
@@ -336,7 +339,7 @@ def test_loss_is_the_mean_over_own_places():
 
 
 def test_initial_is_that_of_bert():
-    model = BertMaskedLM(config=BertConfig(vocab_size=1000), sequence_length=16)
+    model = BertModel.masked_lm(config=BertConfig(vocab_size=1000), sequence_length=16)
     first, second = model.initial(), model.initial()
     assert {name: array.shape for name, array in first.items()} == model.shapes()
     assert all(np.array_equal(first[name], second[name]) and first[name].dtype == np.float32 for name in first)
@@ -345,16 +348,17 @@ def test_initial_is_that_of_bert():
     assert abs(words.std() / (0.02 * 0.8796) - 1) < 0.02  # of a normal cut off at two; 1.28e5 draws, 6 deviations
     assert (first["bert.embeddings.LayerNorm.weight"] == 1).all()
     assert not first["cls.predictions.bias"].any()
-    other = BertMaskedLM(config=model.config, sequence_length=16, seed=1).initial()
+    other = BertModel.masked_lm(config=model.config, sequence_length=16, seed=1).initial()
     assert not np.array_equal(other["bert.embeddings.word_embeddings.weight"], words)
 
 
 def test_defaults_are_those_of_bert_tiny():
-    model = BertMaskedLM(sequence_length=128)
-    assert model.max_predictions == 20
+    model = BertModel.masked_lm(sequence_length=128)
+    assert model.head.max_predictions == 20
     assert sum(np.prod(shape) for shape in model.shapes().values()) == 4_416_698
-    assert [BertMaskedLM(sequence_length=n).max_predictions for n in (1, 6, 7, 20, 32, 512)] == [1, 1, 2, 3, 5, 77]
-    assert hash(model) == hash(BertMaskedLM(sequence_length=128))
+    for length, most in ((1, 1), (6, 1), (7, 2), (20, 3), (32, 5), (512, 77)):
+        assert BertModel.masked_lm(sequence_length=length).head.max_predictions == most
+    assert hash(model) == hash(BertModel.masked_lm(sequence_length=128))
     assert model.describe()["kind"] == "bert-masked-lm"
 
 
@@ -368,7 +372,7 @@ def test_arrays_round_trip():
 def test_bad_settings_and_data():
     for settings in ({"sequence_length": 10}, {"sequence_length": 0}, {"microbatch": -1}, {"seed": -1}):
         with pytest.raises(InputError, match=next(iter(settings))):
-            BertMaskedLM(**{"config": CONFIG, "sequence_length": 6, **settings})
+            BertModel.masked_lm(**{"config": CONFIG, "sequence_length": 6, **settings})
     with pytest.raises(InputError, match="hidden_act"):
         BertConfig(hidden_act="swish")
     with pytest.raises(InputError, match="multiple of num_attention_heads"):

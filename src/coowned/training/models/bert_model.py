@@ -1,0 +1,221 @@
+"""A BERT of any size with one of its heads, as the loop trains it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.errors import InputError
+from coowned.mechanism.gradient_sums import clipped_gradient_sums
+from coowned.mechanism.grid import Grid
+from coowned.training.labels import Classes, declared_classes
+from coowned.training.models import bert_gradients
+from coowned.training.models.bert_files import BertConfig, parameters_from
+from coowned.training.models.bert_heads import ClassifierHead, Head, MaskedLMHead
+from coowned.training.models.bert_network import encoder_shapes
+
+_MICROBATCH_TOKENS = 2048
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertModel:
+    """A BERT without dropout, clipped exactly at about the cost of an ordinary step.
+
+    Parameters are a flat dictionary under Hugging Face's names and layouts, a tied decoder once. A batch is
+
+      tokens     (batch, sequence_length) int32: ids; the masked model's with some replaced by the masker
+      lengths    (batch,) int32: how many of them are real; only these are seen (0 in padding)
+
+    and what the head reads. Of the masked model that is
+
+      positions  (batch, max_predictions) int32: which tokens to predict
+      targets    (batch, max_predictions) int32: ids that were there
+      weights    (batch, max_predictions) float32: one over the example's own number of positions, 0 past the last
+
+    and of the classifier
+
+      labels     (batch,) float32: index of the class, NaN where it is not known
+      weights    (batch,) float32: 1, or 0 for an example that is not to count
+
+    An example's loss is the weighted sum of its cross entropies: a function of that example alone.
+
+    Guarantees:
+      - The clipped sum is that of the examples' own gradients, every parameter together, a word embedding once with
+        both of its uses.   (test_equals_the_mechanism, test_equals_jax_privacy, test_classifier_equals_the_mechanism,
+        test_without_the_cross_term_the_norm_is_another)
+      - An example adds the same integers at any position of any batch, as far as XLA gives it the same gradient there.
+        (test_an_example_counts_the_same_in_any_company, test_a_text_counts_the_same_in_any_company)
+      - What an example adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more,
+        test_no_text_adds_more)
+      - An example whose gradient is not finite adds exactly zero, as do padding and a label that is not known.
+        (test_not_finite_adds_zero, test_padding_adds_zero, test_unknown_labels_add_zero)
+      - `from_arrays(to_arrays(p))` is p.   (test_arrays_round_trip)
+    Cost: memory of the parameters three times and the activations of one microbatch, whatever the batch.
+
+    Attributes:
+      config: sizes.
+      head: what is predicted.
+      sequence_length: tokens of an example, padding included.
+      microbatch: examples worked on together (default: 2048 tokens of them).
+      seed: of the initial parameters; public, independent of everything secret.
+
+    Example:
+      >>> model = BertModel.masked_lm(config=BertConfig(vocab_size=50, hidden_size=8), sequence_length=16)
+      >>> model.head, model.shapes()["bert.embeddings.word_embeddings.weight"]
+      (MaskedLMHead(max_predictions=3), (50, 8))
+
+    Reference: Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2019; gradients from activations as
+    in Goodfellow, Efficient Per-Example Gradient Computations, 2015.
+    """
+
+    many_models: ClassVar[bool] = False
+    config: BertConfig = dataclasses.field(default_factory=BertConfig)
+    head: Head
+    sequence_length: int = 512
+    microbatch: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        validate.integer(at_least=1, at_most=self.config.max_position_embeddings, sequence_length=self.sequence_length)
+        validate.integer(at_least=0, microbatch=self.microbatch)
+        validate.seed(self.seed)
+        if not self.microbatch:
+            object.__setattr__(self, "microbatch", max(1, _MICROBATCH_TOKENS // self.sequence_length))
+
+    @classmethod
+    def masked_lm(cls, *, sequence_length: int, max_predictions: int = 0, **settings: Any) -> "BertModel":
+        """A model that fills in hidden words, by default 15% of a sequence, rounded up."""
+        head = MaskedLMHead(max_predictions=max_predictions or max(1, -(-3 * sequence_length // 20)))
+        return cls(head=head, sequence_length=sequence_length, **settings)
+
+    @classmethod
+    def classifier(cls, *, classes: Classes, **settings: Any) -> "BertModel":
+        """A model that tells classes apart."""
+        return cls(head=ClassifierHead(classes=declared_classes(classes)), **settings)
+
+    @classmethod
+    def from_description(cls, head: Head, **described: Any) -> "BertModel":
+        """What `describe` gave, but for the kind and the head's own values."""
+        sizes = {field.name for field in dataclasses.fields(BertConfig)}
+        config = BertConfig(**{name: value for name, value in described.items() if name in sizes})
+        return cls(config=config, head=head, **{name: value for name, value in described.items() if name not in sizes})
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        return self.head.classes
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.head.kind,
+            **dataclasses.asdict(self.config),
+            "sequence_length": int(self.sequence_length),
+            **self.head.describe(),
+            "microbatch": int(self.microbatch),
+            "seed": int(self.seed),
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return encoder_shapes(self.config) | self.head.shapes(self.config)
+
+    def initial(self) -> dict[str, npt.NDArray[np.float32]]:
+        """BERT's own: normals of deviation 0.02 cut off at two deviations, layer norms at one, biases at zero."""
+        generator = np.random.default_rng(self.seed)
+        return {name: _initial(generator, name, shape) for name, shape in self.shapes().items()}
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shape and type, by name, of what a batch holds of each example."""
+        return {"tokens": ((self.sequence_length,), np.int32), "lengths": ((), np.int32), **self.head.arrays()}
+
+    def check_data(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for name, (shape, _) in self.arrays().items():
+            found = shapes.get(name)
+            if found != shape:
+                raise InputError(
+                    f"the model takes {name} of shape {shape} for each example, the data have "
+                    f"{'none' if found is None else found}; make both with the same sequence_length and head"
+                )
+
+    def grid(self, clip_norm: float) -> Grid:
+        return Grid.for_gradients(clip_norm)
+
+    def clipped_sum(
+        self,
+        parameters: dict[str, Any],
+        batch: dict[str, Any],
+        mask: Any,
+        grids: Sequence[Grid],
+        devices: Sequence[Any] = (),
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        (grid,) = grids
+        sums, clipped = clipped_gradient_sums(
+            _compiled_gradients(self.head, self.config),
+            parameters,
+            batch,
+            mask,
+            grid,
+            shapes=self.shapes(),
+            microbatch=self.microbatch,
+            devices=devices,
+        )
+        return {name: array[None] for name, array in sums.items()}, clipped
+
+    def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
+        return bert_gradients.gradient_sum(self.head, self.config, parameters, batch, mask, self.microbatch)
+
+    def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
+        if parameters["bert.embeddings.LayerNorm.weight"].ndim != 1:
+            raise InputError("a sweep trains many small models on one batch; BERT is trained one at a time")
+        return bert_gradients.losses(self.head, self.config, parameters, batch, self.microbatch)
+
+    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        """Refuses where the head fills in words, which says nothing of an example as a whole."""
+        if self.classes is None:
+            raise InputError("a masked language model has no classes to predict; train a bert-classifier")
+        return bert_gradients.predictions(self.head, self.config, parameters, batch, self.microbatch)
+
+    def example_loss(self, parameters: dict[str, Any], example: dict[str, Any]) -> Any:
+        """The loss of one example (a batch without its first axis), to be differentiated by others: a reference."""
+        batch = jax.tree.map(lambda array: array[None], example)
+        return bert_gradients.example_losses(self.head, self.config, parameters, batch)[0][0]
+
+    def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+        return {name: np.asarray(array, np.float32) for name, array in parameters.items()}
+
+    def from_arrays(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
+        """Reads `to_arrays` and what Hugging Face stores: older names too; other heads are left.
+
+        A classifier's head that is not there starts anew. Refuses arrays of other shapes, and a decoder that is not
+        tied, with InputError.
+        """
+        found = parameters_from(self.config, self.head, arrays)
+        return found if len(found) == len(self.shapes()) else self.initial() | found
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled_gradients(head: Head, config: BertConfig) -> Callable[..., Any]:
+    """(parameters with a leading axis of one model, rows) -> every row's gradients."""
+
+    @jax.jit
+    def gradients(parameters, rows):
+        own = {name: array[0] for name, array in parameters.items()}
+        return bert_gradients.example_gradients(head, config, own, rows)
+
+    return gradients
+
+
+def _initial(generator: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    if name.endswith("bias"):
+        return np.zeros(shape, np.float32)
+    if "LayerNorm" in name:
+        return np.ones(shape, np.float32)
+    values = generator.standard_normal(math.prod(shape), np.float32)
+    while (outside := np.flatnonzero(np.abs(values) > 2)).size:
+        values[outside] = generator.standard_normal(outside.size, np.float32)
+    return (np.float32(0.02) * values).reshape(shape)
