@@ -69,6 +69,8 @@ _HOME = {
     "CyclicPoissonBatches": "coowned.mechanism.batching",
     "RunKey": "coowned.mechanism.keys",
     "LogisticRegression": "coowned.training.models.logistic_regression",
+    "BertMaskedLM": "coowned.training.models.bert",
+    "BertClassifier": "coowned.training.models.bert",
     "JaxModel": "coowned.training.models.jax_model",
     "TrainingPlan": "coowned.training.plan",
     "train": "coowned.training.loop",

@@ -14,7 +14,7 @@ from coowned.training.config import TrainConfig
 from coowned.training.data import Draw
 from coowned.training.models.bert import BertMaskedLM
 from coowned.training.text import SPECIAL_TOKENS, Vocabulary
-from coowned.training.token_table import TokenTable
+from coowned.training.token_table import LabelledTokenTable, TokenTable
 
 WORDS = tuple(f"w{number}" for number in range(60))
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, *WORDS))
@@ -193,3 +193,36 @@ def test_token_digest_follows_content():
         from_examples(from_table(backwards, example_id="id")).digest,
     ]
     assert len(set(digests)) == 9
+
+
+# ---- with labels -----------------------------------------------------------------------------------------------------
+
+
+def labelled(labels, texts=("w1 w2", "", "w3 w4 w5")):
+    users = [[f"u{number}"] for number in range(len(texts))]
+    examples = from_table(pa.table({"users": users, "text": list(texts), "kind": labels}))
+    return LabelledTokenTable.from_examples(
+        examples, text="text", label="kind", classes=("a", "b"), vocabulary=VOCABULARY, sequence_length=LENGTH
+    )
+
+
+def test_labelled_fill_gives_tokens_and_labels():
+    data = labelled(["b", "a", "c"])
+    found = filled(data, [2, 0, 1])
+    ids = VOCABULARY.ids
+    assert found["tokens"][0, :5].tolist() == [ids["[CLS]"], ids["w3"], ids["w4"], ids["w5"], ids["[SEP]"]]
+    assert found["lengths"].tolist() == [5, 4, 0]
+    np.testing.assert_array_equal(found["labels"], [np.nan, 1, 0])
+    assert found["weights"].tolist() == [0, 1, 0]  # of no class; usable; no text
+    assert all(
+        np.array_equal(array, found[name], equal_nan=name == "labels")
+        for name, array in filled(data, [2, 0, 1], draw(step=5, copies=1, count=3)).items()
+    )
+    part = part_of(data, [2, 0])
+    np.testing.assert_array_equal(filled(part, [1])["tokens"], found["tokens"][1:2])
+    assert data.counts() == {"truncated_texts": 0, "empty_texts": 1, "unusable_labels": 1}
+
+
+def test_labelled_digest_follows_the_labels():
+    assert labelled(["b", "a", "c"]).digest == labelled(["b", "a", "x"]).digest
+    assert labelled(["b", "a", "c"]).digest != labelled(["a", "a", "c"]).digest
