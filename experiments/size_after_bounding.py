@@ -13,8 +13,8 @@ from experiments.framework.verdicts import Verdict, judge
 
 CLAIMS = (
     "A skewed graph leaves a smaller S than a regular one.",
-    "The loss grows with the number of examples.",
-    "The loss grows with the examples per user.",
+    "What skew costs in S grows with the number of examples.",
+    "What skew costs in S grows with the examples per user.",
 )
 
 

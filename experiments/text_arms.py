@@ -22,7 +22,7 @@ from experiments.framework.verdicts import OPEN, Verdict, judge
 
 CLAIMS = (
     "Text: DP-SGD is ahead of DP-MF at every epsilon.",
-    "Text: also on a random regular graph.",
+    "Text: DP-SGD is ahead of DP-MF on a random regular graph too.",
     "Text: duplicates are better throughout.",
     "Text: a random subset is better than greedy's at equal noise.",
     "Text: of the bias-mitigating settings the largest S wins.",

@@ -53,7 +53,7 @@ def verdict_section(name: str, module: ModuleType) -> str:
     if rows:
         lines += [f"![{first_line(module)}]({PICTURES.name}/{name}.svg)", ""]
     if verdicts := claims_of(name):
-        lines += ["| the paper's claim | verdict | found | why |", "|---|---|---|---|"]
+        lines += ["| claim | verdict | found | why |", "|---|---|---|---|"]
         lines += [f"| {v.claim} | **{v.verdict}** | {v.found} | {v.why} |" for v in verdicts]
     return "\n".join(lines).strip()
 
@@ -64,8 +64,9 @@ def claims_of(name: str) -> list[Verdict]:
     return module.claims(rows) if rows else [Verdict(claim=claim, verdict=OPEN, found="") for claim in module.CLAIMS]
 
 
-def all_verdicts() -> list[tuple[str, Verdict]]:
-    return [(name, verdict) for name in names() for verdict in claims_of(name)]
+def all_verdicts() -> list[Verdict]:
+    """The paper's claims first, then ours."""
+    return sorted((verdict for name in names() for verdict in claims_of(name)), key=lambda v: "(ours)" in v.claim)
 
 
 def first_line(module: ModuleType) -> str:
@@ -73,12 +74,9 @@ def first_line(module: ModuleType) -> str:
     return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
-def draw_verdicts(verdicts: list[tuple[str, Verdict]]) -> alt.LayerChart:
+def draw_verdicts(verdicts: list[Verdict]) -> alt.LayerChart:
     """Every claim of the paper that was judged, with a colour for its verdict."""
-    rows = [
-        {"order": number, "claim": f"{v.claim.rstrip('.')}", "verdict": v.verdict}
-        for number, (_, v) in enumerate(verdicts)
-    ]
+    rows = [{"order": number, "claim": v.claim.rstrip("."), "verdict": v.verdict} for number, v in enumerate(verdicts)]
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("order:O", axis=None))
     colour = alt.Color(
         "verdict:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), title=None, legend=None
@@ -88,7 +86,7 @@ def draw_verdicts(verdicts: list[tuple[str, Verdict]]) -> alt.LayerChart:
         x=alt.value(20), text="verdict:N", color=colour
     )
     text = base.mark_text(align="left", fontSize=11).encode(x=alt.value(105), text="claim:N")
-    return (dots + words + text).properties(width=760, height=alt.Step(19)).configure_view(stroke=None)
+    return (dots + words + text).properties(width=640, height=alt.Step(19)).configure_view(stroke=None)
 
 
 def save(figure: alt.TopLevelMixin, file: Path) -> None:
