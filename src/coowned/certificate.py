@@ -18,7 +18,7 @@ from coowned.selection.selector import Schedule, Selection
 
 FORMAT = "coowned-certificate-2"  # 1 had digests of version 1
 _PAIRS_AT_ONCE = 1 << 24
-_MOST_COPIES = 1 << 24  # of one user; the histogram lists every number up to the largest
+MOST_COPIES = 1 << 24  # of one user; the histogram lists every number up to the largest
 _REMEDY = "certify the selection again"
 
 
@@ -202,9 +202,9 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
     selected.check_graph(graph)
     copies = np.asarray(selected.copies)  # (num_examples,) int32
     per_user = _copies_per_user(graph, copies)  # (num_users,)
-    if per_user.max(initial=0) > _MOST_COPIES:
+    if per_user.max(initial=0) > MOST_COPIES:
         raise UncertifiableError(
-            f"user {per_user.argmax()} is in {per_user.max():,} copies, beyond the {_MOST_COPIES:,} that can be "
+            f"user {per_user.argmax()} is in {per_user.max():,} copies, beyond the {MOST_COPIES:,} that can be "
             "certified; select with a contribution bound"
         )
     rows = np.flatnonzero(copies)
@@ -231,6 +231,11 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
     )
 
 
+def not_counted(*kinds: type) -> dict[str, None]:
+    """None for every field of these parts of a certificate."""
+    return {field.name: None for kind in kinds for field in dataclasses.fields(kind)}
+
+
 def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
     """(num_users,) int64: in how many copies each user is."""
     total = np.zeros(graph.num_users, dtype=np.int64)
@@ -248,7 +253,7 @@ def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
 def _count_schedule(graph: AttributionGraph, selected: Selection | Schedule) -> dict[str, Any]:
     """The fields of `CountedSchedule`."""
     if not isinstance(selected, Schedule):
-        return {field.name: None for field in dataclasses.fields(CountedSchedule)}
+        return not_counted(CountedSchedule)
     iterations, batch_size = selected.batches.shape
     slots = selected.batches.ravel()
     counts = graph.users_per_example[slots]  # (slots,)
@@ -259,17 +264,13 @@ def _count_schedule(graph: AttributionGraph, selected: Selection | Schedule) -> 
     order = np.argsort(users, kind="stable")  # by user, then by time
     same_user = users[order][1:] == users[order][:-1]
     gaps = np.diff(batch[order])[same_user]
-    return {
-        "min_separation": int(gaps.min(initial=iterations)),
-        "iterations": iterations,
-        "batch_size": batch_size,
-    }
+    return {"min_separation": int(gaps.min(initial=iterations)), "iterations": iterations, "batch_size": batch_size}
 
 
 def _count_groups(graph: AttributionGraph, selected: Selection | Schedule, per_user: np.ndarray) -> dict[str, Any]:
     """The fields of `CountedGroups`; refuses a user in two groups."""
     if isinstance(selected, Schedule) or selected.groups is None:
-        return {field.name: None for field in dataclasses.fields(CountedGroups)}
+        return not_counted(CountedGroups)
     copies, groups = np.asarray(selected.copies), np.asarray(selected.groups)
     num_groups = int(groups.max(initial=-1)) + 1
     group_of_pair = np.repeat(groups, graph.users_per_example)  # (num_pairs,) -1 where not selected

@@ -66,7 +66,7 @@ def test_keys_are_the_local_ones(spark, columns, named):
         ({"example_id": ["a", "b"], "users": [["x"], [None]]}, {}, "a null user"),
         ({"example_id": ["a", "b"], "users": [["x"], [""]]}, {}, "a blank user in column 'users' at the row with id "),
         ({"example_id": ["a"], "user_id": pl.Series([None], dtype=pl.String)}, {}, "no user in column 'user_id'"),
-        ({"example_id": [1.5], "users": [["x"]]}, {}, "ids are whole numbers or text"),
+        ({"example_id": [1.5], "users": [["x"]]}, {}, "column 'example_id' must be whole numbers or text"),
         ({"example_id": [1], "users": [[1.5]]}, {}, "users are text, whole numbers, or lists"),
         ({"example_id": [1], "users": [["x"]]}, {"users": "people"}, "there is no column 'people'"),
         ({"example_id": [1], "users": [["x"]]}, {"user": "users"}, "holds lists; name it with users="),

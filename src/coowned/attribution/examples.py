@@ -119,9 +119,7 @@ def take(examples: AttributedExamples, selection: HasCopies) -> pa.Table:
 
 
 def _same_ids(one: AttributionGraph, other: AttributionGraph) -> bool:
-    if one is other:
-        return True
-    if one.example_ids is None or other.example_ids is None:
+    if one is other or one.example_ids is None or other.example_ids is None:
         return one.example_ids is other.example_ids
     return one.example_ids.equals(other.example_ids)
 

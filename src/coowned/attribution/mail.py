@@ -45,6 +45,10 @@ _THREAD = ("References", "In-Reply-To")
 _PAYLOAD = pa.schema(
     [("subject", pa.large_string()), ("date", pa.timestamp("us", tz="UTC")), ("text", pa.large_string())]
 )
+_COUNTS = (
+    "messages", "messages_without_id", "unreadable_headers", "unreadable_addresses", "unnamed_recipients",
+    "undated_messages", "attachments_ignored", "undecodable_bodies", "repeated_messages",
+)  # fmt: skip
 _REMEMBERED_HEADERS = 1 << 16  # parsed address headers that are kept, since they repeat
 
 
@@ -185,7 +189,7 @@ class _Mailbox:
         self._mentioned = array("i")  # message ids that each message mentions, its own among them
         self._num_mentioned = array("q")
         self._body = BodyCounts()
-        self._num_messages = self._no_id = self._no_header = self._unreadable = self._unnamed = self._undated = 0
+        self._counts = dict.fromkeys(_COUNTS, 0)
 
     def add(self, message: RawMessage) -> None:
         header, body = split_message(message.content)
@@ -199,24 +203,15 @@ class _Mailbox:
         text = body_text(fields, body, self._body, escaped=message.escaped)
         microseconds = None if seconds is None else seconds * 1_000_000
         self.builder.add_row(own_id or message.name, subject, microseconds, text, characters=len(text) + len(subject))
-        self._num_messages += 1
-        self._no_id += not own_id
-        self._no_header += not fields
-        self._undated += seconds is None
+        self._counts["messages"] += 1
+        self._counts["messages_without_id"] += not own_id
+        self._counts["unreadable_headers"] += not fields
+        self._counts["undated_messages"] += seconds is None
 
     def counts(self) -> dict[str, int]:
         """What a person should know of the messages, by name."""
-        return {
-            "messages": self._num_messages,
-            "messages_without_id": self._no_id,
-            "unreadable_headers": self._no_header,
-            "unreadable_addresses": self._unreadable,
-            "unnamed_recipients": self._unnamed,
-            "undated_messages": self._undated,
-            "attachments_ignored": self._body.attachments,
-            "undecodable_bodies": self._body.undecodable,
-            "repeated_messages": 0,
-        }
+        body = {"attachments_ignored": self._body.attachments, "undecodable_bodies": self._body.undecodable}
+        return self._counts | body
 
     def thread_mentions(self) -> Mentions:
         """For every message the users of all messages connected with it."""
@@ -257,9 +252,9 @@ class _Mailbox:
             for value in fields.get(name, ()):
                 codes, unreadable, says_unnamed = self._parsed.get(value) or self._parse(value)
                 users.extend(codes)
-                self._unreadable += unreadable
+                self._counts["unreadable_addresses"] += unreadable
                 unnamed |= says_unnamed
-        self._unnamed += unnamed
+        self._counts["unnamed_recipients"] += unnamed
         self.builder.add_users(users)
 
     def _parse(self, value: bytes) -> tuple[tuple[int, ...], int, bool]:

@@ -348,22 +348,15 @@ def looks_like_slack(path: str | os.PathLike[str]) -> bool:
       True
     """
     root = Path(path)
-    try:
-        if root.is_dir():
-            return any((top / "channels.json").is_file() and (top / "users.json").is_file() for top in _roots(root))
-        if not zipfile.is_zipfile(root):
-            return False
-        with zipfile.ZipFile(root) as archive:
-            sizes = _entries_of(archive)
-            top = _root_of(sizes)
-            return top is not None and f"{top}channels.json" in sizes and f"{top}users.json" in sizes
-    except _ZIP_ERRORS:
-        return False
-
-
-def _roots(folder: Path) -> list[Path]:
-    below = [path for path in folder.iterdir() if path.name[0] not in "._"]
-    return [folder, *(below if len(below) == 1 and below[0].is_dir() else [])]
+    lists = ("channels.json", "users.json")
+    with contextlib.suppress(InputError, *_ZIP_ERRORS):
+        if root.is_dir():  # without listing all of what may be another kind of folder
+            below = [path for path in root.iterdir() if path.name[0] not in "._"]
+            tops = [root, *(below if len(below) == 1 else [])]
+            return any(all((top / name).is_file() for name in lists) for top in tops)
+        with _open_export(root) as files:
+            return files.sizes.keys() >= set(lists)
+    return False
 
 
 def _files_below(folder: Path) -> dict[str, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.options import FORMATS, TABLES, DataOptions, declared
+from coowned.attribution.options import FORMATS, MAIL_USERS, SLACK_USERS, TABLES, DataOptions, declared
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
 from coowned.progress import Progress
@@ -90,19 +90,16 @@ class DataSource(DataOptions):
             from coowned.attribution.table_files import read_table
 
             return read_table(kind, self.path, self, aliases=self.aliases)
+        if kind == "arxiv":
+            from coowned.attribution.arxiv import read_arxiv
+
+            return read_arxiv(self.path, aliases=self.aliases)
         if kind == "mail":
-            from coowned.attribution.mail import read_mail
-
-            to = self.attribute_to or "everyone"
-            return read_mail(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
-        if kind == "slack":
-            from coowned.attribution.slack import read_slack
-
-            to = self.attribute_to or "participants"
-            return read_slack(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
-        from coowned.attribution.arxiv import read_arxiv
-
-        return read_arxiv(self.path, aliases=self.aliases)
+            from coowned.attribution.mail import read_mail as read
+        else:
+            from coowned.attribution.slack import read_slack as read
+        to = self.attribute_to or (MAIL_USERS if kind == "mail" else SLACK_USERS)[0]
+        return read(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
 
 
 def beside(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:

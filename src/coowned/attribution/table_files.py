@@ -151,52 +151,31 @@ def _read_parquet_file(file: Path, _: DataOptions) -> pa.Table:
 def _read_csv_file(file: Path, options: DataOptions) -> pa.Table:
     """Types come from the first block; where a later one does not fit, all is read again with that column as text."""
     types = {name: pa.large_string() for name in (*options.user_columns(), options.example_id) if isinstance(name, str)}
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
     block_bytes = _BLOCK_BYTES
     while True:
+        names: list[str] = []
         try:
-            return _read_csv_once(file, types, block_bytes)
-        except _WrongColumnType as error:
-            types[error.column] = pa.large_string()
+            with pyarrow.csv.open_csv(
+                file,
+                read_options=pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False),
+                parse_options=parse,
+                convert_options=pyarrow.csv.ConvertOptions(
+                    column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=False
+                ),
+            ) as reader:
+                names = _names(reader.schema)
+                return pa.Table.from_batches(list(reader), reader.schema)
         except pa.ArrowInvalid as error:
-            if "straddl" not in str(error):
+            wrong = re.search(r"In CSV column #(\d+):", str(error))
+            column = names[int(wrong[1])] if wrong and int(wrong[1]) < len(names) else None
+            if column is not None and column not in types:
+                types[column] = pa.large_string()
+            elif "straddl" in str(error):  # one row longer than a block: the next try has room for it
+                why = "a quote that is never closed makes one row of all that follows"
+                block_bytes = _larger_block(file, block_bytes, why)
+            else:
                 raise _csv_error(file, error) from error
-            # One row longer than a block: the next try has room for it.
-            block_bytes = _larger_block(
-                file, block_bytes, "a quote that is never closed makes one row of all that follows"
-            )
-
-
-class _WrongColumnType(Exception):
-    def __init__(self, column: str):
-        super().__init__(column)
-        self.column = column
-
-
-def _read_csv_once(file: Path, types: dict[str, pa.DataType], block_bytes: int) -> pa.Table:
-    convert = pyarrow.csv.ConvertOptions(
-        column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=False
-    )
-    read = pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False)
-    parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
-    batches, schema = [], None
-    try:
-        with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
-            schema = reader.schema
-            batches.extend(reader)
-    except pa.ArrowInvalid as error:
-        column = _column_of_conversion_error(str(error), schema)
-        if column is not None and column not in types:
-            raise _WrongColumnType(column) from error
-        raise
-    return pa.Table.from_batches(batches, schema)
-
-
-def _column_of_conversion_error(message: str, schema: pa.Schema | None) -> str | None:
-    found = re.search(r"In CSV column #(\d+):", message)
-    if schema is None or found is None:
-        return None
-    number = int(found[1])
-    return schema.field(number).name if number < len(schema) else None
 
 
 def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:

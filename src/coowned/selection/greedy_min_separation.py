@@ -18,7 +18,39 @@ _ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well un
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GreedyMinSeparation(OrderedSelector[Schedule]):
+class SeparatedSelector(OrderedSelector[Schedule]):
+    """The base of the selectors of schedules; refuses graphs for which no schedule exists, as far as is easily seen."""
+
+    batch_size: int
+    iterations: int
+    min_separation: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=2**30 - 1, batch_size=self.batch_size, iterations=self.iterations)
+        validate.positive(min_separation=self.min_separation)
+
+    def _check(self, graph: AttributionGraph) -> None:
+        super()._check(graph)
+        kept = int(np.count_nonzero(graph.users_per_example == 0)) if self.unattributed == "keep" else 0
+        attributed = int(np.count_nonzero(graph.users_per_example))
+        active = int(np.count_nonzero(graph.examples_per_user))
+        window = min(self.min_separation, self.iterations)
+        most = min(active, attributed) + kept
+        if self.batch_size * window > most:
+            needed = self.batch_size * self.iterations
+            raise InfeasibleScheduleError(
+                f"{window} consecutive batches of {self.batch_size} need {self.batch_size * window} examples without a "
+                f"common user, but {attributed} examples of {active} users"
+                f"{f' and {kept} without users' if kept else ''} give at most {most}; "
+                f"reduce batch_size ({self.batch_size}) or min_separation ({self.min_separation})",
+                filled=0,
+                needed=needed,
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GreedyMinSeparation(SeparatedSelector):
     """Fills batch after batch, going round the examples, fewest users first.
 
     A candidate enters batch t if none of its users is in batch t or in one of the `min_separation` - 1 batches before
@@ -55,34 +87,7 @@ class GreedyMinSeparation(OrderedSelector[Schedule]):
     References: Ganesh et al. (2025), Algorithm 4, https://arxiv.org/abs/2503.03622
     """
 
-    batch_size: int
-    iterations: int
-    min_separation: int
-
     name: ClassVar[str] = "greedy-min-separation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.integer(at_least=1, at_most=2**30 - 1, batch_size=self.batch_size, iterations=self.iterations)
-        validate.positive(min_separation=self.min_separation)
-
-    def _check(self, graph: AttributionGraph) -> None:
-        super()._check(graph)
-        kept = int(np.count_nonzero(graph.users_per_example == 0)) if self.unattributed == "keep" else 0
-        attributed = int(np.count_nonzero(graph.users_per_example))
-        active = int(np.count_nonzero(graph.examples_per_user))
-        window = min(self.min_separation, self.iterations)
-        most = min(active, attributed) + kept
-        if self.batch_size * window > most:
-            needed = self.batch_size * self.iterations
-            raise InfeasibleScheduleError(
-                f"{window} consecutive batches of {self.batch_size} need {self.batch_size * window} examples without a "
-                f"common user, but {attributed} examples of {active} users"
-                f"{f' and {kept} without users' if kept else ''} give at most {most}; "
-                f"reduce batch_size ({self.batch_size}) or min_separation ({self.min_separation})",
-                filled=0,
-                needed=needed,
-            )
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
         walk = _Walk(graph, seed, self.ties, self.unattributed, part(progress, 0.0, 0.1))

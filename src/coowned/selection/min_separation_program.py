@@ -12,15 +12,15 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InfeasibleScheduleError, InputError
 from coowned.progress import Progress
-from coowned.selection.greedy_min_separation import GreedyMinSeparation
+from coowned.selection.greedy_min_separation import GreedyMinSeparation, SeparatedSelector
 from coowned.selection.order import part
-from coowned.selection.selector import OrderedSelector, Schedule
+from coowned.selection.selector import Schedule
 
 _MOST_NONZEROS = 50_000_000  # of the constraints: some gigabytes in the solver
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSeparationProgram(OrderedSelector[Schedule]):
+class MinSeparationProgram(SeparatedSelector):
     """The schedule with the smallest contribution bound for a given min separation, on small graphs.
 
     One variable says whether an example is in a batch; every window of `min_separation` batches holds at most one
@@ -54,22 +54,16 @@ class MinSeparationProgram(OrderedSelector[Schedule]):
     References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622
     """
 
-    batch_size: int
-    iterations: int
-    min_separation: int
     time_limit: float = 60
 
     name: ClassVar[str] = "min-separation-program"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.integer(at_least=1, at_most=2**30, batch_size=self.batch_size, iterations=self.iterations)
-        validate.positive(min_separation=self.min_separation)
         validate.positive_number(time_limit=self.time_limit)
 
     def _check(self, graph: AttributionGraph) -> None:
         super()._check(graph)
-        self._greedy()._check(graph)  # what no schedule can have
         window = min(self.min_separation, self.iterations)
         windows = self.iterations - window + 1
         nonzeros = graph.num_pairs * (windows * window + self.iterations) + graph.num_examples * self.iterations
@@ -79,15 +73,6 @@ class MinSeparationProgram(OrderedSelector[Schedule]):
                 "use GreedyMinSeparation, or fewer examples or iterations"
             )
 
-    def _greedy(self) -> GreedyMinSeparation:
-        return GreedyMinSeparation(
-            batch_size=self.batch_size,
-            iterations=self.iterations,
-            min_separation=self.min_separation,
-            ties=self.ties,
-            unattributed=self.unattributed,
-        )
-
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
         from coowned.selection import highs_program  # the solver's library takes time to import
 
@@ -96,7 +81,8 @@ class MinSeparationProgram(OrderedSelector[Schedule]):
         filled = 0
         start = None
         try:
-            start = self._greedy().select(graph, seed=seed, progress=part(progress, 0.0, 0.1))
+            settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(SeparatedSelector)}
+            start = GreedyMinSeparation(**settings).select(graph, seed=seed, progress=part(progress, 0.0, 0.1))
         except InfeasibleScheduleError as error:  # of the greedy walk: a schedule may exist
             filled = error.filled
         examples = np.arange(graph.num_examples)

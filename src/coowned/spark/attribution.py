@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 _ROWS_AT_ONCE = 1 << 15
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,22 +144,11 @@ def attribute(
     spark = running_session(data)
     if users is None and user is None and "users" not in data.columns and "user_id" in data.columns:
         user = "user_id"
-    if users is not None and user is not None:
-        raise InputError("give users= (all users of a row) or user= (one pair a row), not both")
     options = table_options(users, user, example_id, separator, addresses)
     columns = options.user_columns()
-    if not columns:
-        raise InputError("users= names no column; name at least one")
-    _check_columns(data, example_id, columns)
-    if user is not None and data.schema[user].dataType.typeName() == "array":
-        raise InputError(f"column {user!r} holds lists; name it with users= instead of user=")
     rules = user_keys or UserKeyRules()
-    reading = _Reading(
-        options=options,
-        rules=rules,
-        aliases=read_aliases(aliases),
-        types={name: _arrow_type(data, name) for name in (example_id, *columns)},
-    )
+    types = _checked_types(data, options)
+    reading = _Reading(options=options, rules=rules, aliases=read_aliases(aliases), types=types)
     rows = _by_sql(data, reading) if _needs_no_python(data, reading) else _by_python(data, reading)
     if user is not None:
         rows = _merge_copies(rows, example_id)
@@ -207,29 +195,14 @@ def as_graph(data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[s
     return attribute(data, checkpoint_dir=checkpoint_dir)
 
 
-def _check_columns(data: "DataFrame", example_id: str, columns: Sequence[str]) -> None:
-    for name in (example_id, *columns):
-        if data.columns.count(name) != 1:
-            found = ", ".join(map(repr, data.columns)) or "no columns"
-            remedy = "rename them" if name in data.columns else f"it has {found}: name one of them"
-            count = "several columns are named" if name in data.columns else "there is no column"
-            raise InputError(f"{count} {name!r}; {remedy}")
-    kind = data.schema[example_id].dataType.simpleString()
-    if kind not in (*_INTEGERS, "string"):
-        raise InputError(f"column {example_id!r} is {kind}; ids are whole numbers or text: cast the column to string")
+def _checked_types(data: "DataFrame", options: DataOptions) -> dict[str, pa.DataType]:
+    """The types of the columns read; refuses them as one machine refuses those of a table without rows."""
+    from pyspark.sql.pandas.types import to_arrow_type
 
-
-def _arrow_type(data: "DataFrame", name: str) -> pa.DataType:
-    kind = data.schema[name].dataType
-    listed = kind.typeName() == "array"
-    word = getattr(kind, "elementType", kind).simpleString()
-    if word not in (*_INTEGERS, "string", "void"):
-        raise InputError(
-            f"column {name!r} is {kind.simpleString()}; users are text, whole numbers, or lists of them: "
-            "name another column"
-        )
-    value = pa.int64() if word in _INTEGERS else pa.string() if word == "string" else pa.null()
-    return pa.list_(value) if listed else value
+    read = {options.example_id, *options.user_columns()}
+    fields = [(field.name, to_arrow_type(field.dataType) if field.name in read else pa.null()) for field in data.schema]
+    attribute_table(pa.schema(fields).empty_table(), options, Location(), user_keys=None, aliases=None)
+    return {name: kind for name, kind in fields if name in read}
 
 
 def _needs_no_python(data: "DataFrame", reading: _Reading) -> bool:

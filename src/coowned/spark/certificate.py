@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import coowned
 from coowned.attribution import digest as digests
-from coowned.certificate import ContributionCertificate
+from coowned.certificate import MOST_COPIES, ContributionCertificate, CountedGroups, CountedSchedule, not_counted
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Selector
 from coowned.spark.attribution import SparkGraph, as_graph, sum_rows
@@ -16,9 +16,6 @@ from coowned.spark.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-_MOST_COPIES = 1 << 24  # of one user; as on one machine
 
 
 def certify(
@@ -62,18 +59,11 @@ def certify(
         selection_digest = digests.finish("selection", sum_rows(own, row))
         return ContributionCertificate(
             contribution_bound=max(len(levels) - 1, 0),
-            min_separation=None,
             size=size,
             num_distinct=rows,
             most_copies_of_one_example=most,
             num_copies_without_users=without,
             copies_per_user=levels,
-            iterations=None,
-            batch_size=None,
-            groups=None,
-            group_sizes=None,
-            group_bounds=None,
-            group_copies_per_user=None,
             num_examples=graph.num_examples,
             num_users=graph.num_users,
             num_unprotected_users=graph.num_unprotected_users,
@@ -85,6 +75,7 @@ def certify(
             upper_bound=None,
             proven_optimal=False,
             version=coowned.__version__,
+            **not_counted(CountedSchedule, CountedGroups),
         )
     finally:
         checkpoints.clear()
@@ -129,9 +120,9 @@ def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:
 
     per_user = joined.select(F.explode("users").alias("user"), "copies").groupBy("user").agg(F.sum("copies").alias("n"))
     most = per_user.agg(F.max("n")).collect()[0][0] or 0
-    if most > _MOST_COPIES:
+    if most > MOST_COPIES:
         raise UncertifiableError(
-            f"a user is in {most:,} copies, beyond the {_MOST_COPIES:,} that can be certified; "
+            f"a user is in {most:,} copies, beyond the {MOST_COPIES:,} that can be certified; "
             "select with a contribution bound"
         )
     if num_users == 0:

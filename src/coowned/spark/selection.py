@@ -68,6 +68,7 @@ def select(
     validate.seed(seed)
     validate.integer(at_least=0, at_most=1 << 31, residue=residue)
     validate.positive(heavy_user=heavy_user)
+    report = reporting(progress)
     graph = as_graph(data, checkpoint_dir)
     checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
     try:
@@ -78,7 +79,7 @@ def select(
             seed=int(seed),
             residue=residue,
             heavy_user=heavy_user,
-            report=reporting(progress),
+            report=report,
             checkpoints=checkpoints,
         )
         result = _result(graph, supported, voting.run(), checkpoints)
@@ -88,8 +89,7 @@ def select(
     finally:
         if graph is not data:
             graph.release()
-    if progress is not None:
-        progress(1.0, "selected")
+    report(1.0, "selected")
     return result
 
 
