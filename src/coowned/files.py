@@ -15,30 +15,30 @@ from coowned.errors import InputError
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # the last from /proc
 
 
-def check_writable(folder: Path, place: Path | None = None) -> None:
-    """Refuses, with InputError, a folder in which nothing can be made; `place` is what was to be made there.
+def check_writable(folder: Path, target: Path | None = None) -> None:
+    """Refuses, with InputError, a folder in which nothing can be created; `target` is what was to be created.
 
     Guarantees:
       - Every verb that writes answers with exit code 2 and one sentence.   (test_unwritable_places)
     """
     if not os.access(folder, os.W_OK):
-        raise _unwritable(folder, place)
+        raise _unwritable(folder, target)
 
 
 @contextlib.contextmanager
-def making(place: Path) -> Iterator[None]:
-    """The same for the folder that `place` is to be made in, where only trying tells; a full disk's OSError passes."""
-    check_writable(place.parent, place)
+def making(target: Path) -> Iterator[None]:
+    """The same for the folder of `target`, where only trying tells; the OSError of a full disk passes."""
+    check_writable(target.parent, target)
     try:
         yield
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        raise _unwritable(place.parent, place) from None
+        raise _unwritable(target.parent, target) from None
 
 
-def _unwritable(folder: Path, place: Path | None) -> InputError:
-    what = f"{folder}:" if place is None else f"{place}: the folder {folder}"
+def _unwritable(folder: Path, target: Path | None) -> InputError:
+    what = f"{folder}:" if target is None else f"{target}: the folder {folder}"
     return InputError(f"{what} cannot be written to; choose another")
 
 
@@ -87,7 +87,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
-    """Gives a temporary path beside each target; on a clean exit all take their targets' places, else none does.
+    """Gives a temporary path beside each target; on a clean exit all replace their targets, else none does.
 
     Guarantees:
       - After an error, an interrupt or a full disk no target has changed and nothing is left behind.
@@ -103,65 +103,64 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
       >>> [path.name for path in folder.iterdir()]
       ['a.txt']
     """
-    places = [Path(target) for target in targets]
-    for place in places:
-        _check_target(place)
+    paths = [Path(target) for target in targets]
+    for target in paths:
+        _check_target(target)
     with contextlib.ExitStack() as rooms:
-        # Beside the target, so that taking its place is one rename on the same disk.
+        # Beside the target, so that replacing it is one rename on the same disk.
         temporary = []
-        for place in places:
-            with making(place):
-                room = tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)
-            temporary.append(Path(rooms.enter_context(room)) / place.name)
+        for target in paths:
+            with making(target):
+                room = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
+            temporary.append(Path(rooms.enter_context(room)) / target.name)
         yield temporary
         for path in temporary:
             _flush(path)
         with contextlib.ExitStack() as undo:
-            for path, place in zip(temporary, places, strict=True):
-                _take_place(path, place, undo)
+            for path, target in zip(temporary, paths, strict=True):
+                _move(path, target, undo)
             undo.pop_all()
 
 
-def _check_target(place: Path) -> None:
-    if not place.name or place.name == "..":
-        raise InputError(f"{place}: not the name of a file; name the file to write")
-    if os.path.lexists(place) and not place.is_file() and not place.is_dir():
-        raise InputError(f"{place}: neither a file nor a folder (a device or a broken link); name another place")
-    if not place.parent.is_dir():
-        raise InputError(f"{place}: the folder {place.parent} does not exist; make it first")
-    if place.is_dir():
-        foreign = [
-            file.name for file in place.iterdir() if not file.name.endswith(".parquet") and file.name[0] not in "._"
-        ]
-        if foreign:
-            raise InputError(f"{place}: a folder that holds other things ({sorted(foreign)[0]}); name another place")
+def _check_target(target: Path) -> None:
+    if not target.name or target.name == "..":
+        raise InputError(f"{target}: not the name of a file; name the file to write")
+    if os.path.lexists(target) and not target.is_file() and not target.is_dir():
+        raise InputError(f"{target}: neither a file nor a folder (a device or a broken link); choose another path")
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if target.is_dir():
+        names = sorted(file.name for file in target.iterdir())
+        foreign = next((name for name in names if not name.endswith(".parquet") and name[0] not in "._"), None)
+        if foreign is not None:
+            raise InputError(f"{target}: a folder that holds other things ({foreign}); choose another path")
 
 
-def _take_place(path: Path, place: Path, undo: contextlib.ExitStack) -> None:
-    """Moves path to place; what was there is kept aside, and undo puts it back."""
+def _move(path: Path, target: Path, undo: contextlib.ExitStack) -> None:
+    """Moves path to target; what was there is kept aside, and undo puts it back."""
     kept = path.with_name(f"{path.name}.replaced")
-    if (place.is_dir() and not place.is_symlink()) or (path.is_dir() and os.path.lexists(place)):
-        os.rename(place, kept)
-        undo.callback(_put_back, kept, place)
-    elif os.path.lexists(place):
+    if (target.is_dir() and not target.is_symlink()) or (path.is_dir() and os.path.lexists(target)):
+        os.rename(target, kept)
+        undo.callback(_put_back, kept, target)
+    elif os.path.lexists(target):
         with contextlib.suppress(OSError):  # a disk without links: then the old file cannot be put back
-            os.link(place, kept, follow_symlinks=False)
-            undo.callback(os.replace, kept, place)
+            os.link(target, kept, follow_symlinks=False)
+            undo.callback(os.replace, kept, target)
     else:
-        undo.callback(_remove, place)
-    os.replace(path, place)
+        undo.callback(_remove, target)
+    os.replace(path, target)
 
 
-def _put_back(kept: Path, place: Path) -> None:
-    _remove(place)
-    os.rename(kept, place)
+def _put_back(kept: Path, target: Path) -> None:
+    _remove(target)
+    os.rename(kept, target)
 
 
-def _remove(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+def _remove(target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
     else:
-        place.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

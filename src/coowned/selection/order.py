@@ -119,7 +119,7 @@ def _input_order(
     keys = np.zeros(len(rows.ranks), np.uint32)
     slot = np.cumsum(counts) - counts
     for begin, end in in_ranges(len(keys), progress, "sorting by users per example"):
-        kernels.place(rows, keys, layout, slot, begin, end, placed, users)
+        kernels.scatter(rows, keys, layout, slot, begin, end, placed, users)
     return placed.astype(_index_type(len(placed))), users
 
 
@@ -147,7 +147,7 @@ def _hash_order(
     slot = np.cumsum(sizes) - sizes
     placed, placed_users = np.empty(num_examples, np.uint64), np.empty(len(rows.users), rows.users.dtype)
     for begin, end in in_ranges(num_examples, part(progress, 0.4, 0.8), "sorting by users per example and hash"):
-        kernels.place(rows, keys, layout, slot, begin, end, placed, placed_users)
+        kernels.scatter(rows, keys, layout, slot, begin, end, placed, placed_users)
     order, users = np.empty(num_examples, _index_type(num_examples)), np.empty_like(placed_users)
     bucket_rank = np.repeat(np.arange(len(counts)), 1 << bits)
     step = max(_RANGE // _BUCKET, 1)

@@ -217,7 +217,7 @@ def count_buckets(rows, keys, layout, sizes):
 
 
 @_njit
-def place(rows, keys, layout, slot, begin, end, placed, placed_users):
+def scatter(rows, keys, layout, slot, begin, end, placed, placed_users):
     """Puts keys[begin:end], each with its example, in placed[slot[bucket]], uint64, and advances slot (buckets,).
 
     The users of an example go along, which spares the selectors from fetching every row from far apart.
