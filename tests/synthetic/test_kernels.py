@@ -59,14 +59,6 @@ def test_poisson_cumulative(mean):
     assert cumulative[-1] == 1.0
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 64, 65, 300])
-def test_sort_small(size):
-    values = np.random.default_rng(size).integers(0, 1000, size + 5)
-    expected = np.concatenate([np.sort(values[:size]), values[size:]])
-    kernels.sort_small(values, size)
-    assert values.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("columns", [1, 2, 7, 100])
 def test_gaussian_rows_are_gaussian(columns):
     out = np.empty((200_000 // columns, columns), dtype=np.float32)

@@ -139,28 +139,22 @@ def mixture_pair(
     first = min(int(np.searchsorted(from_bottom, log_cut, side="left")), last)
     kept = log_weights[first : last + 1].copy()
     kept[0] = from_bottom[first]
-    means = np.arange(first, last + 1) / noise_multiplier
-    replace = adjacency == "replace"
-    return MixturePair(
-        upper_means=means,
-        upper_log_weights=kept,
-        lower_means=-means if replace else np.zeros(1),
-        lower_log_weights=kept if replace else np.zeros(1),
-        log_cut=cut,
-        symmetric=replace,
-    )
+    return _pair(np.arange(first, last + 1) / noise_multiplier, kept, cut, adjacency)
 
 
 def gaussian_pair(*, shift: float, adjacency: str) -> MixturePair:
     """One Gaussian at `shift` against one at 0 (or at -shift): a step without coins, in units of the noise."""
-    zero = np.zeros(1)
+    return _pair(np.array([shift]), np.zeros(1), -math.inf, adjacency)
+
+
+def _pair(means: np.ndarray, log_weights: np.ndarray, log_cut: float, adjacency: str) -> MixturePair:
     replace = adjacency == "replace"
     return MixturePair(
-        upper_means=np.array([shift]),
-        upper_log_weights=zero,
-        lower_means=np.array([-shift]) if replace else zero,
-        lower_log_weights=zero,
-        log_cut=-math.inf,
+        upper_means=means,
+        upper_log_weights=log_weights,
+        lower_means=-means if replace else np.zeros(1),
+        lower_log_weights=log_weights if replace else np.zeros(1),
+        log_cut=log_cut,
         symmetric=replace,
     )
 
@@ -188,10 +182,7 @@ def _loss_rounding(pair: MixturePair, x: np.ndarray) -> float:
     """A bound on the error with which `loss_and_slope` evaluates the loss anywhere in x."""
     reach = float(np.abs(x).max())
     scale = 0.0
-    for means, log_weights in (
-        (pair.upper_means, pair.upper_log_weights),
-        (pair.lower_means, pair.lower_log_weights),
-    ):
+    for means, log_weights in ((pair.upper_means, pair.upper_log_weights), (pair.lower_means, pair.lower_log_weights)):
         largest = float(np.abs(means).max())
         scale += largest * reach + largest**2 / 2 + float(np.abs(log_weights).max()) + len(means) + 2
     return 4 * UNIT_ROUNDOFF * scale

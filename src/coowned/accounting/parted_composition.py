@@ -15,6 +15,7 @@ refused, never too small.
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -123,7 +124,7 @@ def parts_grid(loss: ComposedLoss, parts: Parts, epsilon: float, growth: float, 
     core = loss.up_to(parts.cut)
     assert core is not None
     finest = parts.width * 1.05 / (LARGEST_TRANSFORM // 4)
-    terms = list(_weighted(core, parts))
+    terms = list(_weighted(parts))
     jump_weight = _weights(parts)[1]
     wide = sum(weight * core.bin_spread(tilt)[1] for weight, tilt in terms) + jump_weight * (growth * epsilon) ** 2 / 4
     growth = min(max(growth * math.sqrt(allowed / 2 / max(wide, 1e-300)), 5e-4), 2 * growth)
@@ -142,7 +143,7 @@ def _weights(parts: Parts) -> tuple[float, float]:
     return core / total * (parts.core_tilt + 1) / 2, jump / total * (parts.jump_slope + 1) / 2
 
 
-def _weighted(core: ComposedLoss, parts: Parts):
+def _weighted(parts: Parts) -> Iterator[tuple[float, float]]:
     core_weight, jump_weight = _weights(parts)
     yield jump_weight, 0.0
     if parts.core_counts:
@@ -196,7 +197,7 @@ class PartedTail:
         if self._core is not None:
             share = 1 / (1 + math.exp(min(max(jumps.log_delta - self._core.at(epsilon).log_delta, -700.0), 700.0)))
         parts = dataclasses.replace(self._parts, core_share=share, jump_slope=max(-jumps.slope, 0.0))
-        added = sum(weight * sum(self._rest.bin_spread(tilt)) for weight, tilt in _weighted(self._rest, parts))
+        added = sum(weight * sum(self._rest.bin_spread(tilt)) for weight, tilt in _weighted(parts))
         near = [
             float(atoms.bin_spread[np.abs(atoms.bin_loss - epsilon) <= 0.2 * epsilon].max(initial=0.0))
             for atoms in self._loss.atoms

@@ -53,8 +53,8 @@ class AttributionGraph:
     id_type: pa.DataType | None = None  # of the ids in the input, which `ids_of` gives back
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "indptr", _read_only(self.indptr))
-        object.__setattr__(self, "users", _read_only(self.users))
+        object.__setattr__(self, "indptr", read_only(self.indptr))
+        object.__setattr__(self, "users", read_only(self.users))
 
     @classmethod
     def from_csr(
@@ -160,12 +160,12 @@ class AttributionGraph:
     @functools.cached_property
     def users_per_example(self) -> np.ndarray:
         """(num_examples,) int32."""
-        return _read_only(np.diff(self.indptr).astype(np.int32))
+        return read_only(np.diff(self.indptr).astype(np.int32))
 
     @functools.cached_property
     def examples_per_user(self) -> np.ndarray:
         """(num_users,) int64."""
-        return _read_only(np.bincount(self.users, minlength=self.num_users).astype(np.int64))
+        return read_only(np.bincount(self.users, minlength=self.num_users).astype(np.int64))
 
     @functools.cached_property
     def by_user(self) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +173,7 @@ class AttributionGraph:
         small = np.int32 if self.num_examples <= np.iinfo(np.int32).max else np.int64
         examples = np.empty(self.num_pairs, dtype=small)
         user_indptr = kernels.transpose(self.indptr, self.users, self.num_users, examples)
-        return _read_only(user_indptr), _read_only(examples)
+        return read_only(user_indptr), read_only(examples)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -251,7 +251,8 @@ def _integers(values: Any, name: str) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)  # compiled code wants this machine's byte order
 
 
-def _read_only(array: np.ndarray) -> np.ndarray:
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view of the array that cannot be written to."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -107,11 +107,11 @@ def folder_files(folder: Path) -> tuple[list[str], int]:
     return sorted(found), others
 
 
-def read_head(file: Path) -> bytes:
+def read_head(file: Path, length: int = _HEAD) -> bytes:
     """The first bytes of a file, enough to tell what it is."""
     try:
         with file.open("rb") as opened:
-            return opened.read(_HEAD)
+            return opened.read(length)
     except OSError as error:
         raise _unreadable(file, error) from error
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import FORMATS, MAIL_USERS, SLACK_USERS, TABLES, DataOptions, declared
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
@@ -164,7 +165,7 @@ def _by_content(file: Path) -> str | None:
     from coowned.attribution.mail import looks_like_mail
     from coowned.attribution.slack import looks_like_slack
 
-    start = _start_of(file, 4096)
+    start = read_head(file)
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"SQLite format 3\0"):
@@ -177,12 +178,4 @@ def _by_content(file: Path) -> str | None:
 
 
 def _is_arxiv(file: Path) -> bool:
-    return b'"authors_parsed"' in _start_of(file, 1 << 20).split(b"\n", 1)[0]
-
-
-def _start_of(file: Path, length: int) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(length)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); check the path and who may read it") from error
+    return b'"authors_parsed"' in read_head(file, 1 << 20).split(b"\n", 1)[0]

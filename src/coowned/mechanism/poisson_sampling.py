@@ -95,11 +95,7 @@ class PoissonSampling(Mechanism):
 
     def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
         validate.positive(simulated_batch_size=batch_size)
-        if batch_size > certificate.size:
-            raise InputError(
-                f"simulated_batch_size must be at most the size of S ({certificate.size}), not {batch_size}"
-            )
-        return dataclasses.replace(self, sampling_probability=batch_size / certificate.size)
+        return dataclasses.replace(self, **self._certified_fields(certificate, batch_size, None))
 
     def describe(self) -> str:
         return (

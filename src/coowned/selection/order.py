@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.progress import Progress
@@ -93,7 +93,7 @@ def hash_order(
     ranks: npt.NDArray[np.int32], ids: pa.Array | None, *, seed: int, progress: Progress
 ) -> npt.NDArray[Any]:
     """Sorts by rank, then by keyed hash of the id, then by the id's bytes."""
-    rows = kernels.Rows(_read_only(ranks), _read_only(np.empty(0, np.int64)), _read_only(np.empty(0, np.int32)))
+    rows = kernels.Rows(read_only(ranks), read_only(np.empty(0, np.int64)), read_only(np.empty(0, np.int32)))
     return _hash_order(rows, None, ids, seed, progress)[0]
 
 
@@ -179,10 +179,4 @@ def _id_arrays(ids: pa.Array | None, num_examples: int) -> kernels.Ids:
     else:
         offsets, data = utf8_buffers(ids, length=num_examples)
     # All read-only, so that one compiled version serves every kind.
-    return kernels.Ids(_read_only(numbers), _read_only(offsets), _read_only(data))
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return kernels.Ids(read_only(numbers), read_only(offsets), read_only(data))

@@ -8,7 +8,6 @@ import abc
 import dataclasses
 import functools
 import hashlib
-import numbers
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
@@ -17,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import validate
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.attribution.identifiers import utf8_buffers
-from coowned.codec import decode_json, encode_json
+from coowned.codec import decode_json, encode_json, to_plain
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.progress import Progress, reporting
 
@@ -244,7 +243,7 @@ class Schedule(Selected):
         if batches.size and (batches.min() < 0 or batches.max() >= self.num_examples):
             raise InputError(f"batches must hold example indices in [0, {self.num_examples})")
         kind = np.int32 if self.num_examples <= 2**31 else np.int64
-        object.__setattr__(self, "batches", _frozen(batches.astype(kind, copy=False)))
+        object.__setattr__(self, "batches", _contiguous(batches.astype(kind, copy=False)))
         if self.graph is not None and self.graph.num_examples != self.num_examples:
             raise InputError(f"num_examples must be that of the graph ({self.graph.num_examples})")
 
@@ -277,7 +276,7 @@ class Schedule(Selected):
     @functools.cached_property
     def copies(self) -> npt.NDArray[np.int32]:
         """How often each example appears in the whole schedule, shape (num_examples,)."""
-        return _frozen(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
+        return _contiguous(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
 
     @functools.cached_property
     def num_distinct(self) -> int:
@@ -343,8 +342,7 @@ class Selector(abc.ABC, Generic[Result]):
 
     def settings(self) -> dict[str, Any]:
         """The selector's word and its fields, as a plain dict that JSON can hold."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {"name": self.name} | {name: _plain(value) for name, value in values.items()}
+        return {"name": self.name} | to_plain(dataclasses.asdict(self))
 
     def _check(self, graph: AttributionGraph) -> None:
         """Refuses a graph that the settings cannot be used on."""
@@ -402,18 +400,8 @@ def _equal(one: Any, other: Any) -> bool:
     return np.array_equal(one, other) if arrays else type(one) is type(other) and one == other
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bool | str | None):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
-
-
-def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
+def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return read_only(np.ascontiguousarray(array))
 
 
 def _integers(values: Any, name: str) -> npt.NDArray[Any]:
@@ -431,7 +419,7 @@ def _counts(values: Any, name: str) -> npt.NDArray[np.int32]:
         raise InputError(f"{name} must be one number per example, not of shape {array.shape}")
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
         raise InputError(f"{name} must lie in [0, 2^31), not {array.min()} to {array.max()}")
-    return _frozen(array.astype(np.int32, copy=False))
+    return _contiguous(array.astype(np.int32, copy=False))
 
 
 def _checked_groups(values: Any, copies: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -439,7 +427,7 @@ def _checked_groups(values: Any, copies: npt.NDArray[np.int32]) -> npt.NDArray[n
     validate.same_length(len(copies), groups=groups)
     if ((groups >= 0) != (copies > 0)).any() or (groups < -1).any():
         raise InputError("groups must be at least 0 for every selected example and -1 for every other")
-    return _frozen(groups.astype(np.int32, copy=False))
+    return _contiguous(groups.astype(np.int32, copy=False))
 
 
 def _digest_ids(graph: AttributionGraph, rows: npt.NDArray[Any]) -> str:

@@ -37,7 +37,7 @@ class Checkpoints:
         file_system.deleteOnExit(path)
         return self.read([name], table.schema)
 
-    def read(self, names: Iterable[str], schema: "StructType") -> "DataFrame":
+    def read(self, names: Iterable[str], schema: "StructType | str") -> "DataFrame":
         """The rows of all these tables as one."""
         return self.spark.read.schema(schema).parquet(*(f"{self.root}/{name}" for name in names))
 

@@ -18,7 +18,6 @@ from coowned.spark.rounds import finish_locally, interleaved, ordered
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 RESIDUE = 1_000_000
 """Pairs at which the driver takes over: some tens of megabytes there, and less time than a round."""
@@ -168,7 +167,8 @@ class _Voting:
             won += last_won
             if over or not last_won:
                 break
-        return checkpoints.read(won, _winners_schema(graph)) if won else _no_winners(graph)
+        schema = _winners_schema(graph)
+        return checkpoints.read(won, schema) if won else checkpoints.spark.createDataFrame([], schema)
 
     def _next_pass(
         self, number: int, last_won: list[str], taken: "DataFrame", electorate: rounds.Electorate
@@ -251,24 +251,9 @@ def _size(undecided: "DataFrame") -> tuple[int, int]:
     return row[0], row[1] or 0
 
 
-def _winners_schema(graph: SparkGraph) -> "StructType":
-    from pyspark.sql import types as T
-
-    fields = {field.name: field.dataType for field in graph.examples.schema}
-    return T.StructType(
-        [
-            T.StructField("id", fields["id"]),
-            T.StructField("users", fields["users"]),
-            T.StructField("num_users", T.IntegerType()),
-            T.StructField("first", T.LongType()),
-            T.StructField("second", T.LongType()),
-            T.StructField("copies", T.IntegerType()),
-        ]
-    )
-
-
-def _no_winners(graph: SparkGraph) -> "DataFrame":
-    return graph.checkpoints.spark.createDataFrame([], _winners_schema(graph))
+def _winners_schema(graph: SparkGraph) -> str:
+    kinds = {field.name: field.dataType.simpleString() for field in graph.examples.schema}
+    return f"id {kinds['id']}, users {kinds['users']}, num_users int, first bigint, second bigint, copies int"
 
 
 def _done(number: int, passes: int, share: float) -> float:

@@ -127,21 +127,6 @@ def poisson_cumulative(mean: float) -> np.ndarray:
 
 
 @_njit
-def sort_small(values, size):
-    """Sorts values[:size] in place; insertion, since an example has few users; numpy's sort past 64."""
-    if size > 64:
-        values[:size] = np.sort(values[:size])
-        return
-    for i in range(1, size):
-        value = values[i]
-        j = i
-        while j > 0 and values[j - 1] > value:
-            values[j] = values[j - 1]
-            j -= 1
-        values[j] = value
-
-
-@_njit
 def draw_at(key, indices):
     """(n,) uint64: the draws of a stream at these indices."""
     drawn = np.empty(indices.size, dtype=np.uint64)

@@ -9,14 +9,41 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.synthetic import kernels
-from coowned.synthetic.kernels import GAMMA, below, mix, sort_small, unit
+from coowned.synthetic.kernels import GAMMA, below, mix, unit
 
 STREAM_TAG = 1  # tells the random stream of this world from those of the others
 LARGEST_SCAN = 16  # drawn users are compared one by one up to this many, looked up in a table past it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RegularGraph:
+class SyntheticGraph:
+    """The sizes that all graph models have."""
+
+    num_examples: int
+    mean_users_per_example: float = 2.0
+    mean_examples_per_user: float = 8.0
+
+    def __post_init__(self) -> None:
+        validate.integer(at_least=0, at_most=2**31 - 2, num_examples=self.num_examples)
+        validate.positive_number(
+            mean_users_per_example=self.mean_users_per_example, mean_examples_per_user=self.mean_examples_per_user
+        )
+        if self.num_users >= 2**31:
+            raise InputError(
+                f"{self.num_examples} examples with {self.mean_users_per_example} users each and "
+                f"{self.mean_examples_per_user} examples per user make {self.num_users} users, over {2**31 - 1}; lower "
+                "num_examples or raise mean_examples_per_user"
+            )
+
+    @property
+    def num_users(self) -> int:
+        """m = |E|·E|e|/d_u of the paper, rounded; at least one user where there is an example."""
+        mean = self.num_examples * self.mean_users_per_example / self.mean_examples_per_user
+        return max(round(mean), min(self.num_examples, 1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegularGraph(SyntheticGraph):
     """Examples with Poisson many users, chosen uniformly without repetition.
 
     The number of users is `num_examples * mean_users_per_example / mean_examples_per_user`, rounded, at least 1.
@@ -38,17 +65,6 @@ class RegularGraph:
     References: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622, "More Details on Synthetic Data Generation".
     """
 
-    num_examples: int
-    mean_users_per_example: float = 2.0
-    mean_examples_per_user: float = 8.0
-
-    def __post_init__(self):
-        validate_sizes(self.num_examples, self.mean_users_per_example, self.mean_examples_per_user)
-
-    @property
-    def num_users(self) -> int:
-        return count_users(self.num_examples, self.mean_users_per_example, self.mean_examples_per_user)
-
     def generate(self, *, seed: int) -> AttributionGraph:
         """The graph of this seed."""
         validate.seed(seed)
@@ -61,28 +77,9 @@ class RegularGraph:
         return AttributionGraph.from_csr(indptr, users, num_users=self.num_users)
 
 
-def validate_sizes(num_examples: int, mean_users_per_example: float, mean_examples_per_user: float) -> None:
-    """Refuses sizes no synthetic graph can have; shared by the graph models."""
-    validate.integer(at_least=0, at_most=2**31 - 2, num_examples=num_examples)
-    validate.positive_number(
-        mean_users_per_example=mean_users_per_example, mean_examples_per_user=mean_examples_per_user
-    )
-    num_users = count_users(num_examples, mean_users_per_example, mean_examples_per_user)
-    if num_users >= 2**31:
-        raise InputError(
-            f"{num_examples} examples with {mean_users_per_example} users each and {mean_examples_per_user} examples "
-            f"per user make {num_users} users, over {2**31 - 1}; lower num_examples or raise mean_examples_per_user"
-        )
-
-
-def count_users(num_examples: int, mean_users_per_example: float, mean_examples_per_user: float) -> int:
-    """m = |E|·E|e|/d_u of the paper, rounded; at least one user where there is an example."""
-    return max(round(num_examples * mean_users_per_example / mean_examples_per_user), min(num_examples, 1))
-
-
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def sample_regular(num_examples, num_users, cumulative, key):
-    """(indptr, users) of the graph; `cumulative` is the distribution function of the users per example."""
+    """(indptr, users) of the graph, users of an example in any order; `cumulative`: P(users per example <= n)."""
     state = key
     indptr = np.zeros(num_examples + 1, dtype=np.int64)
     for example in range(num_examples):  # sizes first, so that `users` is allocated once
@@ -111,5 +108,4 @@ def sample_regular(num_examples, num_users, cumulative, key):
             users[first + position] = user
             if count > LARGEST_SCAN:
                 seen[user] = example
-        sort_small(users[first:], count)
     return indptr, users

@@ -9,8 +9,8 @@ import numpy as np
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.synthetic import kernels
-from coowned.synthetic.kernels import GAMMA, log, mix, power, sort_small, unit
-from coowned.synthetic.regular_graph import count_users, validate_sizes
+from coowned.synthetic.kernels import GAMMA, log, mix, power, unit
+from coowned.synthetic.regular_graph import SyntheticGraph
 
 STREAM_TAG = 2  # tells the random stream of this world from those of the others
 COIN_THRESHOLD = 0.25  # users likelier than this have a coin each; must be below 1/2 for the bound in `sample_skewed`
@@ -19,7 +19,7 @@ INVERSE_FACTORIALS = tuple(1.0 / math.factorial(n) for n in range(14, 0, -1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SkewedGraph:
+class SkewedGraph(SyntheticGraph):
     """Examples made one after another; each takes user j with probability
 
         min(1, mean_users_per_example * (1 + d(j))^skew / sum over j' of (1 + d(j'))^skew),
@@ -45,18 +45,11 @@ class SkewedGraph:
     References: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622, "More Details on Synthetic Data Generation".
     """
 
-    num_examples: int
-    mean_users_per_example: float = 2.0
-    mean_examples_per_user: float = 8.0
     skew: float = 1.5
 
-    def __post_init__(self):
-        validate_sizes(self.num_examples, self.mean_users_per_example, self.mean_examples_per_user)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         validate.in_range(0.0, 10.0, skew=self.skew)
-
-    @property
-    def num_users(self) -> int:
-        return count_users(self.num_examples, self.mean_users_per_example, self.mean_examples_per_user)
 
     def generate(self, *, seed: int) -> AttributionGraph:
         """The graph of this seed."""
@@ -156,7 +149,6 @@ def sample_skewed(num_examples, num_users, mean_users_per_example, skew, key, co
                 if c + 2 > num_used:
                     num_used = c + 2
                     weights = weights_up_to(num_used, skew)
-        sort_small(users[size:], count)
         size += count
         indptr[example + 1] = size
     return indptr, users[:size].copy()
