@@ -308,9 +308,7 @@ def test_large_counts():
 def test_wrong_arguments(graph):
     with pytest.raises(InputError, match="graph must be an AttributionGraph, not list"):
         certify(FIVE_EMAILS, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
-    with pytest.raises(
-        InputError, match="certify takes a Selection or a Schedule, not list; make one with from_copies"
-    ):
+    with pytest.raises(InputError, match="needs a Selection or a Schedule, not list; make one with from_copies"):
         certify(graph, [1, 0, 0, 1, 1])
 
 

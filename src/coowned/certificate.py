@@ -196,9 +196,7 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
     if not isinstance(graph, AttributionGraph):
         raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
     if not isinstance(selected, (Selection, Schedule)):
-        raise InputError(
-            f"certify takes a Selection or a Schedule, not {type(selected).__name__}; make one with from_copies"
-        )
+        raise InputError(f"needs a Selection or a Schedule, not {type(selected).__name__}; make one with from_copies")
     selected.check_graph(graph)
     copies = np.asarray(selected.copies)  # (num_examples,) int32
     per_user = _copies_per_user(graph, copies)  # (num_users,)

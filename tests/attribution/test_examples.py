@@ -126,7 +126,7 @@ def test_unify(entries):
 
 def test_attribute_checks_its_arguments():
     payload = pa.table({"x": [1, 2]})
-    with pytest.raises(InputError, match="mail: 1 lists of users for 2 rows of payload"):
+    with pytest.raises(InputError, match="mail: 1 lists of users for 2 rows"):
         attribute(pa.array([["a"]]), example_ids=None, payload=payload, location="mail")
     hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), hidden)

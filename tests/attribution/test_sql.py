@@ -227,7 +227,7 @@ def test_bad_queries(connection):
         read(connection, "")
     with pytest.raises(InputError, match=r"the database refuses it \(no such thing\)"):
         read_sql("nonsense", Rows(["id"], []), example_id="id")
-    with pytest.raises(InputError, match=r"str is not a DB-API or ADBC connection; give one that has cursor\(\)"):
+    with pytest.raises(InputError, match=r"str is no DB-API or ADBC connection; give one with cursor\(\)"):
         read_sql("SELECT 1", "mail.db", example_id="id")
     connection.execute("INSERT INTO mail (id, sender, body) VALUES ('m4', 'x', CAST(x'73ff63' AS TEXT))")
     with pytest.raises(InputError, match="column 'body' holds text that is not UTF-8") as caught:

@@ -220,7 +220,7 @@ NULL_INSIDE = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", No
         ({"users": ["a"]}, {"separator": ""}, "separator must be text of at least one character, not ''"),
         ({"users": ["a"]}, {"separator": 3}, "separator must be text"),
         ({"users": ["a", "b"], "id": [1, None]}, {"example_id": "id"}, "column 'id' has no value at row 1; give every row one"),
-        ({"users": ["a", "b", "c"], "id": ["x", "", ""]}, {"example_id": "id"}, "column 'id' is empty at row 1 and row 2; give every"),
+        ({"users": ["a", "b", "c"], "id": ["x", "", ""]}, {"example_id": "id"}, "column 'id' is empty at row 1 and row 2; give each"),
         ({"users": ["a"], "id": [0.5]}, {"example_id": "id"}, "column 'id' must be whole numbers or text, not double; cast"),
         ({"users": ["a"], "id": [[1]]}, {"example_id": "id"}, "column 'id' must be whole numbers or text, not list"),
         ({"users": ["a", 1]}, {}, "cannot be read as Arrow"),

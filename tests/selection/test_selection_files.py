@@ -80,9 +80,7 @@ def test_unknown_and_repeated_ids(tmp_path):
     ):
         read_selection(file, graph)
     file = write(tmp_path, {"example_id": ["b", "a", "a"], "copies": [1, 1, 1]})
-    with pytest.raises(
-        InputError, match="the example_id of row 1 is there again at row 2; its copies belong in one row"
-    ):
+    with pytest.raises(InputError, match="rows 1 and 2 have one example_id; its copies belong in one row"):
         read_selection(file, graph)
     file = write(tmp_path, {"example_id": ["a", None], "copies": [1, 1]})
     with pytest.raises(CertificateMismatchError, match="example None at row 1 is not in the data"):

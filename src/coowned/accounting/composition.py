@@ -94,9 +94,7 @@ def compose(
     check_terms(delta=delta, adjacency=first.adjacency)
     refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     if any(run.test_run for run in guarantees):
-        raise InputError(
-            "a run with a given seed has no guarantee: there is nothing to compose; leave it out or train anew"
-        )
+        raise InputError("a run with a given seed has no guarantee to compose; leave it out or train again")
     for other in guarantees[1:]:
         for name in ("graph_digest", "num_unprotected_users"):
             if getattr(first.certificate, name) != getattr(other.certificate, name):
@@ -105,9 +103,7 @@ def compose(
                     "can be composed"
                 )
         if first.adjacency != other.adjacency:
-            raise InputError(
-                f"runs {first.run_id} and {other.run_id} have different adjacencies; make the guarantees with one"
-            )
+            raise InputError(f"runs {first.run_id} and {other.run_id} have different adjacencies; use one for both")
     if len({run.run_id for run in guarantees}) != len(guarantees):
         raise InputError("a run is given twice; compose each run once")
     runs = [(run.mechanism, run.noise_multiplier) for run in guarantees]

@@ -69,9 +69,7 @@ class PrivacyGuarantee:
 
     def __post_init__(self, maker: object) -> None:
         if maker is not _MADE_BY_GUARANTEE:
-            raise UncertifiableError(
-                "a PrivacyGuarantee comes from guarantee(certificate, mechanism, ...), not from numbers"
-            )
+            raise UncertifiableError("a PrivacyGuarantee comes from guarantee(certificate, ...), not from numbers")
 
     @property
     def unit(self) -> str:
@@ -264,9 +262,7 @@ def guarantee(
       (True, 1)
     """
     if not isinstance(certificate, ContributionCertificate):
-        raise InputError(
-            f"a ContributionCertificate is needed, not {type(certificate).__name__}; make one with certify"
-        )
+        raise InputError(f"needs a ContributionCertificate, not {type(certificate).__name__}; make one with certify")
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give exactly one of epsilon (a target) and noise_multiplier (what is used)")
     check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)

@@ -238,9 +238,7 @@ def attribute(
     mentions = users if isinstance(users, Mentions) else encode(users, where=where, column=column)
     indptr, codes, spellings = mentions
     if len(indptr) - 1 != payload.num_rows:
-        raise InputError(
-            f"{where}{len(indptr) - 1} lists of users for {payload.num_rows} rows of payload; give one a row"
-        )
+        raise InputError(f"{where}{len(indptr) - 1} lists of users for {payload.num_rows} rows; give one a row")
     names = pl.Series(spellings)
     name_ends, names = split_addresses(names) if addresses else (np.arange(len(names) + 1), names)
     keys = rules.canonical(names)
@@ -259,9 +257,7 @@ def attribute(
         rows = len(ids)
         empty = np.flatnonzero((pl.Series(ids).cast(pl.String) == "").to_numpy())
         if len(empty) > 1:
-            raise InputError(
-                f"{name} is empty at {where.row(empty[0])} and {where.row(empty[1])}; give every row an id"
-            )
+            raise InputError(f"{name} is empty at {where.row(empty[0])} and {where.row(empty[1])}; give each row an id")
         ids, indptr, codes, payload = _merge_copies(ids, indptr, codes, payload)
         found |= {repeats: rows - len(ids)} if repeats else {}
     if len(spelling_users) == len(spellings) == len(keys):

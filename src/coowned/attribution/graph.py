@@ -73,9 +73,7 @@ class AttributionGraph:
         indptr = _integers(indptr, "indptr").astype(np.int64, copy=False)
         users = _integers(users, "users")
         if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(users):
-            raise InputError(
-                "indptr must start at 0 and end at len(users); it has one entry more than there are examples"
-            )
+            raise InputError("indptr must start at 0 and end at len(users); it has num_examples + 1 entries")
         if len(indptr) > 1 and np.diff(indptr).min() < 0:
             row = int(np.flatnonzero(np.diff(indptr) < 0)[0])
             raise InputError(f"indptr must never fall, but does so after example {row}")

@@ -194,7 +194,7 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
     for value in listed:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str, np.integer))):
             raise InputError(
-                f"{name} must be whole numbers or text, not {type(value).__name__} ({value!r}); cast them to text"
+                f"{name} must be whole numbers or text, not {type(value).__name__} ({value!r}); cast to text"
             )
     if not any(isinstance(value, str) for value in listed):
         try:
@@ -205,9 +205,7 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
     try:
         return pa.array(text, pa.large_string())
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"{name} holds text that is not Unicode ({error.object!r}: {error.reason}); correct it"
-        ) from None
+        raise InputError(f"{name} has text that is not Unicode ({error.object!r}: {error.reason}); fix it") from None
 
 
 def _one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:

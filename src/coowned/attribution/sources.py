@@ -75,7 +75,7 @@ class DataSource(DataOptions):
         for name, option in declared().items():
             if getattr(self, name) and kind not in option.formats:
                 raise InputError(
-                    f"{self.path}: {name} does not apply to {kind} data; leave it out or name another format"
+                    f"{self.path}: {name} does not apply to {kind} data; leave it out or change the format"
                 )
 
     def _read(self, kind: str, progress: Progress | None) -> AttributedExamples:

@@ -110,9 +110,7 @@ def read_query(
             "name the column with the ids (example_id=, --example-id)"
         )
     if not callable(getattr(connection, "cursor", None)):
-        raise InputError(
-            f"{where}{type(connection).__name__} is not a DB-API or ADBC connection; give one that has cursor()"
-        )
+        raise InputError(f"{where}{type(connection).__name__} is no DB-API or ADBC connection; give one with cursor()")
     table = _table_of(query, connection, parameters, where, reporting(progress))
     for number, name in enumerate(table.column_names):
         if table.column_names.index(name) != number:

@@ -112,9 +112,7 @@ def attribute_table(
     """`from_table` on an Arrow table that is known to be valid; with an empty list of columns nobody is a user."""
     separator, example_id, pairs = options.separator, options.example_id, options.user is not None
     if separator is not None and (not isinstance(separator, str) or not separator):
-        raise InputError(
-            f"{where}separator must be text of at least one character, not {separator!r}; leave it out or give one"
-        )
+        raise InputError(f"{where}separator must be text of at least one character, not {separator!r}; or leave it out")
     if pairs and options.users is not None:
         raise InputError(f"{where}give users= (all users of a row) or user= (one pair a row), not both")
     columns = options.user_columns()

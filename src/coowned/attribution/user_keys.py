@@ -161,9 +161,7 @@ class Aliases:
         users_of: dict[str, list[str]] = {}
         for key, user in pairs:
             if not str(key).strip() or not str(user).strip():
-                raise InputError(
-                    f"an alias needs a key and a user, not ({key!r}, {user!r}); fill in both or leave it out"
-                )
+                raise InputError(f"an alias needs a key and a user, not ({key!r}, {user!r}); give both or leave it out")
             users_of.setdefault(str(key), []).append(str(user))
         return cls({key: tuple(users) for key, users in users_of.items()})
 
@@ -176,15 +174,13 @@ class Aliases:
                 rows = csv.DictReader(opened, strict=True)
                 if rows.fieldnames is None or not {"key", "user"} <= set(rows.fieldnames):
                     found = ",".join(rows.fieldnames or [])
-                    raise InputError(
-                        f"{file}, line 1: {found!r} is not the line key,user; start the alias file with that"
-                    )
+                    raise InputError(f"{file}, line 1: {found!r} is not the line key,user; start the file with that")
                 pairs = []
                 for row in rows:
                     key, user = row["key"], row["user"]
                     if not key or not key.strip() or not user or not user.strip():
                         raise InputError(
-                            f"{file}, line {rows.line_num}: a key or a user is missing; fill it in, or remove the line"
+                            f"{file}, line {rows.line_num}: a key or user is missing; give both or remove it"
                         )
                     pairs.append((key, user))
         except OSError as error:

@@ -123,9 +123,7 @@ class DataWithCanaries:
         cls, data: TrainingData, content: CanaryContent, *, per_user: int, included: npt.NDArray[np.bool_]
     ) -> "DataWithCanaries":
         if len(content) != per_user * len(included):
-            raise InputError(
-                f"{len(included)} canary users need {per_user * len(included)} examples, not {len(content)}"
-            )
+            raise InputError(f"{len(included)} canaries need {per_user * len(included)} examples, not {len(content)}")
         return cls(
             data=data,
             content=content,

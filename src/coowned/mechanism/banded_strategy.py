@@ -107,9 +107,7 @@ class BandedStrategy:
         instead of zeroing doubles it. Cost: O(pairs of the schedule) time, O(users) memory.
         """
         if schedule.iterations != self.iterations:
-            raise InputError(
-                f"the schedule has {schedule.iterations} batches, the strategy {self.iterations} iterations"
-            )
+            raise InputError(f"the schedule has {schedule.iterations} batches, the strategy {self.iterations} steps")
         schedule.check_graph(graph)
         last = np.full(graph.num_users, -self.num_bands, np.int64)
         total, count = np.zeros(graph.num_users), np.zeros(graph.num_users, np.int64)

@@ -58,9 +58,7 @@ class Grid:
         if Fraction(rounded) < exact:
             rounded = math.nextafter(rounded, math.inf)
         if rounded > LARGEST_NOISE:
-            raise InputError(
-                f"noise_multiplier ({noise_multiplier:g}) is too large; at most {2.0 ** (46 - self.bits):g}"
-            )
+            raise InputError(f"noise_multiplier ({noise_multiplier:g}) must be at most {2.0 ** (46 - self.bits):g}")
         return rounded
 
     @classmethod

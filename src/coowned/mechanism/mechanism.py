@@ -292,9 +292,7 @@ class BandedMechanism(Mechanism):
 def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:
     """The certified contribution bound; with `protects`, refused where there is nobody to protect."""
     if not isinstance(certificate, ContributionCertificate):
-        raise InputError(
-            f"a ContributionCertificate is needed, not {type(certificate).__name__}; make one with certify"
-        )
+        raise InputError(f"needs a ContributionCertificate, not {type(certificate).__name__}; make one with certify")
     if protects and certificate.contribution_bound == 0:
         raise UncertifiableError("no protected user is in the training set: nobody to make a claim for; select again")
     return max(1, certificate.contribution_bound)

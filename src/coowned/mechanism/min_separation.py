@@ -97,9 +97,7 @@ class MinSeparation(BandedMechanism):
                 "checked from a certificate; leave it out"
             )
         if self.max_column_norm is not None and self.max_column_norm < 1:
-            raise UncertifiableError(
-                "columns shorter than 1 cannot be checked from a certificate; leave max_column_norm out"
-            )
+            raise UncertifiableError("a certificate cannot prove columns shorter than 1; leave max_column_norm out")
         if self.iterations != certificate.iterations:
             raise UncertifiableError(
                 f"the mechanism runs {self.iterations} iterations, the schedule has {certificate.iterations}; they "
@@ -114,9 +112,7 @@ class MinSeparation(BandedMechanism):
         super().check_selected(selected)
         assert isinstance(selected, Schedule)
         if (selected.iterations, selected.batch_size) != (self.iterations, self.batch_size):
-            raise CertificateMismatchError(
-                "the schedule's batches are not the mechanism's; make it with from_certificate"
-            )
+            raise CertificateMismatchError("the mechanism has other batches than the schedule; use from_certificate")
 
     def check_sensitivity(self, selected: Selected, graph: AttributionGraph, strategy: BandedStrategy | None) -> None:
         assert isinstance(selected, Schedule)

@@ -51,9 +51,7 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
     repeated = np.flatnonzero(pl.Series(rows).is_duplicated().to_numpy())
     if len(repeated):
         first, again = np.flatnonzero(rows == rows[repeated[0]])[:2]
-        raise InputError(
-            f"{path}: the example_id of row {first} is there again at row {again}; its copies belong in one row"
-        )
+        raise InputError(f"{path}: rows {first} and {again} have one example_id; its copies belong in one row")
     copies = np.zeros(graph.num_examples, dtype=np.int64)
     copies[rows] = _whole_numbers(table, "copies", 1, path)
     groups = None

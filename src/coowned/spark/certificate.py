@@ -97,9 +97,7 @@ def _count_rows(own: "DataFrame") -> tuple[int, int, int]:
         )
     repeated = own.groupBy("text").count().where("count > 1").limit(1).collect()
     if repeated:
-        raise InputError(
-            f"the example_id {repeated[0][0]!r} is in several rows of the selection; its copies belong in one row"
-        )
+        raise InputError(f"the example_id {repeated[0][0]!r} is in several rows; its copies belong in one row")
     return rows, size or 0, most or 0
 
 

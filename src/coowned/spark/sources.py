@@ -48,13 +48,9 @@ def check_source(source: DataSource) -> str:
     guess = _kind_of_address if is_address(source.path) else detect_format
     kind = source.format or guess(source.path)
     if kind not in SUFFIXES:
-        raise InputError(
-            f"{source.path}: Spark reads parquet, csv and jsonl, not {kind}; use the local engine, or write a table"
-        )
+        raise InputError(f"{source.path}: Spark reads parquet, csv and jsonl, not {kind}; use the local engine")
     if source.example_id is None:
-        raise InputError(
-            f"{source.path}: a table on Spark has no row numbers; name the column with the ids (--example-id)"
-        )
+        raise InputError(f"{source.path}: Spark has no row numbers; name the column with the ids (--example-id)")
     source.refuse_unused(kind)
     return kind
 
