@@ -87,7 +87,7 @@ def _read_all(
     for file in files:
         try:
             table = read(file, options)
-            names = _names(table.schema)
+            _names(table.schema)
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{file}: the name of a column is not UTF-8 at byte {error.start} of it; save the file as UTF-8"
@@ -97,25 +97,30 @@ def _read_all(
                 f"{file}: cannot be read ({one_line(error)}; the file has {file.stat().st_size:,} bytes); "
                 "write it again, or name its format"
             ) from error
-        if tables and names != tables[0].column_names:
-            raise InputError(
-                f"{file}: its columns are {names}, those of {files[0]} are {tables[0].column_names}; "
-                "give the files of one folder the same columns"
-            )
         tables.append(valid_table(table, options, f"{file}: "))
     location = Location(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
-    if len(tables) == 1:
-        return tables[0], location
-    try:
-        return pa.concat_tables(tables, promote_options="permissive"), location
-    except pa.ArrowException as error:
-        for file, table in zip(files, tables, strict=True):
-            if table.schema != tables[0].schema:
-                raise InputError(
-                    f"{file}: its columns are of other types than those of {files[0]} ({one_line(error)}); "
-                    "give the files of one folder the same types"
-                ) from error
-        raise
+    one_schema(files, [table.schema for table in tables])
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive"), location
+
+
+def one_schema(files: Sequence[str | Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema of all these files together; files with other columns or types are refused."""
+    together = schemas[0]
+    for file, schema in zip(files, schemas, strict=True):
+        if schema.names != schemas[0].names:
+            raise InputError(
+                f"{file}: its columns are {schema.names}, those of {files[0]} are {schemas[0].names}; "
+                "give the files of one folder the same columns"
+            )
+        try:
+            if schema != schemas[0]:
+                together = pa.unify_schemas([together, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            raise InputError(
+                f"{file}: its columns are of other types than those of {files[0]} ({one_line(error)}); "
+                "give the files of one folder the same types"
+            ) from error
+    return together
 
 
 def _names(schema: pa.Schema) -> list[str]:

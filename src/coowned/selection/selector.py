@@ -87,22 +87,17 @@ class Selected:
         """Refuses, with CertificateMismatchError, a graph this was not made for."""
         if graph is self.graph:
             return
-        what = type(self).__name__
-        if graph.num_examples != self.num_examples:  # type: ignore[attr-defined]
-            raise CertificateMismatchError(
-                f"this {what} was made for a graph of {self.num_examples} examples, "  # type: ignore[attr-defined]
-                f"not {graph.num_examples}; pass the graph it was selected from, or select again"
-            )
-        if self.graph_digest is not None and self.graph_digest != graph.digest:
-            raise CertificateMismatchError(
-                f"this {what} was made for another graph (digest {self.graph_digest}, not {graph.digest}); "
-                "pass the graph it was selected from, or select again"
-            )
-        if self.ids_digest is not None and self.ids_digest != _digest_ids(graph, self._selected_rows()):
-            raise CertificateMismatchError(
-                f"this {what} was made for the same examples in another row order; "
-                "read them in the order they were selected in, or select again"
-            )
+        own: Any = self
+        same = "; pass the graph it was selected from"
+        if graph.num_examples != own.num_examples:
+            other = f"a graph of {own.num_examples} examples, not {graph.num_examples}{same}"
+        elif self.graph_digest is not None and self.graph_digest != graph.digest:
+            other = f"another graph (digest {self.graph_digest}, not {graph.digest}){same}"
+        elif self.ids_digest is not None and self.ids_digest != _digest_ids(graph, self._selected_rows()):
+            other = "the same examples in another row order; read them in the order they were selected in"
+        else:
+            return
+        raise CertificateMismatchError(f"this {type(self).__name__} was made for {other}, or select again")
 
     def _bind(self, graph: AttributionGraph | None) -> Self:
         """The same with its graph, once that is checked."""

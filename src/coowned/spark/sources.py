@@ -17,7 +17,7 @@ import pyarrow.parquet
 from coowned.attribution.examples import read_aliases
 from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.sources import DataSource, detect_format
-from coowned.attribution.table_files import SUFFIXES, files_of
+from coowned.attribution.table_files import SUFFIXES, files_of, one_schema
 from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
@@ -118,7 +118,7 @@ def read_parquet(
     """
     files = _files(spark, path, SUFFIXES["parquet"])
     schemas = _schemas(spark, files, "parquet")
-    check(_one_schema(list(files.values()), schemas))
+    check(one_schema(list(files.values()), schemas))
     groups: dict[Any, list[str]] = {}
     for address, schema in zip(files, schemas, strict=True):
         groups.setdefault(tuple(schema.field(name).type for name in columns), []).append(address)
@@ -141,7 +141,7 @@ def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
     if kind == "jsonl":
         return _read_json_lines(spark, source, files, columns)
     schemas = _schemas(spark, files, kind)
-    _refuse_columns(source, _one_schema(list(files.values()), schemas))
+    _refuse_columns(source, one_schema(list(files.values()), schemas))
     groups: dict[str, list[str]] = {}
     for address in files:
         groups.setdefault(_delimiter(address), []).append(address)
@@ -264,28 +264,6 @@ def _header(stream: io.BufferedReader, name: str) -> list[str]:
     return cells
 
 
-def _one_schema(files: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema of all these files together; files with other columns or types are refused."""
-    for file, schema in zip(files, schemas, strict=True):
-        if schema.names != schemas[0].names:
-            raise InputError(
-                f"{file}: its columns are {schema.names}, those of {files[0]} are {schemas[0].names}; "
-                "give the files of one folder the same columns"
-            )
-    together = schemas[0]
-    for file, schema in zip(files, schemas, strict=True):
-        if schema == schemas[0]:
-            continue
-        try:
-            together = pa.unify_schemas([together, schema], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise InputError(
-                f"{file}: its columns are of other types than those of {files[0]} ({one_line(error)}); "
-                "give the files of one folder the same types"
-            ) from error
-    return together
-
-
 def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
     """Columns that are not there, or there twice, or of a wrong type: what one machine says of a table without rows."""
     attribute_table(schema.empty_table(), source, Location(str(source.path)), user_keys=None, aliases=None)
@@ -317,7 +295,7 @@ def _read_json_lines(
         if part.problem is not None:
             raise InputError(f"{name}: {part.problem}")
     names = [sorted(part.fields) for part in found.values()]
-    _one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in names])
+    one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in names])
     fields = {field: pa.null() for field in (names[0] if names else ())}
     for column in columns:
         kind = arrow_type(set().union(*(part.kinds[column] for part in found.values())))
