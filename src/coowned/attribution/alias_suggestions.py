@@ -9,6 +9,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -89,33 +90,19 @@ def suggest_aliases(
         if standing:
             score, _, heavy = max(standing)
             proposed[user] = score, heavy
-    rows = [
-        (
-            keys[light],
-            keys[heavy],
-            round(score, 3),
-            int(weight[light]),
-            int(weight[heavy]),
-            *_costs(graph, light, heavy),
-        )
-        for light, (score, heavy) in proposed.items()
-    ]
+    rows = []
+    for light, (score, heavy) in proposed.items():
+        counts = int(weight[light]), int(weight[heavy])
+        rows.append((keys[light], keys[heavy], round(score, 3), *counts, *_costs(graph, light, heavy)))
     return pl.DataFrame(rows, _SCHEMA, orient="row").sort(["score", "key"], descending=[True, False])
 
 
-class _Person:
-    """The words by which a user may be known again.
+class _Person(NamedTuple):
+    """The words by which a user may be known again."""
 
-    Args:
-      number: the digits of the key.
-      own: the words of the key; none where it holds no name.
-      names: the words of full names.
-    """
-
-    def __init__(self, number: str, own: tuple[str, ...], names: set[tuple[str, ...]]):
-        self.number = number
-        self.own = own
-        self.names = names
+    number: str  # the digits of the key
+    own: tuple[str, ...]  # the words of the key; none where it holds no name
+    names: set[tuple[str, ...]]  # the words of full names
 
     @property
     def known_as(self) -> set[tuple[str, ...]]:

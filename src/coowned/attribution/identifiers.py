@@ -131,9 +131,7 @@ def first_true(mask: Any) -> int:
     return int(np.flatnonzero(np.asarray(mask))[0])
 
 
-def check_valid(
-    array: pa.Array | pa.ChunkedArray, name: str, *, row_name: Callable[[int], str] = "row {}".format
-) -> None:
+def check_valid(array: pa.Array | pa.ChunkedArray, name: str) -> None:
     """Refuses an Arrow array that breaks Arrow's own rules, above all text that is not UTF-8.
 
     Files and foreign memory can hold such arrays, and everything downstream trusts them blindly.
@@ -145,7 +143,7 @@ def check_valid(
         except pa.ArrowInvalid as error:
             what = "is not UTF-8" if "UTF8" in str(error) else f"is not valid Arrow data ({one_line(error)})"
             row = before + _first_invalid(chunk)
-            raise InputError(f"{name} {what} at {row_name(row)}; correct it, or write the data again") from None
+            raise InputError(f"{name} {what} at row {row}; correct it, or write the data again") from None
         before += len(chunk)
 
 

@@ -107,7 +107,6 @@ def attribute_table(
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
-    notes: Mapping[str, int] | None = None,
 ) -> AttributedExamples:
     """`from_table` on an Arrow table that is known to be valid; with an empty list of columns nobody is a user."""
     separator, example_id, pairs = options.separator, options.example_id, options.user is not None
@@ -129,7 +128,6 @@ def attribute_table(
         user_keys=user_keys,
         aliases=aliases,
         columns_read=[*([] if example_id is None else [example_id]), *columns],
-        notes=notes,
         addresses=options.hold_addresses() and (user_keys or UserKeyRules()).bracketed_addresses,
         repeats="" if pairs else "repeated_rows",
         location=where,

@@ -1,7 +1,6 @@
 """The audit with canaries for a run of `coowned train`: its configuration trained once more, with made-up users."""
 
 import os
-from collections.abc import Callable
 
 from coowned import validate
 from coowned.audit.canaries import CanaryAudit, CanaryContent, audit_with_canaries, feature_canaries, token_canaries
@@ -25,7 +24,6 @@ def audit_configured_run(
     canaries: int = 200,
     alpha: float = 1e-3,
     seed: int | None = None,
-    announce: Callable[[str], None] = lambda text: None,
 ) -> CanaryAudit:
     """Trains the run's configuration once more with canary users, and keeps what that proves in RUN/audit.json.
 
@@ -42,7 +40,6 @@ def audit_configured_run(
       canaries: how many canary users.
       alpha: probability that an honest run is accused.
       seed: makes it repeatable, for tests; without it keys are the operating system's.
-      announce: told what is being done.
     """
     if seed is not None:
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
@@ -54,7 +51,6 @@ def audit_configured_run(
             f"{run.path}: was trained with another configuration than the one given; compare it with "
             f"{run.path / 'config.toml'}"
         )
-    announce("reading")
     examples = config.source().read()
     task = config.task(examples.payload.schema)
     own = task.load(examples, {"train": split_examples(examples.graph, config.splits)["train"]})
@@ -65,7 +61,6 @@ def audit_configured_run(
     )
     clip_norm = config.mechanism.clip_norm
     assert clip_norm is not None  # a run with a guarantee has one
-    announce("training with canaries")
     per_user = run.certificate.contribution_bound
     model, content = _canaries(own.model, canaries, per_user, clip_norm)
     found = audit_with_canaries(
