@@ -300,7 +300,7 @@ def test_large_counts():
     found = certify(graph, Selection.from_copies(graph, [2**20, 1, 2**21, 2**31 - 1]))
     assert (found.contribution_bound, found.size) == (2**20 + 1 + 2**21, 2**20 + 1 + 2**21 + 2**31 - 1)
     with pytest.raises(
-        UncertifiableError, match=r"user 0 is in 2,147,483,647 copies, beyond .*; select with a contribution bound"
+        UncertifiableError, match=r"user 0 is in more than 16,777,216 copies; select with a contribution bound"
     ):
         certify(graph, Selection.from_copies(graph, [2**31 - 1, 0, 0, 0]))
 

@@ -173,8 +173,7 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
             claimed, found = getattr(self, field.name), getattr(recount, field.name)
             if field.name not in not_counted and claimed != found:
                 raise CertificateMismatchError(
-                    f"the certificate says {field.name} = {_short(claimed)}, a recount gives {_short(found)}; "
-                    "certify again"
+                    f"the certificate says {field.name} = {_short(claimed)}, a recount gives {_short(found)}"
                 )
 
 
@@ -202,8 +201,7 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
     per_user = _copies_per_user(graph, copies)  # (num_users,)
     if per_user.max(initial=0) > MOST_COPIES:
         raise UncertifiableError(
-            f"user {per_user.argmax()} is in {per_user.max():,} copies, beyond the {MOST_COPIES:,} that can be "
-            "certified; select with a contribution bound"
+            f"user {per_user.argmax()} is in more than {MOST_COPIES:,} copies; select with a contribution bound"
         )
     rows = np.flatnonzero(copies)
     return ContributionCertificate(

@@ -89,7 +89,7 @@ def test_take():
     nothing = take(examples, Selection.from_copies(examples.graph, [0, 0, 0]))
     assert (nothing.num_rows, nothing.column_names) == (0, ["id", "users", "text", "copies"])
     other = from_table({"users": [["a"]]})
-    with pytest.raises(InputError, match=r"the selection is for 1 examples, these are 3; select from examples.graph"):
+    with pytest.raises(InputError, match=r"the selection is for 1 examples, not 3; select again"):
         take(examples, Selection.from_copies(other.graph, [1]))
     named = from_table({"users": [["a"]], "copies": [1]})
     with pytest.raises(InputError, match="rename it"):

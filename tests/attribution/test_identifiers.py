@@ -23,7 +23,7 @@ def test_identifiers_are_checked():
         as_identifiers(["a", "b"], name="ids", length=3)
     with pytest.raises(InputError, match="ids has no value at row 1; give every row one"):
         as_identifiers(["a", None], name="ids", length=2)
-    with pytest.raises(InputError, match="ids must be unique, but row 1 and row 3 are both 'x'; make them unique"):
+    with pytest.raises(InputError, match="ids must be unique, but row 1 and row 3 are both 'x'"):
         as_identifiers(["a", "x", "b", "x"], name="ids", length=4)
     with pytest.raises(InputError, match="are both '7'"):
         as_identifiers([7, "7"], name="ids", length=2)  # 7 and "7" are the same id

@@ -272,7 +272,7 @@ def test_texts_do_not_reach_the_graph(tmp_path_factory, texts):
         ("channels.json", [{"name": "general"}], "channels.json: entry 0: object missing required field id"),
         ("channels.json", [{"id": "C1", "name": 7}], "channels.json: entry 0, 'name': expected str"),
         ("channels.json", [{"id": "C1", "members": "U1"}], "channels.json: entry 0, 'members': expected array"),
-        ("dms.json", [{"id": "D1"}], "D1: the export has no list of its members; attribute to participants, or leave it out"),
+        ("dms.json", [{"id": "D1"}], "D1: has no list of members; attribute to participants"),
     ],
 )  # fmt: skip
 def test_mangled_files_are_named(tmp_path, name, content, error):
@@ -298,7 +298,7 @@ def test_channels_without_members(tmp_path):
     files = {**SMALL, "channels.json": [{"id": "C1", "name": "general", "members": None}]}
     write_folder(tmp_path, files)
     assert read_slack(tmp_path).graph.num_examples == 5
-    with pytest.raises(InputError, match="general: the export has no list of its members"):
+    with pytest.raises(InputError, match="general: has no list of members"):
         read_slack(tmp_path, attribute_to="channel")
 
 

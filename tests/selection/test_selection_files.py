@@ -76,7 +76,7 @@ def test_unknown_and_repeated_ids(tmp_path):
     graph = graph_with(["a", "b", "c", "d"])
     file = write(tmp_path, {"example_id": ["a", "x"], "copies": [1, 1]})
     with pytest.raises(
-        CertificateMismatchError, match=r"S.parquet: example 'x' at row 1 is not in the data; give the data"
+        CertificateMismatchError, match=r"S.parquet: example 'x' at row 1 is not in the data; check the data"
     ):
         read_selection(file, graph)
     file = write(tmp_path, {"example_id": ["b", "a", "a"], "copies": [1, 1, 1]})

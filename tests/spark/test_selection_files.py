@@ -66,7 +66,7 @@ def test_round_trip_on_spark(spark, made, tmp_path, address):
 
 def test_other_files_are_refused(spark, tmp_path):
     cases = {
-        "this has ['x']": {"x": [1]},
+        "example_id and copies, not ['x']": {"x": [1]},
         "recounted on one machine": {"batch": [0], "position": [0], "example_id": [1]},
         "schedules and groups": {"example_id": [1], "copies": [1], "group": [0]},
         "not double and int64": {"example_id": [1.5], "copies": [1]},

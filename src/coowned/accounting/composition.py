@@ -74,8 +74,7 @@ class ComposedGuarantee:
         composed = compose(members, delta=stored.delta)
         if stored.epsilon < composed.epsilon * (1 - 1e-3):
             raise CertificateMismatchError(
-                f"the composed guarantee says epsilon = {stored.epsilon:.6g}, but {composed.epsilon:.6g} is what can "
-                "be proven"
+                f"epsilon = {stored.epsilon:.6g} is stored, but {composed.epsilon:.6g} is proven; compose again"
             )
         return composed
 
@@ -99,8 +98,7 @@ def compose(
         for name in ("graph_digest", "num_unprotected_users"):
             if getattr(first.certificate, name) != getattr(other.certificate, name):
                 raise CertificateMismatchError(
-                    f"runs {first.run_id} and {other.run_id} differ in {name}; only runs on one attribution graph "
-                    "can be composed"
+                    f"runs {first.run_id} and {other.run_id} differ in {name}; compose runs on one graph"
                 )
         if first.adjacency != other.adjacency:
             raise InputError(f"runs {first.run_id} and {other.run_id} have different adjacencies; use one for both")

@@ -56,8 +56,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         high *= 2
     if high > _LARGEST_EPSILON:
         raise UncertifiableError(
-            f"epsilon would be about {mu * mu / 2:.3g} at delta = {delta:g}: that protects nobody; use a larger noise"
-            " multiplier"
+            f"epsilon would be about {mu * mu / 2:.3g}: that protects nobody; use a larger noise multiplier"
         )
     root = find_root(lambda e: gaussian_log_delta(mu, e) - log_delta, 0.0, high, absolute=1e-13 * high)
     nudge = 1e-13 * high

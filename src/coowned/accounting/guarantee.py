@@ -196,8 +196,7 @@ class PrivacyGuarantee:
         for name, value in proven.items():
             if not getattr(self, name) >= value * (1 - 1e-3):
                 raise CertificateMismatchError(
-                    f"the guarantee says {name} = {getattr(self, name):.6g}, but {value:.6g} is what can be proven; "
-                    "make it again"
+                    f"{name} = {getattr(self, name):.6g} is stored, but {value:.6g} is proven; make the guarantee again"
                 )
         return proven
 

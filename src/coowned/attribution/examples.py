@@ -105,8 +105,7 @@ def take(examples: AttributedExamples, selection: HasCopies) -> pa.Table:
     copies = np.asarray(selection.copies)
     if len(copies) != examples.graph.num_examples:
         raise InputError(
-            f"the selection is for {len(copies)} examples, these are {examples.graph.num_examples}; "
-            "select from examples.graph"
+            f"the selection is for {len(copies)} examples, not {examples.graph.num_examples}; select again"
         )
     chosen_from = getattr(selection, "graph", None)
     if chosen_from is not None and not _same_ids(chosen_from, examples.graph):

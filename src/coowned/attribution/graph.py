@@ -82,10 +82,7 @@ class AttributionGraph:
         if verdict == 2:
             wrong = int(np.flatnonzero((users < 0) | (users >= num_users))[0])
             example = int(np.searchsorted(indptr, wrong, side="right")) - 1
-            raise InputError(
-                f"example {example} has user {users[wrong]}, but num_users is {num_users}, so that users are "
-                "at least 0 and below that; correct it or raise num_users"
-            )
+            raise InputError(f"example {example} has user {users[wrong]}, not in 0..{num_users - 1}; raise num_users")
         if verdict == 1:
             indptr, users = kernels.sort_and_collapse_rows(indptr, users.astype(small, copy=True))
         return cls(
@@ -118,8 +115,7 @@ class AttributionGraph:
         if outside.any():
             pair = int(np.flatnonzero(outside)[0])
             raise InputError(
-                f"pair {pair} has example {example[pair]}, but num_examples is {num_examples}, so that examples "
-                "are at least 0 and below that; correct it or raise num_examples"
+                f"pair {pair} has example {example[pair]}, not in 0..{num_examples - 1}; raise num_examples"
             )
         grouped = np.empty(len(user), dtype=user.dtype)
         indptr = kernels.group_pairs(example, user, num_examples, grouped)

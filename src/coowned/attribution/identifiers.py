@@ -75,8 +75,7 @@ def as_identifiers(
         row = int(np.flatnonzero(entries.is_duplicated().to_numpy())[0])
         again = int(np.flatnonzero((entries == entries[row]).to_numpy())[1])
         raise InputError(
-            f"{name} must be unique, but {row_name(row)} and {row_name(again)} are both {array[row].as_py()!r}; "
-            "make them unique"
+            f"{name} must be unique, but {row_name(row)} and {row_name(again)} are both {array[row].as_py()!r}"
         )
     return array
 

@@ -143,8 +143,7 @@ def read_slack(
             everybody = attribute_to == "channel" or bool(conversation.is_im)
             if everybody and conversation.members is None:
                 raise InputError(
-                    f"{files.path}: {names[0].split('/')[0]}: the export has no list of its members; "
-                    "attribute to participants, or leave it out"
+                    f"{files.path}: {names[0].split('/')[0]}: has no list of members; attribute to participants"
                 )
             thread = _ConversationReader(conversation, everybody, builder, counts)
             for name in names:

@@ -71,8 +71,7 @@ class CyclicPoisson(BandedMechanism):
                 object.__setattr__(self, "sampling_probability", largest)
             elif self.sampling_probability != largest:
                 raise InputError(
-                    f"sampling_probability ({self.sampling_probability}) must be the largest of group_probabilities"
-                    f" ({largest}) or left out"
+                    f"sampling_probability must be the largest of group_probabilities ({largest}) or left out"
                 )
         if self.sampling_probability is None:
             raise InputError("sampling_probability or group_probabilities must be given")
@@ -83,10 +82,7 @@ class CyclicPoisson(BandedMechanism):
             for bound in self.group_bounds:
                 validate.integer(at_least=0, at_most=self.contribution_bound, group_bounds=bound)
             if max(self.group_bounds) != self.contribution_bound:
-                raise InputError(
-                    f"the largest of group_bounds ({max(self.group_bounds)}) must be contribution_bound"
-                    f" ({self.contribution_bound})"
-                )
+                raise InputError(f"the largest of group_bounds must be contribution_bound ({self.contribution_bound})")
 
     @classmethod
     def _certified_fields(
@@ -112,8 +108,7 @@ class CyclicPoisson(BandedMechanism):
         for group, bound in enumerate(bounds):
             if bound > self.bound_of(group):
                 raise UncertifiableError(
-                    f"group {group} has a user in {bound} copies, the mechanism allows {self.bound_of(group)}; make "
-                    "it with from_certificate"
+                    f"group {group} has a user in {bound} copies, not {self.bound_of(group)}; use from_certificate"
                 )
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> CyclicPoissonBatches:
@@ -134,8 +129,7 @@ class CyclicPoisson(BandedMechanism):
             accounted = self.probability_of(group)
             if probability > accounted:
                 raise CertificateMismatchError(
-                    f"group {group} would be drawn with {probability:.6g}, but {accounted:.6g} was accounted for; "
-                    "make the mechanism with from_certificate"
+                    f"group {group} would be drawn with {probability:.6g}, not {accounted:.6g}; use from_certificate"
                 )
 
     @property

@@ -209,8 +209,7 @@ class Mechanism(abc.ABC):
     def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
         """The same training with another expected batch size, for a simulated epsilon."""
         raise InputError(
-            f"a hypothetical batch size is for Poisson sampling only, not for {type(self).__name__}; leave "
-            "simulated_batch_size out"
+            f"simulated_batch_size is for Poisson sampling only, not for {type(self).__name__}; leave it out"
         )
 
     def after(self, step: int) -> Self:
@@ -283,8 +282,7 @@ class BandedMechanism(Mechanism):
             return self.strategy()
         if (strategy.num_bands, strategy.iterations) != (self.num_bands, self.iterations):
             raise InputError(
-                f"the strategy has {strategy.num_bands} bands and {strategy.iterations} iterations, the "
-                f"mechanism {self.num_bands} and {self.iterations}; they must agree"
+                f"the strategy must have {self.num_bands} bands and {self.iterations} iterations, as the mechanism has"
             )
         return strategy
 

@@ -88,20 +88,17 @@ class MinSeparation(BandedMechanism):
         for name in ("min_separation", "num_bands"):
             if getattr(self, name) > separation:
                 raise UncertifiableError(
-                    f"{name} ({getattr(self, name)}) is more than the certificate's min_separation ({separation}); "
-                    "reduce it"
+                    f"{name} ({getattr(self, name)}) is above the certified min_separation ({separation}); reduce it"
                 )
         if self.sensitivity is not None and self.sensitivity < self.contribution_bound**0.5:
             raise UncertifiableError(
-                f"a sensitivity of {self.sensitivity:.6g} for {self.contribution_bound} participations cannot be "
-                "checked from a certificate; leave it out"
+                f"a certificate cannot prove a sensitivity of {self.sensitivity:.6g}; leave it out"
             )
         if self.max_column_norm is not None and self.max_column_norm < 1:
             raise UncertifiableError("a certificate cannot prove columns shorter than 1; leave max_column_norm out")
         if self.iterations != certificate.iterations:
             raise UncertifiableError(
-                f"the mechanism runs {self.iterations} iterations, the schedule has {certificate.iterations}; they "
-                "must be equal"
+                f"the mechanism has {self.iterations} iterations, the schedule {certificate.iterations}"
             )
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> ScheduledBatches:

@@ -64,10 +64,7 @@ class PoissonSampling(Mechanism):
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         if certificate.min_separation is not None:
-            raise UncertifiableError(
-                "the certificate is for a fixed schedule, which has no coins; use MinSeparation, or select without a "
-                "schedule"
-            )
+            raise UncertifiableError("the certificate is for a fixed schedule, which has no coins; use MinSeparation")
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> PoissonBatches:
         assert isinstance(selected, Selection)

@@ -55,8 +55,7 @@ class RandomSubset(Selector[Selection]):
         available = int(np.count_nonzero(self._pool(graph)))
         if self.size > available:
             raise InputError(
-                f"size is {self.size}, but there are only {available} examples {_HALVES[self.among]}; "
-                f"take at most {available}"
+                f"size is {self.size}, but there are only {available} examples {_HALVES[self.among]}; reduce it"
             )
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:

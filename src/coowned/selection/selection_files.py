@@ -102,7 +102,6 @@ def _rows_of(ids: pl.Series, graph: AttributionGraph, path: str | os.PathLike[st
     if rows.null_count():
         row = int(rows.is_null().arg_true()[0])
         raise CertificateMismatchError(
-            f"{path}: example {ids[row]!r} at row {row} is not in the data; "
-            "give the data, and the --example-id, that it was selected from"
+            f"{path}: example {ids[row]!r} at row {row} is not in the data; check the data and --example-id"
         )
     return rows.to_numpy().astype(np.int64)

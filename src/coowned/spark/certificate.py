@@ -91,10 +91,7 @@ def _count_rows(own: "DataFrame") -> tuple[int, int, int]:
     wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
     rows, bad, size, most = own.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
     if bad:
-        raise InputError(
-            f"{bad} rows of the selection have no example_id, or copies that are not at least 1 and below 2^31; "
-            "write it again"
-        )
+        raise InputError(f"{bad} rows of the selection have no example_id, or copies not in [1, 2^31); write it again")
     repeated = own.groupBy("text").count().where("count > 1").limit(1).collect()
     if repeated:
         raise InputError(f"the example_id {repeated[0][0]!r} is in several rows; its copies belong in one row")
@@ -107,8 +104,7 @@ def _refuse_unknown(own: "DataFrame", joined: "DataFrame", rows: int) -> None:
     stranger = own.join(joined.select("text"), "text", "left_anti").limit(1).collect()
     named = repr(stranger[0][0]) if stranger else "one"
     raise CertificateMismatchError(
-        f"example {named} of the selection is not in the data; give the data, and the example_id, that it was "
-        "selected from"
+        f"example {named} of the selection is not in the data; check the data and the example_id"
     )
 
 
@@ -119,10 +115,7 @@ def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:
     per_user = joined.select(F.explode("users").alias("user"), "copies").groupBy("user").agg(F.sum("copies").alias("n"))
     most = per_user.agg(F.max("n")).collect()[0][0] or 0
     if most > MOST_COPIES:
-        raise UncertifiableError(
-            f"a user is in {most:,} copies, beyond the {MOST_COPIES:,} that can be certified; "
-            "select with a contribution bound"
-        )
+        raise UncertifiableError(f"a user is in more than {MOST_COPIES:,} copies; select with a contribution bound")
     if num_users == 0:
         return ()
     found = dict(map(tuple, per_user.groupBy("n").count().collect()))

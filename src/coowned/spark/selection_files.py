@@ -60,15 +60,13 @@ def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "Data
             raise InputError(f"{path}: schedules and groups are recounted on one machine; use the local engine")
         if not {"example_id", "copies"} <= set(schema.names):
             raise InputError(
-                f"{path}: a selection has the columns example_id and copies, this has {sorted(schema.names)}; "
-                "name S.parquet"
+                f"{path}: a selection has the columns example_id and copies, not {sorted(schema.names)}; name S.parquet"
             )
         kinds = schema.field("example_id").type, schema.field("copies").type
         text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_null)
         if not any(fits(kinds[0]) for fits in text) or not pa.types.is_integer(kinds[1]):
             raise InputError(
-                f"{path}: ids are whole numbers or text and copies whole numbers, not {kinds[0]} and {kinds[1]}; "
-                "write it again"
+                f"{path}: ids must be whole numbers or text and copies whole numbers, not {kinds[0]} and {kinds[1]}"
             )
 
     with spark_errors(str(path), unreadable="not whole Parquet data"):

@@ -171,8 +171,7 @@ class LogisticWorld:
         if rows.size and (rows.min() < 0 or rows.max() >= self.num_examples):
             wrong = int(np.flatnonzero((rows < 0) | (rows >= self.num_examples))[0])
             raise InputError(
-                f"examples must be in 0..{self.num_examples - 1}, but entry {wrong} is {rows[wrong]}; "
-                "take indices of the graph this world is attached to"
+                f"examples must be indices of the graph, 0..{self.num_examples - 1}, but entry {wrong} is {rows[wrong]}"
             )
         return np.ascontiguousarray(rows, dtype=np.int64)
 

@@ -128,8 +128,7 @@ class EmailWorld:
         validate.in_range(0.0, 1.0, reply_probability=self.reply_probability)
         if self.secret_about not in self.names:
             raise InputError(
-                f"secret_about must be one of the {self.num_people} people, not {self.secret_about!r}; "
-                f"their names are in `names`, such as {self.names[0]!r}"
+                f"secret_about must be one of `names`, such as {self.names[0]!r}, not {self.secret_about!r}"
             )
         if not self.secret.strip() or "\n" in self.secret:
             raise InputError(f"secret must be a few words on one line, not {self.secret!r}")
