@@ -24,50 +24,34 @@ _REMEDY = "certify the selection again"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountedGraph:
-    """The graph that a selection was counted on.
-
-    Attributes:
-      num_unprotected_users: users taken out of the attribution, for whom nothing is promised.
-      columns_read: what ids and attribution were made from; the selection saw nothing else.
-    """
+    """The graph that a selection was counted on."""
 
     graph_digest: str
     num_examples: int
     num_users: int
-    num_unprotected_users: int
-    columns_read: tuple[str, ...]
+    num_unprotected_users: int  # users taken out of the attribution, for whom nothing is promised
+    columns_read: tuple[str, ...]  # what ids and attribution were made from; the selection saw nothing else
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountedCopies:
-    """What was counted of a set or a schedule.
+    """What was counted of a set or a schedule."""
 
-    Attributes:
-      contribution_bound: the most selected copies that contain one user (for a schedule, their participations).
-      size, num_distinct: copies in S, and examples that have at least one.
-      most_copies_of_one_example: what bounds the example-level guarantee.
-      num_copies_without_users: selected copies that no protected user is part of.
-      copies_per_user: how many users are in 0, 1, … copies: a statistic of the graph.
-    """
-
-    contribution_bound: int
-    size: int
-    num_distinct: int
-    most_copies_of_one_example: int
-    num_copies_without_users: int
-    copies_per_user: tuple[int, ...]
+    contribution_bound: int  # the most selected copies that contain one user (for a schedule, their participations)
+    size: int  # copies in S
+    num_distinct: int  # examples that have at least one
+    most_copies_of_one_example: int  # what bounds the example-level guarantee
+    num_copies_without_users: int  # selected copies that no protected user is part of
+    copies_per_user: tuple[int, ...]  # how many users are in 0, 1, … copies: a statistic of the graph
     selection_digest: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountedSchedule:
-    """What was counted of a schedule; None for a set.
+    """What was counted of a schedule; None for a set."""
 
-    Attributes:
-      min_separation: the most batches b such that any b consecutive ones together hold at most one copy that contains
-        a given user; 0 where one batch holds two; the number of batches where no user takes part twice.
-    """
-
+    # The most batches b such that any b consecutive ones together hold at most one copy that contains a given user; 0
+    # where one batch holds two; the number of batches where no user takes part twice.
     min_separation: int | None
     iterations: int | None
     batch_size: int | None
@@ -75,17 +59,12 @@ class CountedSchedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountedGroups:
-    """What was counted of a set divided into groups, no user being in two; None where there are none.
+    """What was counted of a set divided into groups, no user being in two; None where there are none."""
 
-    Attributes:
-      groups: one group per selected example in input order.
-      group_sizes, group_bounds: copies, and the most copies of one user, in each group.
-      group_copies_per_user: `copies_per_user` of each group's users, contribution_bound + 1 for each group, end to end.
-    """
-
-    groups: tuple[int, ...] | None = dataclasses.field(repr=False)
-    group_sizes: tuple[int, ...] | None
-    group_bounds: tuple[int, ...] | None
+    groups: tuple[int, ...] | None = dataclasses.field(repr=False)  # one group per selected example in input order
+    group_sizes: tuple[int, ...] | None  # copies in each group
+    group_bounds: tuple[int, ...] | None  # the most copies of one user in each group
+    # `copies_per_user` of each group's users, contribution_bound + 1 for each group, end to end.
     group_copies_per_user: tuple[int, ...] | None
 
 

@@ -17,18 +17,13 @@ _GRID_POINTS = 160
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GaussianDp:
-    """A Gaussian mechanism that is no more private than the one asked about.
+    """A Gaussian mechanism that is no more private than the one asked about."""
 
-    Attributes:
-      mu: its mean in units of its noise; infinite where delta at small epsilons cannot be told from 1.
-      exact: the mechanism IS this Gaussian. Otherwise mu is an upper bound for epsilons up to `largest_epsilon` only
-        (subsampled mechanisms have tails no smaller Gaussian covers) and must be called an estimate.
-      largest_epsilon: where the comparison ends; infinite if exact.
-    """
-
-    mu: float
+    mu: float  # its mean in units of its noise; infinite where delta at small epsilons cannot be told from 1
+    # The mechanism IS this Gaussian. Otherwise mu is an upper bound for epsilons up to `largest_epsilon` only
+    # (subsampled mechanisms have tails no smaller Gaussian covers) and must be called an estimate.
     exact: bool
-    largest_epsilon: float
+    largest_epsilon: float  # where the comparison ends; infinite if exact
 
 
 def epsilon_curve(

@@ -40,22 +40,15 @@ _Tail = TiltedTail | PartedTail | EmptyTail
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One number and how it was got.
+    """One number and how it was got."""
 
-    Attributes:
-      epsilon, delta: the pair that was proven; exactly one of them was asked for.
-      spacing: of the loss grid; 0 for a closed form.
-      transform_size: length of the FFT; 0 for a closed form or a bound that needed none.
-      error_share: part of delta that is mass at infinity, wrap-around and round-off, already included in it.
-      looseness: about how much the discretization adds to epsilon.
-    """
-
-    epsilon: float
+    epsilon: float  # proven together with delta; exactly one of the two was asked for
     delta: float
-    spacing: float = 0.0
-    transform_size: int = 0
+    spacing: float = 0.0  # of the loss grid; 0 for a closed form
+    transform_size: int = 0  # length of the FFT; 0 for a closed form or a bound that needed none
+    # Part of delta that is mass at infinity, wrap-around and round-off, already included in it.
     error_share: float = 0.0
-    looseness: float = 0.0
+    looseness: float = 0.0  # about how much the discretization adds to epsilon
 
     @property
     def is_precise(self) -> bool:

@@ -22,24 +22,18 @@ _OTHER_WORLD = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What a person is told about a run, in parts that a page can arrange.
+    """What a person is told about a run, in parts that a page can arrange."""
 
-    Attributes:
-      headline: the claim in one sentence, with everything an epsilon is never shown without; or that there is none.
-      sentences: all of the statement, the headline among the first; `str()` numbers them.
-      not_promised: what is not covered, promised or released, and for whom nothing holds: each also in `sentences`.
-      warnings: what is wrong with the claim, such as a large delta; each also in `sentences`.
-      plain: by adjacency, what it means for people who do not know what an epsilon is; each also in `sentences`.
-      protection: by adjacency, "strong", "moderate" or "little", which `plain` says in words.
-      attack_bounds: by adjacency, the success of any attack with 1% false alarms, at most.
-    """
-
-    headline: str
-    sentences: tuple[str, ...]
+    headline: str  # the claim in one sentence, with everything an epsilon is never shown without; or that there is none
+    sentences: tuple[str, ...]  # all of the statement, the headline among the first; `str()` numbers them
+    # What is not covered, promised or released, and for whom nothing holds: each also in `sentences`.
     not_promised: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what is wrong with the claim, such as a large delta; each also in `sentences`
+    # By adjacency, what it means for people who do not know what an epsilon is; each also in `sentences`.
     plain: dict[str, str] = dataclasses.field(default_factory=dict)
+    # By adjacency, "strong", "moderate" or "little", which `plain` says in words.
     protection: dict[str, str] = dataclasses.field(default_factory=dict)
+    # By adjacency, the success of any attack with 1% false alarms, at most.
     attack_bounds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:

@@ -21,17 +21,11 @@ _DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
 
 
 class AddressList(NamedTuple):
-    """What one header value names.
+    """What one header value names."""
 
-    Attributes:
-      addresses: the addresses as written; what is not an address stands as its own text in lower case.
-      unreadable: how many of them are not addresses.
-      unnamed: the header says that there are recipients it does not list.
-    """
-
-    addresses: tuple[str, ...]
-    unreadable: int
-    unnamed: bool
+    addresses: tuple[str, ...]  # the addresses as written; what is not an address stands as its own text in lower case
+    unreadable: int  # how many of them are not addresses
+    unnamed: bool  # the header says that there are recipients it does not list
 
 
 def parse_addresses(value: str) -> AddressList:

@@ -33,17 +33,11 @@ _HEADER_END = re.compile(rb"\r?\n\r?\n")
 
 
 class RawMessage(NamedTuple):
-    """One message as it is stored.
+    """One message as it is stored."""
 
-    Attributes:
-      content: all its bytes, a leading "From " line included.
-      name: its id where it has no Message-ID: made of file name and position, never of content.
-      escaped: lines of the body that begin with "From " carry one ">" too many.
-    """
-
-    content: bytes
-    name: str
-    escaped: bool
+    content: bytes  # all its bytes, a leading "From " line included
+    name: str  # its id where it has no Message-ID: made of file name and position, never of content
+    escaped: bool  # lines of the body that begin with "From " carry one ">" too many
 
 
 def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) -> Iterator[RawMessage]:

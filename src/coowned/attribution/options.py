@@ -18,23 +18,14 @@ _ADDRESS_WORDS = frozenset(
 
 
 class Option(NamedTuple):
-    """What is known of an option besides its name and type.
+    """What is known of an option besides its name and type."""
 
-    Attributes:
-      help: one sentence for people.
-      formats: the formats that it applies to; it is refused for others.
-      metavar: what stands for its value in the help of the command line.
-      choices: the values it can have, if they are few.
-      is_path: it names a file.
-      is_flag: it is true or false.
-    """
-
-    help: str
-    formats: tuple[str, ...] = FORMATS
-    metavar: str | None = None
-    choices: tuple[str, ...] = ()
-    is_path: bool = False
-    is_flag: bool = False
+    help: str  # one sentence for people
+    formats: tuple[str, ...] = FORMATS  # the formats that it applies to; it is refused for others
+    metavar: str | None = None  # what stands for its value in the help of the command line
+    choices: tuple[str, ...] = ()  # the values it can have, if they are few
+    is_path: bool = False  # it names a file
+    is_flag: bool = False  # it is true or false
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

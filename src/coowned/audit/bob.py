@@ -45,26 +45,18 @@ ATTRIBUTIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one attribution claims, and what was measured with Bob as the unit.
+    """What one attribution claims, and what was measured with Bob as the unit."""
 
-    Attributes:
-      attribution: "sender" or "everyone".
-      epsilon: proven, for every user of that attribution (fixed graph, zero-out) at `delta` and `contribution_bound`.
-      target_epsilon: as it was asked for.
-      copies_with_bob: entries of S in which Bob is a sender or recipient.
-      leak: the measured lower bound.
-      scores_with, scores_without: what the attacker saw, one number a model.
-    """
-
-    attribution: str
+    attribution: str  # "sender" or "everyone"
+    # Proven, for every user of that attribution (fixed graph, zero-out) at `delta` and `contribution_bound`.
     epsilon: float
-    target_epsilon: float
+    target_epsilon: float  # as it was asked for
     delta: float
     contribution_bound: int
     size: int
-    copies_with_bob: int
-    leak: MeasuredLeak
-    scores_with: tuple[float, ...] = dataclasses.field(repr=False)
+    copies_with_bob: int  # entries of S in which Bob is a sender or recipient
+    leak: MeasuredLeak  # the measured lower bound
+    scores_with: tuple[float, ...] = dataclasses.field(repr=False)  # what the attacker saw, one number a model
     scores_without: tuple[float, ...] = dataclasses.field(repr=False)
 
     @property

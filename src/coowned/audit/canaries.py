@@ -35,15 +35,10 @@ from coowned.training.plan import TrainingPlan
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryContent:
-    """What canary examples hold, and what holds nothing.
+    """What canary examples hold, and what holds nothing."""
 
-    Attributes:
-      arrays: name and (examples, ...) array, as `TrainingData.fill` gives them.
-      silent: name and value for which an example's gradient is zero or is refused as not finite.
-    """
-
-    arrays: Mapping[str, npt.NDArray[Any]]
-    silent: Mapping[str, Any]
+    arrays: Mapping[str, npt.NDArray[Any]]  # name and (examples, ...) array, as `TrainingData.fill` gives them
+    silent: Mapping[str, Any]  # name and value for which an example's gradient is zero or is refused as not finite
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
@@ -189,28 +184,19 @@ def graph_with_canaries(graph: AttributionGraph, *, num_users: int, per_user: in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """What one run with canaries proves.
+    """What one run with canaries proves."""
 
-    Attributes:
-      epsilon_lower_bound: no smaller epsilon holds at this delta, but with probability `alpha` (Steinke et al.).
-      gaussian_lower_bound: the same if the mechanism leaks like a Gaussian one, which sees more (Mahloujifar et al.).
-      claimed_epsilon, delta, adjacency, contribution_bound: of the guarantee the run was trained under.
-      gaussian_claim: what the claim allows the second bound to be.
-      canaries, included: users, and how many of them were in.
-      largest_bound: what the second bound would be had every canary been guessed right.
-      area_under_curve: chance that a canary who is in ranks above one who is out; a half is blind guessing.
-    """
-
-    epsilon_lower_bound: float
+    epsilon_lower_bound: float  # no smaller epsilon holds at this delta, but with probability `alpha` (Steinke et al.)
+    # The same if the mechanism leaks like a Gaussian one, which sees more (Mahloujifar et al.).
     gaussian_lower_bound: float
-    claimed_epsilon: float
-    gaussian_claim: float
+    claimed_epsilon: float  # of the guarantee the run was trained under
+    gaussian_claim: float  # what the claim allows the second bound to be
     delta: float
     alpha: float
-    canaries: int
-    included: int
-    largest_bound: float
-    area_under_curve: float
+    canaries: int  # made-up users
+    included: int  # how many of them were in
+    largest_bound: float  # what the second bound would be had every canary been guessed right
+    area_under_curve: float  # chance that a canary who is in ranks above one who is out; a half is blind guessing
     adjacency: str
     contribution_bound: int
 

@@ -13,18 +13,12 @@ from coowned import validate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was counted, or looked at.
+    """One thing that was checked."""
 
-    Attributes:
-      name: what.
-      observed, expected: as numbers a person can compare.
-      p_value: probability of something as far off where all is right; 0 for what cannot happen at all.
-    """
-
-    name: str
-    observed: float
+    name: str  # what was counted, or looked at
+    observed: float  # to be compared with what is expected
     expected: float
-    p_value: float
+    p_value: float  # probability of something as far off where all is right; 0 for what cannot happen at all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,23 +39,15 @@ _KEPT_NUMBERS = 2**23  # users times steps that are kept
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event: what was claimed of it and what was measured.
+    """One event: what was claimed of it and what was measured."""
 
-    Attributes:
-      epsilon, delta: the point of the claimed curve.
-      direction: "in", the event is likelier with the user; "out", without (or with the opposite gradients).
-      user: kind of worst-case user.
-      threshold: the event is that the log ratio of the claim is above it ("out": below).
-      rate, other_rate: Clopper-Pearson bounds, from below of the likelier side and from above of the other.
-    """
-
-    epsilon: float
+    epsilon: float  # with delta, a point of the claimed curve
     delta: float
-    direction: str
-    user: str
-    threshold: float
-    rate: float
-    other_rate: float
+    direction: str  # "in", the event is likelier with the user; "out", without (or with the opposite gradients)
+    user: str  # kind of worst-case user
+    threshold: float  # the event is that the log ratio of the claim is above it ("out": below)
+    rate: float  # Clopper-Pearson bound from below, of the likelier side
+    other_rate: float  # from above, of the other side
 
     @property
     def measured_delta(self) -> float:
@@ -75,22 +67,15 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CurveAudit:
-    """What the trials of one adjacency found.
-
-    Attributes:
-      events: one a (epsilon, direction, user).
-      alpha: probability of an alarm, at most, where the claim holds.
-      trials: of each side; half of them chose the events.
-      iterations: steps of each trial; fewer than the run's where those would have taken too long.
-    """
+    """What the trials of one adjacency found."""
 
     mechanism: Mechanism
     noise_multiplier: float
     adjacency: str
-    alpha: float
-    trials: int
-    iterations: int
-    events: tuple[Event, ...]
+    alpha: float  # probability of an alarm, at most, where the claim holds
+    trials: int  # of each side; half of them chose the events
+    iterations: int  # steps of each trial; fewer than the run's where those would have taken too long
+    events: tuple[Event, ...]  # one a (epsilon, direction, user)
 
     @property
     def holds(self) -> bool:

@@ -15,21 +15,14 @@ from coowned.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredLeak:
-    """What an attack on one person proves about epsilon.
+    """What an attack on one person proves about epsilon."""
 
-    Attributes:
-      epsilon_lower_bound: with probability at least 1 - alpha no (epsilon, delta) guarantee with a smaller epsilon
-        holds for this person.
-      true_positive_rate, false_positive_rate: of the attack, on the half of the models its threshold was not chosen on.
-      trials: models trained, half of them with the person's content.
-      alpha: probability that the bound is above the truth.
-    """
-
+    # With probability at least 1 - alpha no (epsilon, delta) guarantee with a smaller epsilon holds for this person.
     epsilon_lower_bound: float
-    true_positive_rate: float
+    true_positive_rate: float  # of the attack, on the half of the models its threshold was not chosen on
     false_positive_rate: float
-    trials: int
-    alpha: float
+    trials: int  # models trained, half of them with the person's content
+    alpha: float  # probability that the bound is above the truth
     delta: float
 
     def to_dict(self) -> dict[str, Any]:

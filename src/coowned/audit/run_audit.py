@@ -46,27 +46,17 @@ _COMPARED = 20  # such trainings
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What was tried on a run's plan.
+    """What was tried on a run's plan."""
 
-    Attributes:
-      claim: the run's guarantee, computed anew.
-      alpha: probability, at most, of an alarm where the claim holds, all tests together.
-      audits_run: how many times this run was audited, this one included; each could be a false alarm.
-      curves: the whole-curve audits, of the claim's adjacency first.
-      laws: direct tests of trainer, sampler, noise, tails and keys.
-      repeatable: coins and noise of the audit came from a given seed.
-      asked, taken: seconds it was given, and took; and what took so long.
-    """
-
-    claim: PrivacyGuarantee
-    alpha: float
-    audits_run: int
-    curves: tuple[CurveAudit, ...]
-    laws: tuple[CheckedLaw, ...]
-    repeatable: bool
-    asked: float
-    taken: float
-    longest: str
+    claim: PrivacyGuarantee  # the run's guarantee, computed anew
+    alpha: float  # probability, at most, of an alarm where the claim holds, all tests together
+    audits_run: int  # how many times this run was audited, this one included; each could be a false alarm
+    curves: tuple[CurveAudit, ...]  # the whole-curve audits, of the claim's adjacency first
+    laws: tuple[CheckedLaw, ...]  # direct tests of trainer, sampler, noise, tails and keys
+    repeatable: bool  # coins and noise of the audit came from a given seed
+    asked: float  # seconds it was given
+    taken: float  # seconds it took
+    longest: str  # what took so long
 
     @property
     def holds(self) -> bool:

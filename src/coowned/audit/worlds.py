@@ -36,15 +36,11 @@ SIGNS = np.array([0, 1, 0, 0, 1, 0, -1])  # what a copy of each adds, in clip no
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class World:
-    """Examples of worst-case users and of a crowd, and the S or schedule that holds them.
-
-    Attributes:
-      owner: (examples,) the worst-case user each belongs to, -1 for the crowd's.
-    """
+    """Examples of worst-case users and of a crowd, and the S or schedule that holds them."""
 
     graph: AttributionGraph
     selected: Selection | Schedule
-    owner: npt.NDArray[np.int64]
+    owner: npt.NDArray[np.int64]  # (examples,) the worst-case user each belongs to, -1 for the crowd's
     users: int
 
     @classmethod

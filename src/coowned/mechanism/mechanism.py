@@ -39,19 +39,12 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorstUser:
-    """What the audit reads: a user who takes part as often as the mechanism allows.
+    """What the audit reads: a user who takes part as often as the mechanism allows."""
 
-    Attributes:
-      copies: of theirs in S; participations for a schedule.
-      probability: of each copy in each round.
-      rounds: (rounds,) the steps in which they may take part.
-      group: of the user; 0 where there are no groups.
-    """
-
-    copies: int
-    probability: float
-    rounds: npt.NDArray[np.int64]
-    group: int = 0
+    copies: int  # of theirs in S; participations for a schedule
+    probability: float  # of each copy in each round
+    rounds: npt.NDArray[np.int64]  # (rounds,) the steps in which they may take part
+    group: int = 0  # of the user; 0 where there are no groups
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,13 +255,9 @@ class Mechanism(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandedMechanism(Mechanism):
-    """The base of mechanisms whose noise is correlated by a banded strategy (DP-MF).
+    """The base of mechanisms whose noise is correlated by a banded strategy (DP-MF)."""
 
-    Attributes:
-      num_bands: bands of the strategy (C_ij = 0 for i - j >= num_bands).
-    """
-
-    num_bands: int
+    num_bands: int  # bands of the strategy (C_ij = 0 for i - j >= num_bands)
 
     def __post_init__(self) -> None:
         super().__post_init__()

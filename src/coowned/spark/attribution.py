@@ -32,18 +32,14 @@ class SparkGraph:
 
     Made by `attribute`. Nothing of it is ever collected to the driver but counts.
 
-    Attributes:
-      examples: id (bigint or string), users (array of bigint or string, nobody twice).
-      id_type: the type of the ids in the input, which results have too.
-      columns_read, num_unprotected_users: as in `AttributionGraph`.
-
     Guarantees:
       - `digest` is that of the `AttributionGraph` of the same data.   (test_certificate_is_the_local_one)
     """
 
+    # Columns: id (bigint or string), users (array of bigint or string, nobody twice).
     examples: "DataFrame" = dataclasses.field(repr=False)
-    id_type: "DataType"
-    columns_read: tuple[str, ...]
+    id_type: "DataType"  # the type of the ids in the input, which results have too
+    columns_read: tuple[str, ...]  # as in `AttributionGraph`
     num_unprotected_users: int
     checkpoints: Checkpoints = dataclasses.field(repr=False)
 

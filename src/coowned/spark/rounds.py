@@ -91,14 +91,10 @@ def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, chec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Electorate:
-    """What does not change from round to round.
+    """What does not change from round to round."""
 
-    Attributes:
-      contribution_bound: most copies that contain one user.
-      heavy: user, parts: users with so many examples that their votes are found in parts; None where nobody is.
-    """
-
-    contribution_bound: int
+    contribution_bound: int  # most copies that contain one user
+    # Columns user, parts: users with so many examples that their votes are found in parts; None where nobody is.
     heavy: "DataFrame | None"
 
 
