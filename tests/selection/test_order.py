@@ -168,7 +168,7 @@ def test_order_does_not_depend_on_the_row_order():
 def test_split():
     graph = AttributionGraph.from_users_per_example([[0, 1, 2], [], [0], [1, 2], [2]])
     rows = ordered_rows(graph, seed=0, ties="input", progress=silent)
-    assert rows.unattributed.tolist() == [1]
+    assert rows.examples[: rows.num_unattributed].tolist() == [1]
     assert rows.attributed.tolist() == rows.examples[rows.attributed_rows()].tolist() == [2, 4, 3, 0]
     assert [rows.examples[half].tolist() for half in rows.split(1)] == [[2, 4], [3, 0]]
     assert [rows.examples[half].tolist() for half in rows.split(9)] == [[2, 4, 3, 0], []]

@@ -35,12 +35,6 @@ class MechanismClaim:
       - Its expectation of exp(-ratio) under the claim is 1.   (test_log_ratio_has_mean_one)
       - `deltas` are the accountant's upper bounds.   (test_deltas_are_upper_bounds)
 
-    Args:
-      mechanism: with its contribution bound.
-      noise_multiplier: in units of one copy's clip norm.
-      adjacency: "zero-out" or "replace".
-      strategy: of correlated noise; by default the one training would take.
-
     Example:
       >>> from coowned import PoissonSampling
       >>> mechanism = PoissonSampling(contribution_bound=1, sampling_probability=1.0, iterations=1)
@@ -49,10 +43,10 @@ class MechanismClaim:
       array([-0.125,  0.125])
     """
 
-    mechanism: Mechanism
-    noise_multiplier: float
-    adjacency: str
-    strategy: BandedStrategy | None = None
+    mechanism: Mechanism  # with its contribution bound
+    noise_multiplier: float  # in units of one copy's clip norm
+    adjacency: str  # "zero-out" or "replace"
+    strategy: BandedStrategy | None = None  # of correlated noise; by default the one training would take
 
     def __post_init__(self) -> None:
         check_terms(noise_multiplier=self.noise_multiplier, adjacency=self.adjacency)

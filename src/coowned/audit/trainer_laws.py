@@ -36,19 +36,12 @@ _CLIP_NORMS = (1.0, 0.5, 0.25)  # of the members of a sweep, times the run's
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainerLaws:
-    """The tests of one plan and model.
+    """The tests of one plan and model."""
 
-    Args:
-      plan: of the run; its key and S are not used, only their shape.
-      model: that was trained.
-      world: with its worst-case users.
-      seconds: about how long all of them may take.
-    """
-
-    plan: TrainingPlan
-    model: Model
-    world: World
-    seconds: float = math.inf
+    plan: TrainingPlan  # of the run; its key and S are not used, only their shape
+    model: Model  # that was trained
+    world: World  # with its worst-case users
+    seconds: float = math.inf  # about how long all of them may take
 
     def noise(self, run_key: RunKey, *, alpha: float) -> CheckedLaw:
         """Trains without any gradient, stopping and resuming once: what is released must be noise of the claimed law.

@@ -83,15 +83,9 @@ class CyclicGroups(BoundedSelector):
         groups = np.where(copies > 0, _groups_of_examples(graph, group_of_user), -1)
         if self.unattributed == "keep":
             alone = np.flatnonzero(graph.users_per_example == 0)
-            copies[alone] = 1
             groups[alone] = np.arange(len(alone)) % self.num_groups
-        return Selection(
-            graph=graph,
-            copies=copies,
-            groups=groups.astype(np.int32),
-            selector=self.settings() | {"partitioner": partitioner},
-            seed=seed,
-        )
+        selector = self.settings() | {"partitioner": partitioner}
+        return self._selection(graph, seed, copies, groups=groups.astype(np.int32), selector=selector)
 
     def _divide(
         self, graph: AttributionGraph, free: Selection, progress: Progress

@@ -72,7 +72,7 @@ class IntegerProgram(BoundedSelector):
             unattributed=self.unattributed,
         )
         start = priced.select(graph, seed=seed, progress=part(progress, 0.0, 0.2))
-        copies, bound = start.copies, start.upper_bound
+        copies, bound = start.copies.copy(), start.upper_bound
         assert bound is not None  # Priced always has one
         if not start.proven_optimal:
             rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.2, 0.25))
@@ -87,17 +87,8 @@ class IntegerProgram(BoundedSelector):
             outside = start.size - int(copies[core].sum(dtype=np.int64))  # decided, or kept without users
             bound = min(bound, outside + most)
             if found.sum(dtype=np.int64) > copies[core].sum(dtype=np.int64):
-                copies = copies.copy()
                 copies[core] = found
-        size = int(copies.sum(dtype=np.int64))
-        return Selection(
-            graph=graph,
-            copies=copies,
-            upper_bound=bound,
-            proven_optimal=size == bound,
-            selector=self.settings(),
-            seed=seed,
-        )
+        return self._selection(graph, seed, copies, upper_bound=bound)
 
 
 def _solve(

@@ -43,11 +43,6 @@ class OrderedRows:
         return int(self.counts[0])
 
     @property
-    def unattributed(self) -> npt.NDArray[Any]:
-        """The examples without users."""
-        return self.examples[: self.num_unattributed]
-
-    @property
     def attributed(self) -> npt.NDArray[Any]:
         """The examples with at least one user, in order."""
         return self.examples[self.num_unattributed :]

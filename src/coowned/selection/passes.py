@@ -36,9 +36,7 @@ class PassSelector(BoundedSelector):
             allow_duplicates=self._repeats,
             progress=part(progress, 0.5, 1.0),
         )
-        if self.unattributed == "keep":
-            copies[rows.unattributed] = 1
-        return Selection(graph=graph, copies=copies, selector=self.settings(), seed=seed)
+        return self._selection(graph, seed, copies)
 
 
 def run_passes(

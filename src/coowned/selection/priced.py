@@ -116,16 +116,7 @@ class Priced(BoundedSelector):
             taken = taken[: graph.num_examples] + taken[graph.num_examples :]
         copies = np.empty(graph.num_examples, np.int32)
         copies[rows.examples] = taken
-        if self.unattributed == "keep":
-            copies[rows.examples[: rows.num_unattributed]] = 1
-        return Selection(
-            graph=graph,
-            copies=copies,
-            upper_bound=bound,
-            proven_optimal=int(copies.sum(dtype=np.int64)) == bound,
-            selector=self.settings(),
-            seed=seed,
-        )
+        return self._selection(graph, seed, copies, upper_bound=bound)
 
 
 def _halfway(deadline: float | None) -> float | None:

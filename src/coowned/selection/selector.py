@@ -383,6 +383,21 @@ class BoundedSelector(OrderedSelector[Selection]):
         super().__post_init__()
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
 
+    def _selection(
+        self,
+        graph: AttributionGraph,
+        seed: int,
+        copies: npt.NDArray[np.int32],
+        *,
+        upper_bound: int | None = None,
+        **fields: Any,
+    ) -> Selection:
+        """The selection of these copies and, where they are kept, of each example without users once."""
+        if self.unattributed == "keep":
+            copies[graph.users_per_example == 0] = 1
+        fields = {"graph": graph, "selector": self.settings(), "seed": seed, "upper_bound": upper_bound} | fields
+        return Selection(copies=copies, proven_optimal=int(copies.sum(dtype=np.int64)) == upper_bound, **fields)
+
 
 def check_is_graph(graph: Any) -> None:
     """Refuses, with InputError, what is not an `AttributionGraph`."""
