@@ -8,9 +8,7 @@ from coowned.audit.canaries import (
     DataWithCanaries,
     area_under_curve,
     audit_with_canaries,
-    feature_canaries,
     graph_with_canaries,
-    token_canaries,
 )
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
@@ -21,6 +19,7 @@ from coowned.training.data import WorldData
 from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
+from coowned.training.probes import feature_canaries, token_canaries
 
 BOUND, NUM_FEATURES, CANARIES = 2, 2, 200
 

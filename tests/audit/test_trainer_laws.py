@@ -6,8 +6,12 @@ from tests.audit import planted_bugs
 
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.trainer_laws import TrainerLaws, noise_checks
-from coowned.audit.worlds import IN, World
+from coowned.audit.worlds import World
 from coowned.mechanism.keys import RunKey
+from coowned.training.models.linear_regression import LinearRegression
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.models.text_classifier import TextClassifier
+from coowned.training.probes import IN
 
 PLANS = {
     "poisson": planted_bugs.poisson,
@@ -29,6 +33,32 @@ def test_honest_trainers_pass(name):
     assert own.gradient(RunKey.from_seed(2)).holds
     assert own.contributions(RunKey.from_seed(3), steps=6).holds
     assert own.sweep(RunKey.from_seed(4), steps=6, alpha=1e-3).holds
+
+
+NEW_MODELS = {
+    "softmax": LogisticRegression(num_features=9, classes=4),
+    "regression": LinearRegression(num_features=9, target_bound=50.0),
+    "text": TextClassifier(num_features=64),
+    "text of four classes": TextClassifier(num_features=64, classes=4),
+}
+
+
+@pytest.mark.parametrize("name", NEW_MODELS)
+def test_linear_models_pass(name):
+    own = laws(planted_bugs.poisson(), NEW_MODELS[name])
+    assert own.noise(RunKey.from_seed(1), alpha=1e-3).holds
+    assert own.gradient(RunKey.from_seed(2)).holds
+    found = own.contributions(RunKey.from_seed(3), steps=3)
+    assert found.holds
+    assert any(check.observed > 0 for check in found.checks)
+    assert own.sweep(RunKey.from_seed(4), steps=3, alpha=1e-3).holds
+
+
+@pytest.mark.parametrize("name", NEW_MODELS)
+def test_leaky_linear_models_are_caught(name, monkeypatch):
+    planted_bugs.leaky_clip(monkeypatch, type(NEW_MODELS[name]))
+    own = laws(planted_bugs.poisson(), NEW_MODELS[name])
+    assert not own.contributions(RunKey.from_seed(3), steps=3).holds
 
 
 @pytest.fixture(scope="module")

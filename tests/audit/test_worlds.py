@@ -4,10 +4,11 @@ from tests.audit import planted_bugs
 
 from coowned.audit import worlds
 from coowned.audit.claims import MechanismClaim
-from coowned.audit.worlds import BLANK, IN, INFINITE, LogisticContent, World, WorldData
+from coowned.audit.worlds import World, WorldData
 from coowned.certificate import certify
 from coowned.errors import InputError
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.probes import BLANK, IN, INFINITE, LinearContent
 
 PLANS = {
     "poisson": planted_bugs.poisson,
@@ -51,7 +52,7 @@ def test_no_more_users_than_there_is_room_for():
 
 def test_tables_in_memory_are_what_is_filled():
     _, found = world("duplicates")
-    data = WorldData(world=found, content=LogisticContent(5), held=IN)
+    data = WorldData(world=found, content=LinearContent(5), held=IN)
     table = data.in_memory()
     examples = np.array([0, 7, found.graph.num_examples - 1, 3])
     for given in (data, table):
@@ -65,11 +66,11 @@ def test_tables_in_memory_are_what_is_filled():
 @pytest.mark.parametrize("held", [BLANK, INFINITE])
 def test_blank_content_is_not_finite(held):
     out = {"features": np.ones((1, 5), np.float32), "labels": np.ones(1, np.float32)}
-    LogisticContent(5).fill(out, np.array([2]), np.array([held]))
+    LinearContent(5).fill(out, np.array([2]), np.array([held]))
     assert not np.isfinite(out["features"][0, 2])
 
 
 def test_unknown_models_are_refused():
-    assert worlds.content_for(LogisticRegression(num_features=3)) == LogisticContent(3)
+    assert worlds.content_for(LogisticRegression(num_features=3)) == LinearContent(3)
     with pytest.raises(InputError, match="no worst-case content for object"):
         worlds.content_for(object())  # type: ignore[arg-type]

@@ -18,7 +18,13 @@ import pyarrow.parquet
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import DataOptions
-from coowned.attribution.tables import attribute_table, table_options, valid_table, values_to_arrow
+from coowned.attribution.tables import (
+    attribute_table,
+    table_options,
+    valid_table,
+    values_to_arrow,
+    with_inferred_types,
+)
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
@@ -68,6 +74,7 @@ def read_table(
     """Attributed examples from files of one kind: parquet, csv or jsonl."""
     readers = {"parquet": _read_parquet_file, "csv": _read_csv_file, "jsonl": _read_json_file}
     table, where = _read_all(path, SUFFIXES[kind], readers[kind], options)
+    table = table if kind == "parquet" else with_inferred_types(table)
     return attribute_table(table, options, where, user_keys=user_keys, aliases=aliases)
 
 

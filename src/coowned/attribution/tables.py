@@ -23,6 +23,7 @@ from coowned.errors import InputError
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
 _ROWS_AT_ONCE = 1 << 20  # rows whose names are cut and joined at a time
+_INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
 # Values of other types (a UUID, an address, ...) become text.
 _ARROW_TYPES = {
     bool: None, int: pa.int64(), float: pa.float64(), decimal.Decimal: None, str: pa.large_string(), dict: None,
@@ -186,6 +187,16 @@ def _repaired(column: pa.ChunkedArray) -> pa.ChunkedArray:
     chunks = [chunk.cast(pa.large_string(), safe=False).view(pa.large_binary()) for chunk in column.chunks]
     text = [[None if raw is None else raw.decode("utf-8", "replace") for raw in chunk.to_pylist()] for chunk in chunks]
     return pa.chunked_array(text, pa.large_string())
+
+
+def with_inferred_types(table: pa.Table) -> pa.Table:
+    """The same table, marked: its types come from what cells hold, and are no reason to refuse a content column."""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **_INFERRED})
+
+
+def types_are_inferred(schema: pa.Schema) -> bool:
+    """Whether the types of this payload come from what cells hold (CSV, JSONL) rather than from a declaration."""
+    return _INFERRED.items() <= (schema.metadata or {}).items()
 
 
 def values_to_arrow(values: Sequence[Any]) -> pa.Array:

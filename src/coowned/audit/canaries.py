@@ -31,67 +31,7 @@ from coowned.training.data import Draw, TrainingData
 from coowned.training.loop import Trainer
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CanaryContent:
-    """What canary examples hold, and what holds nothing."""
-
-    arrays: Mapping[str, npt.NDArray[Any]]  # name and (examples, ...) array, as `TrainingData.fill` gives them
-    silent: Mapping[str, Any]  # name and value for which an example's gradient is zero or is refused as not finite
-
-    def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
-
-
-def feature_canaries(users: int, per_user: int, *, num_features: int, length: float) -> CanaryContent:
-    """One unused column for each canary user, behind the features: no other example has a gradient along it.
-
-    The model is trained with `num_features + users` features, which are 0 in all examples but the user's own. How far
-    a user's weight moves then depends on their examples and the noise alone, however few features there are. All labels
-    are 1: with two labels the intercept would favour all canaries of one of them and blur the ranking.
-
-    >>> feature_canaries(3, 2, num_features=5, length=2.0).arrays["features"].shape
-    (6, 8)
-    """
-    validate.positive(users=users, per_user=per_user, num_features=num_features)
-    validate.positive_number(length=length)
-    features = np.zeros((users * per_user, num_features + users), np.float32)
-    features[np.arange(users * per_user), num_features + np.repeat(np.arange(users), per_user)] = length
-    return CanaryContent(
-        arrays={"features": features, "labels": np.ones(users * per_user, np.float32)},
-        silent={"features": np.float32(np.nan), "labels": np.float32(0)},
-    )
-
-
-def token_canaries(
-    users: int, per_user: int, *, vocabulary_size: int, sequence_length: int, seed: int
-) -> CanaryContent:
-    """Random tokens, of which 15% are masked; all masked tokens of a canary user are the same one.
-
-    Random tokens are text at infinite temperature: no other example has gradients like theirs. While there are more
-    tokens than canary users, every user has a target of their own, so that a canary's gradient lies along the rows of
-    one token. The masked positions are the same in every step.
-
-    >>> sorted(token_canaries(2, 1, vocabulary_size=50, sequence_length=8, seed=0).arrays)
-    ['lengths', 'positions', 'targets', 'tokens', 'weights']
-
-    Reference: Panda et al., Privacy Auditing of Large Language Models, 2025, https://arxiv.org/abs/2503.06808
-    """
-    validate.positive(users=users, per_user=per_user, vocabulary_size=vocabulary_size, sequence_length=sequence_length)
-    rng = np.random.default_rng(seed)
-    count, masked = users * per_user, -(-15 * sequence_length // 100)  # 15%, rounded up
-    words = rng.integers(0, vocabulary_size, (count, sequence_length))
-    positions = np.argsort(rng.random((count, sequence_length)), axis=1)[:, :masked]
-    targets = np.resize(rng.permutation(vocabulary_size), users)  # (users,)
-    arrays = {
-        "tokens": words.astype(np.int32),
-        "lengths": np.full(count, sequence_length, np.int32),
-        "positions": np.sort(positions, axis=1).astype(np.int32),
-        "targets": np.repeat(targets, per_user)[:, None].repeat(masked, axis=1).astype(np.int32),
-        "weights": np.full((count, masked), 1 / masked, np.float32),
-    }
-    return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
+from coowned.training.probes import CanaryContent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,7 +72,11 @@ class DataWithCanaries:
         return f"{self.data.digest} with {len(self.included)} canaries"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = {name: array.shape[1:] for name, array in self.content.arrays.items()}
+        own = self.data.shapes()
+        shapes = {
+            name: tuple(max(sizes) for sizes in zip(array.shape[1:], own[name], strict=True))
+            for name, array in self.content.arrays.items()
+        }
         return shapes | ({"norms": ()} if self.norms else {})
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
@@ -155,7 +99,8 @@ class DataWithCanaries:
         for name, array in self.content.arrays.items():
             out[name][real] = 0
             out[name][(real, *(slice(length) for length in room[name].shape[1:]))] = room[name]
-            out[name][canary] = array[examples[canary] - first]
+            out[name][canary] = 0
+            out[name][(canary, *(slice(length) for length in array.shape[1:]))] = array[examples[canary] - first]
             out[name][canary[~inside]] = self.content.silent[name]
         if self.norms:
             from coowned.mechanism.linear_sums import norms_of

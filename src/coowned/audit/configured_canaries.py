@@ -3,18 +3,14 @@
 import os
 
 from coowned import validate
-from coowned.audit.canaries import CanaryAudit, CanaryContent, audit_with_canaries, feature_canaries, token_canaries
+from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.run_audit import LARGEST_SEED, store_canaries
 from coowned.errors import InputError
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan
-from coowned.training.model import Model
-from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.run import Run
 from coowned.training.splits import split_examples
-
-_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
 
 
 def audit_configured_run(
@@ -62,7 +58,11 @@ def audit_configured_run(
     clip_norm = config.mechanism.clip_norm
     assert clip_norm is not None  # a run with a guarantee has one
     per_user = run.certificate.contribution_bound
-    model, content = _canaries(own.model, canaries, per_user, clip_norm)
+    make = getattr(own.model, "with_canaries", None)
+    if make is None:
+        kind = type(own.model).__name__
+        raise InputError(f"there are no canaries for {kind}; use audit_with_canaries with your own")
+    model, content = make(canaries, per_user, clip_norm)
     found = audit_with_canaries(
         model,
         own.parts["train"],
@@ -75,18 +75,3 @@ def audit_configured_run(
     )
     store_canaries(run, found)
     return found
-
-
-def _canaries(model: Model, users: int, per_user: int, clip_norm: float) -> tuple[Model, CanaryContent]:
-    """The model that is trained, which may have more features than the run's, and what its canaries hold."""
-    if isinstance(model, LogisticRegression):
-        (size,) = model.shapes()["coefficients"]
-        content = feature_canaries(users, per_user, num_features=size - 1, length=_LENGTH * clip_norm)
-        return LogisticRegression(num_features=size - 1 + users), content
-    from coowned.training.models.bert_heads import MaskedLMHead
-    from coowned.training.models.bert_model import BertModel
-
-    if not (isinstance(model, BertModel) and isinstance(model.head, MaskedLMHead)):
-        raise InputError(f"there are no canaries for {type(model).__name__}; use audit_with_canaries with your own")
-    size, length = model.config.vocab_size, model.sequence_length
-    return model, token_canaries(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)

@@ -21,11 +21,12 @@ from coowned.audit.checks import CheckedLaw, checked_law, lower_bound, upper_bou
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.audit.driving import audited, drive
 from coowned.audit.trainer_laws import too_small, whiten
-from coowned.audit.worlds import BLANK, IN, OPPOSITE, LogisticContent, World, WorldData
+from coowned.audit.worlds import World, WorldData
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
+from coowned.training.probes import BLANK, IN, OPPOSITE, LinearContent
 
 ALPHA = 1e-3
 TRIALS = 200_000
@@ -198,7 +199,7 @@ class _SideBySide:
             plan,
             World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=max(16, room)),
         )
-        self._content = LogisticContent(self._world.users + 1)
+        self._content = LinearContent(self._world.users + 1)
         self._model = LogisticRegression(num_features=self._content.num_features)
         self.squares, self.normals = 0.0, 0  # sum and number of squares of noise
         self._data = {

@@ -19,10 +19,11 @@ from scipy.stats import chi2, norm
 from coowned.audit import worlds
 from coowned.audit.checks import Check, CheckedLaw, any_of, binomial_check, certain_check, checked_law
 from coowned.audit.driving import Released, audited, drive
-from coowned.audit.worlds import BLANK, HUGE, IN, INFINITE, NOT_A_NUMBER, OPPOSITE, QUIET, SIGNS, World, WorldData
+from coowned.audit.worlds import World, WorldData
 from coowned.mechanism.keys import RunKey
 from coowned.training.model import Model
 from coowned.training.plan import TrainingPlan
+from coowned.training.probes import BLANK, HUGE, IN, INFINITE, NOT_A_NUMBER, OPPOSITE, QUIET
 
 _LIMITS = (1.0, 2.0, 3.0)
 _LONGEST_LAG = 64
@@ -191,7 +192,7 @@ class TrainerLaws:
     ) -> list[Check]:
         """Of the difference of two trainings: how much a copy adds at its coordinate, and anything elsewhere."""
         content = worlds.content_for(self.model)
-        expected = content.released(SIGNS[held] * drawn[: len(full[content.tensor])])
+        expected = content.released(drawn[: len(full[content.tensor])], held)
         moved = {name: full[name] - empty[name] for name in full}
         # Parameters are sums of what was released, as float32: their last digit counts.
         largest = max(float(np.abs(np.cumsum(rows, axis=0)).max()) for rows in (*full.values(), *empty.values()))

@@ -7,7 +7,7 @@ step releases at that coordinate is then what a whole training of a one-paramete
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +17,11 @@ from coowned.audit.claims import MechanismClaim
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.data import Draw, FeatureTable, TrainingData
-from coowned.training.example_table import KEY, USABLE
+from coowned.training.data import Draw, TrainingData
 from coowned.training.model import Model
-from coowned.training.models.example_model import ExampleModel, largest_tensor
-from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.probes import QUIET, WorstCase
 
-if TYPE_CHECKING:
-    from coowned.training.models.bert_model import BertModel
-
-_LONG = 1e6  # length of a gradient before clipping, for any clip norm a run may reasonably have
-_IN_MEMORY = 2**25  # numbers of a feature table that is built as a whole
-
-# What an example holds. A blank one is what zero-out adjacency compares with; the crowd is quiet or holds IN.
-BLANK, IN, NOT_A_NUMBER, INFINITE, HUGE, QUIET, OPPOSITE = range(7)
-SIGNS = np.array([0, 1, 0, 0, 1, 0, -1])  # what a copy of each adds, in clip norms
+_IN_MEMORY = 2**25  # numbers of a table that is built as a whole
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,161 +75,6 @@ class World:
         return cls(graph=graph, selected=Schedule.from_batches(graph, slots), owner=owner, users=users)
 
 
-class Content(Protocol):
-    """What examples of one kind of model hold so that their clipped gradients are known."""
-
-    @property
-    def tensor(self) -> str:
-        """The parameter that worst-case gradients lie in."""
-        ...
-
-    @property
-    def users(self) -> int:
-        """How many users can have a coordinate of their own."""
-        ...
-
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
-    def dtypes(self) -> dict[str, np.dtype[Any]]: ...
-
-    def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
-        """Rows whose gradients, with all parameters near zero, lie along a coordinate (-1: the crowd's)."""
-        ...
-
-    def released(self, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """(steps, size of the tensor) sums of clipped gradients, for (steps, users) copies drawn, signed."""
-        ...
-
-    def example(self) -> dict[str, Any]:
-        """Arrays of one ordinary example with a long gradient, in all parameters."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class LogisticContent:
-    """Feature j is user j's; the last is the crowd's where there is more than one."""
-
-    num_features: int
-    tensor = "coefficients"
-
-    @property
-    def users(self) -> int:
-        return max(1, self.num_features - 1)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"features": (self.num_features,), "labels": ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict.fromkeys(self.shapes(), np.dtype(np.float32))
-
-    def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
-        # At parameters near zero the gradient is (1/2 - label) (features, 1): a label of 1/2 has none.
-        scale = np.array([np.nan, _LONG, np.nan, np.inf, 1e30, 0, _LONG], np.float32)
-        out["features"][:] = 0
-        out["features"][np.arange(len(held)), coordinate] = scale[held]
-        out["labels"][:] = np.array([0, 0, 0, 0, 0, 0.5, 1], np.float32)[held]
-
-    def released(self, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.pad(drawn, ((0, 0), (0, self.num_features + 1 - drawn.shape[1])))
-
-    def example(self) -> dict[str, Any]:
-        features = 1e3 * np.random.default_rng(0).normal(size=self.num_features)
-        return {"features": features.astype(np.float32), "labels": np.float32(1 - (features[0] > 0))}
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenContent:
-    """Word or class j is user j's: with all parameters zero, BERT's gradient is that of its last bias, 1/n - e_j."""
-
-    model: "BertModel"
-
-    @property
-    def tensor(self) -> str:
-        return self.model.head.bias
-
-    @property
-    def size(self) -> int:
-        """How many words or classes there are."""
-        return self.model.shapes()[self.tensor][0]
-
-    @property
-    def users(self) -> int:
-        return self.size - 1
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, (shape, _) in self.model.arrays().items()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return {name: np.dtype(kind) for name, (_, kind) in self.model.arrays().items()}
-
-    def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
-        # The gradient along -e_j is turned by a negative weight.
-        scale = np.array([0, -_LONG, np.nan, np.inf, -1e30, 0, _LONG], np.float32)
-        for array in out.values():
-            array[:] = 0
-        out["lengths"][:] = self.model.sequence_length
-        targets, weights = (out[name].reshape(len(held), -1) for name in (self.model.head.target, "weights"))
-        targets[:] = np.where(coordinate < 0, self.size - 1, coordinate)[:, None]
-        weights[:, 0] = scale[held]
-
-    def released(self, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        size = self.size
-        total = np.pad(drawn, ((0, 0), (0, size - drawn.shape[1]))) - drawn.sum(axis=1, keepdims=True) / size
-        return total / np.sqrt(1 - 1 / size)
-
-    def example(self) -> dict[str, Any]:
-        generator, shapes = np.random.default_rng(0), self.shapes()
-        tokens = generator.integers(0, self.model.config.vocab_size, shapes["tokens"])
-        targets = generator.integers(0, self.size, shapes[self.model.head.target])
-        count = max(1, math.prod(shapes["weights"]))
-        found = {
-            "tokens": tokens,
-            "lengths": self.model.sequence_length,
-            "positions": np.arange(count),
-            self.model.head.target: targets,
-            "weights": np.full(shapes["weights"], 1e3 / count),
-        }
-        return {name: np.asarray(found[name], kind) for name, kind in self.dtypes().items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class StandInContent:
-    """Number j of the largest parameter is user j's; the last is the crowd's where there is more than one."""
-
-    tensor: str
-    size: int
-
-    @property
-    def users(self) -> int:
-        return max(1, self.size - 1)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"coordinate": (), "length": (), "everywhere": (), KEY: (2,), USABLE: ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        kinds = {
-            "coordinate": np.int32,
-            "length": np.float32,
-            "everywhere": np.float32,
-            KEY: np.uint32,
-            USABLE: np.bool_,
-        }
-        return {name: np.dtype(kind) for name, kind in kinds.items()}
-
-    def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
-        out["coordinate"][:] = np.where(coordinate < 0, self.size - 1, coordinate)
-        out["length"][:] = np.array([0, _LONG, np.nan, np.inf, 1e30, 0, -_LONG], np.float32)[held]
-        out["everywhere"][:] = 0
-        out[KEY][:] = 0
-        out[USABLE][:] = held != BLANK
-
-    def released(self, drawn: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.pad(drawn, ((0, 0), (0, self.size - drawn.shape[1])))
-
-    def example(self) -> dict[str, Any]:
-        spread = {"coordinate": np.int32(0), "length": np.float32(1e3), "everywhere": np.float32(1e3)}
-        return spread | {KEY: np.zeros(2, np.uint32), USABLE: np.bool_(True)}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorldData:
     """The content of a world's examples: what those of worst-case users hold, and what the crowd's do.
@@ -248,7 +83,7 @@ class WorldData:
     """
 
     world: World
-    content: Content
+    content: WorstCase
     held: int
     crowd: int = QUIET
     one: int = -1  # index of one example that holds `content.example()`
@@ -276,27 +111,22 @@ class WorldData:
             rows[name][examples == self.one] = value
 
     def in_memory(self) -> TrainingData:
-        """As a table of features where that is small enough: the trainer reads its rows in place."""
-        count, shapes = self.graph.num_examples, self.shapes()
-        if "features" not in shapes or count * shapes["features"][0] > _IN_MEMORY:
+        """As the table that a run reads in place, where there is one and it is small enough."""
+        count, shapes, kinds = self.graph.num_examples, self.shapes(), self.dtypes()
+        if count * sum(math.prod(shape) for shape in shapes.values()) > _IN_MEMORY:
             return self
-        out = {name: np.empty((count, *shape), np.float32) for name, shape in shapes.items()}
+        out = {name: np.empty((count, *shape), kinds[name]) for name, shape in shapes.items()}
         self.fill(np.arange(count), out)
-        return FeatureTable(graph=self.graph, features=out["features"], labels=out["labels"])
+        table = self.content.table(self.graph, out)
+        return self if table is None else table
 
 
-def content_for(model: Model) -> Content:
-    """Worst-case content for a model; InputError where none is known."""
-    if isinstance(model, LogisticRegression):
-        return LogisticContent(model.shapes()["coefficients"][0] - 1)
-    from coowned.training.models.bert_model import BertModel
-
-    if isinstance(model, BertModel):
-        return TokenContent(model)
-    if isinstance(model, ExampleModel):  # what `audited_model` gives for one
-        tensor = largest_tensor(model.shapes())
-        return StandInContent(tensor, math.prod(model.shapes()[tensor]))
-    raise InputError(f"the audit has no worst-case content for {type(model).__name__}")
+def content_for(model: Model) -> WorstCase:
+    """Worst-case content for a model; InputError where it has none (`coowned.training.probes.Auditable`)."""
+    make = getattr(model, "worst_case", None)
+    if make is None:
+        raise InputError(f"the audit has no worst-case content for {type(model).__name__}; give it worst_case()")
+    return make()
 
 
 def audited_model(model: Model) -> Model:
@@ -304,7 +134,8 @@ def audited_model(model: Model) -> Model:
 
     Whatever the loss, what a copy adds is its clipped gradient: that it is clipped, and everything after it, is tested.
     """
-    return model.stand_in() if isinstance(model, ExampleModel) else model
+    make = getattr(model, "stand_in", None)
+    return model if make is None else make()
 
 
 def _graph(owner: npt.NDArray[np.int64], users: int) -> AttributionGraph:

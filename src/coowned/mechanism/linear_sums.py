@@ -40,6 +40,7 @@ class RowsInPlace(NamedTuple):
 
     source: npt.NDArray[np.float32]  # (n, num_features), its rows contiguous
     rows: npt.NDArray[np.int64]  # (batch,)
+    names = ("features",)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         """A copy of them, (batch, num_features)."""

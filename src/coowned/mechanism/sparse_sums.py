@@ -39,20 +39,22 @@ class SparseRows(NamedTuple):
     values: npt.NDArray[Any]  # (total,) integers
     offsets: npt.NDArray[np.int64]  # (n + 1,)
     rows: npt.NDArray[np.int64]  # (batch,)
+    width: int  # of `arrays`: at least the length of any row
+    names = ("indices", "values")
 
     @classmethod
     def from_padded(cls, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> "SparseRows":
         """From (batch, width) arrays whose zeros are padding."""
         kept = values != 0
         offsets = np.append(0, np.cumsum(np.count_nonzero(kept, axis=1)))
-        return cls(indices[kept], values[kept], offsets, np.arange(len(values)))
+        return cls(indices[kept], values[kept], offsets, np.arange(len(values)), values.shape[1])
 
-    def padded(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """(batch, width) indices and values, zeros behind; longer rows are cut."""
-        shape = len(self.rows), width
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """(batch, width) indices and values, zeros behind."""
+        shape = len(self.rows), self.width
         indices, values = np.zeros(shape, self.indices.dtype), np.zeros(shape, self.values.dtype)
         _pad(self, indices, values)
-        return indices, values
+        return {"indices": indices, "values": values}
 
 
 class _Copies(NamedTuple):
@@ -120,7 +122,7 @@ def clipped_sparse_sums(
 def _checked(features: SparseRows) -> SparseRows:
     """Contiguous, of types the loop knows; refuses what it, which checks no bounds of rows, would misread."""
     indices, values = (np.ascontiguousarray(array) for array in features[:2])
-    offsets, rows = (np.ascontiguousarray(array, np.int64) for array in features[2:])
+    offsets, rows = (np.ascontiguousarray(array, np.int64) for array in features[2:4])
     if indices.dtype.kind not in "iu" or values.dtype.kind != "i" or indices.size != values.size or not offsets.size:
         raise InputError("sparse rows need integers, one index for each value, and offsets")
     if rows.size and (rows.min() < 0 or rows.max() >= offsets.size - 1):
@@ -128,7 +130,7 @@ def _checked(features: SparseRows) -> SparseRows:
     ends = np.stack([offsets[rows], offsets[rows + 1]])
     if rows.size and (ends.min() < 0 or ends.max() > indices.size):
         raise InputError("offsets of sparse rows must be within their numbers")
-    return SparseRows(indices, values, offsets, rows)
+    return SparseRows(indices, values, offsets, rows, features.width)
 
 
 @_njit

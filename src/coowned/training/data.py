@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute
 
 from coowned import threads, validate
 from coowned.attribution.examples import AttributedExamples
@@ -22,11 +20,11 @@ from coowned.mechanism.kernels import fill_norms
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.synthetic.logistic_data import LogisticWorld
+from coowned.training.columns import number_matrix, numbers
+from coowned.training.labels import class_indices
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
-_FLOATS = {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
-_AHEAD, _LINES = 8, 8  # how many rows ahead, and how many lines of each, are asked for in memory
+_AHEAD, _LINES = 8, 8  # how many rows ahead, and how many lines of each, are prefetched
 
 
 class Draw(NamedTuple):
@@ -67,8 +65,59 @@ class TrainingData(Protocol):
         ...
 
 
+class InPlace(Protocol):
+    """Rows that lie in memory, which a host's loop reads there instead of from arrays of the batch."""
+
+    names: Any
+    """The arrays of `TrainingData.shapes` that they stand for."""
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """A copy of them as these arrays."""
+        ...
+
+
+class _Features:
+    """What the two kinds of data with rows of features share."""
+
+    graph: AttributionGraph
+    rows: npt.NDArray[np.int64] | None
+
+    @property
+    def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        """(features, labels) in memory, if they are there."""
+        raise NotImplementedError
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
+
+    def in_place(self, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
+        """Where the features of these examples lie in memory; None where they are made on demand or lie in pieces.
+
+        Guarantees:
+          - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
+        """
+        if self.stored is None or not rows_are_contiguous(self.stored[0]):
+            return None
+        # Padding asks for example 0, whether it was read or not.
+        return RowsInPlace(self.stored[0], examples if self.rows is None else np.maximum(self.rows[examples], 0))
+
+    def with_norms(self) -> "WithNorms":
+        """Features together with their rows' norms."""
+        if self.stored is None:
+            return WithNorms(data=self, sides=None)  # pyright: ignore[reportArgumentType]
+        features, labels = self.stored
+        rows = np.arange(self.graph.num_examples) if self.rows is None else np.maximum(self.rows, 0)
+        norms = np.empty(rows.size, np.float32)
+
+        def piece(begin: int, end: int) -> None:
+            fill_norms(features, rows[begin:end], norms[begin:end])
+
+        threads.over_ranges(piece, rows.size, parts=threads.cores())
+        return WithNorms(data=self, sides=np.stack([labels[rows], norms], axis=1))  # pyright: ignore[reportArgumentType]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FeatureTable:
+class FeatureTable(_Features):
     """Features and labels in memory.
 
     A value that is missing or not finite is kept as it is: its example then adds exactly zero to every gradient, so
@@ -83,7 +132,7 @@ class FeatureTable:
     Attributes:
       graph: whose examples these are.
       features: (n, num_features) float32.
-      labels: (n,) float32, 0 or 1.
+      labels: (n,) float32: 0 or 1, the index of the class, or the target of a regression.
       rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
 
     Example:
@@ -124,30 +173,31 @@ class FeatureTable:
         features: str | Sequence[str],
         label: str | None,
         num_features: int | None = None,
+        classes: Sequence[str | int] | None = (0, 1),
     ) -> "FeatureTable":
-        """From columns of the payload: one list column, or several columns of numbers; and a label of 0 or 1.
+        """From columns of the payload: one list column, or several columns of numbers; and a column of labels.
 
-        Without a label all labels are NaN. Lists have `num_features` numbers, by default as many as most of them have.
+        Without a label all labels are NaN. Lists have `num_features` numbers, by default as many as their type says or
+        else as most of them have; the width is taken as public. Without classes a label is a number.
 
         Guarantees:
-          - Only the schema can refuse: a label that is not 0 or 1, or a list of another length than most, makes its
-            own row unusable and changes no other.   (test_only_the_schema_refuses)
+          - Only the schema can refuse: a label that is no class, or a list of another length than most, makes its own
+            row unusable and changes no other.   (test_only_the_schema_refuses)
         """
-        names = check_columns(examples.payload.schema, features=features, label=label)
-        columns = [examples.payload.column(name) for name in names]
-        if _is_list(columns[0].type):
-            matrix = _list_column(columns[0], num_features)
-        else:
-            matrix = np.stack([_numbers(column) for column in columns], axis=1)
-        labels = np.full(len(matrix), np.nan, np.float32)
+        payload = examples.payload
+        labels = np.full(len(payload), np.nan, np.float32)
         if label is not None:
-            numbers = _numbers(examples.payload.column(label))
-            labels = np.where((numbers == 0) | (numbers == 1), numbers, labels)
-        return cls(graph=examples.graph, features=matrix, labels=labels)
+            column = payload.column(label)
+            labels = numbers(column) if classes is None else class_indices(column, classes)
+        return cls(graph=examples.graph, features=number_matrix(payload, features, num_features), labels=labels)
+
+    @property
+    def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        return self.features, self.labels
 
     @property
     def num_unusable(self) -> int:
-        """Rows with a value that is missing or not finite, or a label that is not 0 or 1: for a private log alone."""
+        """Rows with a value that is missing or not finite, or a label that is no class: for a private log alone."""
         unusable = 0
         for begin in range(0, len(self.labels), 4096):
             piece = slice(begin, begin + 4096)
@@ -158,11 +208,8 @@ class FeatureTable:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
 
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict(_FLOATS)
-
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = _rows_of(self, examples)
+        rows = rows_of(self, examples)
         _gather(self.features, rows, self.labels[:, None], rows, out)
 
     @property
@@ -177,7 +224,7 @@ class FeatureTable:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WorldData:
+class WorldData(_Features):
     """A `LogisticWorld`'s examples, or a part of them; features are made when a batch asks for them.
 
     Guarantees:
@@ -202,11 +249,12 @@ class WorldData:
         rows = np.asarray(examples, np.int64)
         return cls(graph=world.graph.subgraph(rows), world=world, rows=rows)
 
+    @property
+    def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+        return self.world.stored
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.world.data.num_features,), "labels": ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict(_FLOATS)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
@@ -232,7 +280,7 @@ class WorldData:
 class WithNorms:
     """Features with the norms of their rows, which clipping then need not read the features for.
 
-    Made by `with_norms` when a run begins, and for that run alone: norms of what an array held before it was written
+    Made when a run begins, and for that run alone: norms of what an array held before it was written
     over would void the clip norm.
 
     Guarantees:
@@ -259,51 +307,32 @@ class WithNorms:
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         return {**self.data.dtypes(), "norms": np.dtype(np.float32)}
 
+    def in_place(self, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
+        return self.data.in_place(examples)
+
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        stored = _stored(self.data)
+        stored = self.data.stored
         if self.sides is None or stored is None:
             self.data.fill(examples, out, draw)
             fill_norms(out["features"], np.arange(examples.size), out["norms"])
         else:
-            _gather(stored[0], _rows_of(self.data, examples), self.sides, examples, out)
+            _gather(stored[0], rows_of(self.data, examples), self.sides, examples, out)
 
 
 def with_norms(data: TrainingData) -> TrainingData:
     """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
-    if not isinstance(data, FeatureTable | WorldData):
-        return data
-    stored = _stored(data)
-    if stored is None:
-        return WithNorms(data=data, sides=None)
-    features, labels = stored
-    rows = np.arange(data.graph.num_examples) if data.rows is None else np.maximum(data.rows, 0)
-    norms = np.empty(rows.size, np.float32)
-
-    def piece(begin: int, end: int) -> None:
-        fill_norms(features, rows[begin:end], norms[begin:end])
-
-    threads.over_ranges(piece, rows.size, parts=threads.cores())
-    return WithNorms(data=data, sides=np.stack([labels[rows], norms], axis=1))
+    prepare = getattr(data, "with_norms", None)
+    return data if prepare is None else prepare()
 
 
-def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
-    """Where the features of these examples lie in memory; None where they are made on demand or lie in pieces, and for
-    data of other kinds.
-
-    Guarantees:
-      - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
-    """
-    if isinstance(data, WithNorms):
-        data = data.data
-    if not isinstance(data, FeatureTable | WorldData):
-        return None
-    stored = _stored(data)
-    if stored is None or not rows_are_contiguous(stored[0]):
-        return None
-    return RowsInPlace(stored[0], examples if data.rows is None else np.maximum(data.rows[examples], 0))  # in padding
+def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> InPlace | None:
+    """Where the content of these examples lies in memory, for data that can say so."""
+    find = getattr(data, "in_place", None)
+    return None if find is None else find(examples)
 
 
-def _rows_of(data: "FeatureTable | WorldData", examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def rows_of(data: Any, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The rows of these examples in a table; InputError where one was not read."""
     if data.rows is None:
         return examples
     rows = data.rows[examples]
@@ -312,61 +341,51 @@ def _rows_of(data: "FeatureTable | WorldData", examples: npt.NDArray[np.int64]) 
     return rows
 
 
-def _stored(data: FeatureTable | WorldData) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-    """(features, labels) in memory, if they are there."""
-    return (data.features, data.labels) if isinstance(data, FeatureTable) else data.world.stored
-
-
 def _gather(
     features: npt.NDArray[np.float32],
     rows: npt.NDArray[np.int64],
     sides: npt.NDArray[np.float32],
-    places: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
     out: dict[str, npt.NDArray[Any]],
 ) -> None:
-    """Fills out with rows of features, if it has room for them, and with what lies in `sides` at these places."""
+    """Fills out with rows of features, if it has room for them, and with rows of `sides`."""
     labels = out["labels"][: rows.size]
     norms = out["norms"][: rows.size] if sides.shape[1] > 1 else labels[:0]
     if "features" not in out:
-        gather_sides(sides, places, labels, norms)
+        gather_sides(sides, indices, labels, norms)
         return
     into = out["features"]
 
     def piece(begin: int, end: int) -> None:
-        own = sides, places[begin:end], labels[begin:end], norms[begin:end]
-        gather_rows(features, rows[begin:end], into[begin:end], *own)
+        gather_rows(features, rows[begin:end], into[begin:end])
+        gather_sides(sides, indices[begin:end], labels[begin:end], norms[begin:end])
 
     parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
     threads.over_ranges(piece, rows.size, parts=parts)
 
 
 @compiled()
-def gather_rows(source, rows, out, sides, places, out_labels, out_norms):
-    """out[i] = source[rows[i]], and what `gather_sides` does.
-
-    Rows lie scattered, so that the first lines of each are asked for before they are needed.
-    """
+def gather_rows(source, rows, out):
+    """out[i] = source[rows[i]]. Rows lie scattered: the first lines of each are prefetched."""
     width = source.shape[1]
     for i in range(rows.size):
         if i + _AHEAD < rows.size:
-            prefetch(sides, places[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
             for j in range(0, min(width, _LINES * LINE), LINE):
                 prefetch(source, rows[i + _AHEAD], j)  # pyright: ignore[reportCallIssue]
         row = rows[i]
         for j in range(width):
             out[i, j] = source[row, j]
-        out_labels[i] = sides[places[i], 0]
-        if out_norms.size:
-            out_norms[i] = sides[places[i], 1]
 
 
 @compiled()
-def gather_sides(sides, places, out_labels, out_norms):
-    """out_labels[i] = sides[places[i], 0]; out_norms[i] = sides[places[i], 1], if there are norms."""
-    for i in range(places.size):
-        out_labels[i] = sides[places[i], 0]
+def gather_sides(sides, indices, out_labels, out_norms):
+    """out_labels[i] = sides[indices[i], 0]; out_norms[i] = sides[indices[i], 1], if there are norms."""
+    for i in range(indices.size):
+        if i + _AHEAD < indices.size:
+            prefetch(sides, indices[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
+        out_labels[i] = sides[indices[i], 0]
         if out_norms.size:
-            out_norms[i] = sides[places[i], 1]
+            out_norms[i] = sides[indices[i], 1]
 
 
 def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:
@@ -383,52 +402,3 @@ def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
     read = rows[rows >= 0]
     if len(np.unique(read)) != len(read):
         raise InputError("rows must not repeat: one content in two examples is in twice as many copies as were counted")
-
-
-def check_columns(schema: pa.Schema, *, features: str | Sequence[str], label: str | None) -> list[str]:
-    """The names of the feature columns; refuses, with InputError, columns that are missing or of another type."""
-    names = [features] if isinstance(features, str) else list(features)
-    if not names:
-        raise InputError("features must name one list column or one or more columns of numbers")
-    for name in [*names, *([] if label is None else [label])]:
-        if name not in schema.names:
-            raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
-        kind = schema.field(name).type
-        if _is_list(kind) and names == [name]:
-            kind = kind.value_type
-        if not (_is_number(kind) or pa.types.is_boolean(kind)):
-            raise InputError(
-                f"column {name!r} must hold numbers, not {kind}; name one list column or columns of numbers"
-            )
-    return names
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
-    """(rows,) float32, rounded; null becomes nan."""
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    numbers = column.cast(pa.float64(), safe=False)  # a safe cast refuses whole numbers that must be rounded
-    with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
-        return np.array(numbers.fill_null(float("nan")), np.float64).astype(np.float32)
-
-
-def _list_column(column: pa.ChunkedArray, num_features: int | None) -> npt.NDArray[np.float32]:
-    """(rows, num_features) float32; a list that is null or of another length (than most, for None) is a row of nan."""
-    lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
-    width = num_features or max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
-    matrix = np.full((len(column), width), np.nan, np.float32)
-    begin = 0
-    for chunk in column.chunks:  # one at a time: lists beyond 2^31 numbers do not fit in one
-        whole = lengths[begin : begin + len(chunk)] == width
-        values = pc.list_flatten(chunk if whole.all() else chunk.filter(pa.array(whole)))
-        matrix[begin : begin + len(chunk)][whole] = _numbers(pa.chunked_array([values])).reshape(-1, width)
-        begin += len(chunk)
-    return matrix

@@ -23,7 +23,7 @@ class StepInput(NamedTuple):
     """Everything one step reads."""
 
     step: int
-    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; or features as `RowsInPlace`
+    batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; features may be `InPlace`
     mask: npt.NDArray[np.bool_]  # (physical size,)
     copies: int  # how many were drawn, empty ones included; secret
     noise: dict[str, npt.NDArray[np.int64]] | None  # (num_models, *shape)
@@ -89,7 +89,8 @@ class Feeder:
             if len(slot) >= 4:  # rare sizes do not pile up
                 slot.clear()
             kinds = self._data.dtypes()
-            shapes = {name: shape for name, shape in self._data.shapes().items() if place is None or name != "features"}
+            elsewhere = () if place is None else place.names
+            shapes = {name: shape for name, shape in self._data.shapes().items() if name not in elsewhere}
             slot[size] = {name: _aligned((size, *shape), kinds[name]) for name, shape in shapes.items()}
         arrays = slot[size]
         draw = Draw(self._run_key, step, drawn.copy_numbers[:count])

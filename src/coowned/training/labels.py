@@ -10,7 +10,9 @@ import pyarrow.compute
 
 from coowned import validate
 from coowned.attribution.identifiers import is_text
+from coowned.attribution.tables import types_are_inferred
 from coowned.errors import InputError
+from coowned.training.columns import column_type, numbers
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
@@ -38,17 +40,17 @@ def declared_classes(classes: Classes) -> tuple[str | int, ...]:
 
 
 def check_label_column(schema: pa.Schema, label: str, classes: Sequence[str | int]) -> None:
-    """Refuses, with InputError, a column that is missing or cannot hold these classes."""
-    if label not in schema.names:
-        raise InputError(f"the data have no column {label!r}; they have {', '.join(schema.names)}")
-    kind = _value_type(schema.field(label).type)
+    """Refuses, with InputError, a column that is missing or declared to hold what cannot be these classes."""
+    kind = column_type(schema, label)
+    if types_are_inferred(schema):
+        return
     if is_text(kind) and not isinstance(classes[0], str):
         raise InputError(
             f'column {label!r} holds text: declare its classes, classes = ["...", "..."]; they are not collected from '
             "the data, which would give them away"
         )
-    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not (is_text(kind) or (numbers and not isinstance(classes[0], str)) or pa.types.is_null(kind)):
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if not (is_text(kind) or (number and not isinstance(classes[0], str)) or pa.types.is_null(kind)):
         raise InputError(
             f"column {label!r} holds {kind}, and classes are {list(classes)}; declare them as it spells them"
         )
@@ -65,18 +67,13 @@ def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.
     >>> class_indices(pa.chunked_array([[True, False]]), (0, 1)), class_indices(pa.chunked_array([[7.0, 7.5]]), [3, 7])
     (array([1., 0.], dtype=float32), array([ 1., nan], dtype=float32))
     """
-    column = column.cast(_value_type(column.type))
-    if pa.types.is_null(column.type):
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_null(column.type) or pa.types.is_nested(column.type):
         return np.full(len(column), np.nan, np.float32)
-    if is_text(column.type):
-        names, column = pa.array(classes, pa.large_string()), column.cast(pa.large_string())
+    if isinstance(classes[0], str):
+        names, cells = pa.array(classes, pa.large_string()), column.cast(pa.large_string())
     else:
-        if pa.types.is_boolean(column.type):
-            column = column.cast(pa.uint8())
-        names, column = pa.array(classes, pa.float64()), column.cast(pa.float64(), safe=False)
-    found = pc.index_in(column, value_set=names).cast(pa.float32())
+        names, cells = pa.array(classes, pa.float32()), pa.array(numbers(column))
+    found = pc.index_in(cells, value_set=names).cast(pa.float32())
     return np.array(found.fill_null(float("nan")), np.float32)
-
-
-def _value_type(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -61,7 +61,7 @@ class Model(Protocol):
 
         Args:
           parameters: each (num_models, *shape).
-          batch: arrays of numpy; features may be `coowned.mechanism.linear_sums.RowsInPlace`.
+          batch: arrays of numpy; what lies elsewhere is there as "features" (`coowned.training.data.InPlace`).
           mask: (batch,) True where the row is real.
           grids: of each model.
           devices: that share the work; none: the default one.

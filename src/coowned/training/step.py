@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.linear_sums import RowsInPlace
 from coowned.mechanism.noise import release
 from coowned.training.model import Model
 from coowned.training.optimizers import make_optimizer
@@ -114,4 +113,6 @@ def _mean_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> An
 def gathered(batch: Arrays) -> Arrays:
     """The batch with rows that lie elsewhere copied into it."""
     rows = batch.get("features")
-    return {**batch, **rows.arrays()} if isinstance(rows, RowsInPlace) else batch
+    if not hasattr(rows, "arrays"):
+        return batch
+    return {name: array for name, array in batch.items() if name != "features"} | rows.arrays()

@@ -9,20 +9,16 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.identifiers import is_text
 from coowned.errors import InputError
+from coowned.training.columns import text_column
 from coowned.training.data import Draw, check_rows, hash_row_order
 from coowned.training.labels import class_indices
 from coowned.training.masking import copy_texts, evaluation_key, mask_texts, max_predictions, training_key
 from coowned.training.text import TokenizedTexts, Vocabulary, tokenize
-
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +110,7 @@ class TokenTable(TokenizedExamples):
         lowercase: bool = True,
     ) -> Self:
         """From a text column of the payload, or several that are read one after another, a new line between them."""
-        column = _joined(examples.payload, text)
+        column = text_column(examples.payload, text)
         texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
         return cls(graph=examples.graph, texts=texts)
 
@@ -193,7 +189,7 @@ class LabelledTokenTable(TokenizedExamples):
         lowercase: bool = True,
     ) -> Self:
         """From text columns as `TokenTable`'s and a label column; without one no label is known."""
-        column = _joined(examples.payload, text)
+        column = text_column(examples.payload, text)
         texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
         labels = (
             np.full(len(texts), np.nan) if label is None else class_indices(examples.payload.column(label), classes)
@@ -222,35 +218,3 @@ class LabelledTokenTable(TokenizedExamples):
         hashed = hashlib.blake2b(super().digest.encode(), digest_size=32, person=b"coowned-data-1")
         hashed.update(self.labels.tobytes())
         return hashed.hexdigest()
-
-
-def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str]:
-    """The names of the text columns; refuses, with InputError, columns that are missing or of another type."""
-    names = [text] if isinstance(text, str) else list(text)
-    if not names:
-        raise InputError("text must name one or more columns of text")
-    for name in names:
-        if name not in schema.names:
-            raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
-        kind = schema.field(name).type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        if not is_text(kind) and not pa.types.is_null(kind):
-            raise InputError(f"column {name!r} must hold text, not {kind}; name a column of text")
-    return names
-
-
-def _joined(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray:
-    """One column of text, or several with a new line between them."""
-    columns = [_text_column(payload, name) for name in check_text_columns(payload.schema, text)]
-    if len(columns) == 1:
-        return columns[0]
-    between = pa.scalar("\n", pa.large_string())
-    return pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
-
-
-def _text_column(payload: pa.Table, name: str) -> pa.ChunkedArray:
-    column = payload.column(name)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.large_string())

@@ -11,6 +11,7 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import ConfigError, InputError
+from coowned.training.columns import check_text_columns
 from coowned.training.labels import Classes, check_label_column, declared_classes
 from coowned.training.model import Model
 from coowned.training.models import bert_files
@@ -18,7 +19,7 @@ from coowned.training.models.bert_files import BertConfig
 from coowned.training.splits import TEXT_FRACTIONS
 from coowned.training.tasks import Specification, Table, Task
 from coowned.training.text import Vocabulary
-from coowned.training.token_table import LabelledTokenTable, TokenTable, check_text_columns
+from coowned.training.token_table import LabelledTokenTable, TokenTable
 
 if TYPE_CHECKING:
     from coowned.training.models.bert_heads import Head

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
@@ -19,6 +19,9 @@ from coowned.training.models import bert_gradients
 from coowned.training.models.bert_files import BertConfig, parameters_from
 from coowned.training.models.bert_heads import ClassifierHead, Head, MaskedLMHead
 from coowned.training.models.bert_network import encoder_shapes
+
+if TYPE_CHECKING:
+    from coowned.training.probes import CanaryContent, TokenContent
 
 _MICROBATCH_TOKENS = 2048
 
@@ -109,6 +112,19 @@ class BertModel:
     @property
     def classes(self) -> tuple[Any, ...] | None:
         return self.head.classes
+
+    def worst_case(self) -> "TokenContent":
+        from coowned.training.probes import TokenContent
+
+        return TokenContent(self)
+
+    def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[BertModel, CanaryContent]":
+        from coowned.training.probes import token_canaries
+
+        if self.classes is not None:
+            raise InputError("there are no canaries for a BERT that classifies; use audit_with_canaries with your own")
+        size, length = self.config.vocab_size, self.sequence_length
+        return self, token_canaries(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)
 
     def describe(self) -> dict[str, Any]:
         return {

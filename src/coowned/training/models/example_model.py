@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from coowned.errors import BatchCoupledLossError, InputError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.models.parameter_trees import ParameterTree
+
+if TYPE_CHECKING:
+    from coowned.training.probes import StandInContent
 
 _NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
 _MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
@@ -199,6 +202,13 @@ class ExampleModel:
     def stand_in(self) -> "ExampleModel":
         """The same parameters, microbatch and clipper with a loss whose gradients are known: for audits."""
         return linear_stand_in(self.shapes(), self.rows_at_once)
+
+    def worst_case(self) -> "StandInContent":
+        """What a stand-in is trained on."""
+        from coowned.training.probes import StandInContent
+
+        tensor = largest_tensor(self.shapes())
+        return StandInContent(tensor, math.prod(self.shapes()[tensor]))
 
     def whole(self, parameters: Arrays) -> Any:
         """The tree that was given, with these trained parameters."""

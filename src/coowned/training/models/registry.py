@@ -10,6 +10,8 @@ from coowned.training.tasks import Specification
 
 MODELS = {
     "logistic-regression": "coowned.training.models.logistic_regression.LogisticRegression",
+    "linear-regression": "coowned.training.models.linear_regression.LinearRegression",
+    "text-classifier": "coowned.training.models.text_classifier.TextClassifier",
     "bert-masked-lm": "coowned.training.models.bert.BertMaskedLM",
     "bert-classifier": "coowned.training.models.bert.BertClassifier",
     "python": "coowned.training.models.python_model.PythonModel",
@@ -35,7 +37,7 @@ def model_from_description(described: Mapping[str, Any]) -> Model:
       - `model_from_description(model.describe())` is the model.   (test_models_are_read_back)
 
     >>> model_from_description({"kind": "logistic-regression", "num_features": 3})
-    LogisticRegression(num_features=3, features='features', label='label')
+    LogisticRegression(num_features=3, features='features', label='label', classes=(0, 1))
     """
     kind = described.get("kind")
     if kind not in MODELS:

@@ -1,0 +1,105 @@
+"""Sparse rows of features in memory: what models of hashed texts are trained on."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.attribution.graph import AttributionGraph
+from coowned.errors import InputError
+from coowned.mechanism.sparse_sums import SparseRows
+from coowned.training.data import Draw, check_rows, hash_row_order, rows_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SparseTable:
+    """Integer rows of which few numbers are not zero, and labels: row r is values[offsets[r]:offsets[r + 1]].
+
+    As arrays of a batch rows are padded to the longest one; a run with clipped gradients reads them where they lie.
+
+    Guarantees:
+      - `fill` gives row `rows[i]` for example i, and `in_place` the same.   (test_fill_gives_the_rows,
+        test_rows_in_place_are_those_of_fill)
+      - Two tables with other content, rows, graph or order of ids have other digests.   (test_digest_follows_content)
+
+    Attributes:
+      graph: whose examples these are.
+      indices: (total,) integers, increasing within a row.
+      values: (total,) integers, in units of 1 / ONE (`coowned.mechanism.sparse_sums`).
+      offsets: (n + 1,) int64.
+      labels: (n,) float32: 0 or 1, or the index of the class; NaN where it is none.
+      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
+    """
+
+    graph: AttributionGraph
+    indices: npt.NDArray[Any] = dataclasses.field(repr=False)
+    values: npt.NDArray[Any] = dataclasses.field(repr=False)
+    offsets: npt.NDArray[np.int64] = dataclasses.field(repr=False)
+    labels: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        count, lengths = len(self.offsets) - 1, np.diff(self.offsets)
+        if count < 0 or self.offsets[0] != 0 or lengths.min(initial=0) < 0 or self.offsets[-1] != self.values.size:
+            raise InputError("offsets must increase from 0 to the number of values")
+        validate.same_length(count, labels=self.labels)
+        validate.same_length(self.values.size, indices=self.indices)
+        if self.rows is None:
+            validate.same_length(self.graph.num_examples, labels=self.labels)
+        else:
+            validate.same_length(self.graph.num_examples, rows=self.rows)
+            check_rows(self.rows, count)
+
+    @classmethod
+    def from_padded(
+        cls,
+        graph: AttributionGraph,
+        indices: npt.NDArray[Any],
+        values: npt.NDArray[Any],
+        labels: npt.NDArray[np.float32],
+    ) -> "SparseTable":
+        """From (examples, width) arrays whose zeros are padding."""
+        rows = SparseRows.from_padded(indices, values)
+        return cls(graph=graph, indices=rows.indices, values=rows.values, offsets=rows.offsets, labels=labels)
+
+    @functools.cached_property
+    def _width(self) -> int:
+        return max(1, int(np.diff(self.offsets).max(initial=1)))
+
+    @property
+    def num_unusable(self) -> int:
+        """Rows with a label that is no class: for a private log alone."""
+        return int(np.count_nonzero(~np.isfinite(self.labels)))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"indices": (self._width,), "values": (self._width,), "labels": ()}
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return {"indices": self.indices.dtype, "values": self.values.dtype, "labels": np.dtype(np.float32)}
+
+    def in_place(self, examples: npt.NDArray[np.int64]) -> SparseRows:
+        """Where the rows of these examples lie in memory."""
+        rows = examples if self.rows is None else np.maximum(self.rows[examples], 0)  # padding asks for example 0
+        return SparseRows(self.indices, self.values, self.offsets, rows, self._width)
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        rows = rows_of(self, examples)
+        out["labels"][: rows.size] = self.labels[rows]
+        if "indices" in out:
+            for name, array in self.in_place(examples).arrays().items():
+                out[name][: rows.size] = array
+
+    @property
+    def digest(self) -> str:
+        about = [self.graph.digest, str(self.indices.dtype), str(self.values.dtype), self.rows is not None]
+        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
+        hash_row_order(hashed, self.graph)
+        arrays = self.offsets, self.indices, self.values, self.labels
+        for array in arrays if self.rows is None else (*arrays, self.rows):
+            hashed.update(np.ascontiguousarray(array).view(np.uint8))  # pyright: ignore[reportArgumentType]
+        return hashed.hexdigest()
