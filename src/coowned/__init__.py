@@ -71,6 +71,8 @@ _HOME = {
     "LogisticRegression": "coowned.training.models.logistic_regression",
     "BertMaskedLM": "coowned.training.models.bert",
     "BertClassifier": "coowned.training.models.bert",
+    "LinearRegression": "coowned.training.models.linear_regression",
+    "TextClassifier": "coowned.training.models.text_classifier",
     "JaxModel": "coowned.training.models.jax_model",
     "TrainingPlan": "coowned.training.plan",
     "train": "coowned.training.loop",

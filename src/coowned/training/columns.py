@@ -22,11 +22,11 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported: no chec
 
 
 def column_type(schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column's cells, InputError where there is no such column."""
+    """The type of a column's cells, of those in its dictionary where it has one; InputError for no such column."""
     if name not in schema.names:
         raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
     kind = schema.field(name).type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return kind.value_type if pa.types.is_dictionary(kind) and is_text(kind.value_type) else kind
 
 
 def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists: bool = False) -> list[str]:
@@ -42,7 +42,7 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
         kind = column_type(schema, name)
         if lists and len(listed) == 1 and _is_list(kind):
             kind = kind.value_type
-        if not (_is_number(kind) or pa.types.is_null(kind) or types_are_inferred(schema)):
+        if not (_is_number(kind) or types_are_inferred(schema)):
             lone = "one list column or " if lists else ""
             raise InputError(f"column {name!r} must hold numbers, not {kind}; name {lone}columns of numbers")
     return listed

@@ -28,6 +28,54 @@ def test_gradient_is_that_of_the_mechanism():
         assert clipped == expected[1]
 
 
+SOFTMAX = LogisticRegression(num_features=3, classes=["a", "b", "c", "d"])
+SOFTMAX_BATCH = {**BATCH, "labels": GENERATOR.integers(0, 4, 20).astype(np.float32)}
+SOFTMAX_PARAMETERS = {"coefficients": GENERATOR.standard_normal((4, 4)).astype(np.float32)}
+
+
+def test_softmax_is_that_of_the_mechanism():
+    own, grid = SOFTMAX_PARAMETERS["coefficients"][None], SOFTMAX.grid(0.5)
+    ours, clipped = SOFTMAX.clipped_sum({"coefficients": own}, SOFTMAX_BATCH, MASK, [grid])
+    expected = clipped_linear_sums(own, *SOFTMAX_BATCH.values(), MASK, [grid])
+    assert ours["coefficients"].shape == (1, 4, 4)
+    assert np.array_equal(ours["coefficients"], expected[0])
+    assert clipped == expected[1] > 0
+
+
+def test_plain_softmax():
+    """Against JAX's own gradient of the loss, and against exact sums that are not clipped."""
+    labels = np.where(np.arange(20) == 2, np.nan, SOFTMAX_BATCH["labels"])
+    labels[4] = 9
+    batch = {**SOFTMAX_BATCH, "labels": labels.astype(np.float32)}
+    mask = MASK & ~np.isin(np.arange(20), [2, 4])
+    clean = {**SOFTMAX_BATCH, "labels": np.where(mask, SOFTMAX_BATCH["labels"], 0)}
+
+    def total(own):
+        return (SOFTMAX.losses(own, clean)[0] * mask).sum()
+
+    found = SOFTMAX.gradient_sum(SOFTMAX_PARAMETERS, batch, MASK)["coefficients"]
+    np.testing.assert_allclose(found, jax.grad(total)(SOFTMAX_PARAMETERS)["coefficients"], rtol=1e-4, atol=1e-5)
+    grid = SOFTMAX.grid(100.0)
+    exact, _ = SOFTMAX.clipped_sum({"coefficients": SOFTMAX_PARAMETERS["coefficients"][None]}, batch, MASK, [grid])
+    np.testing.assert_allclose(found, exact["coefficients"][0] * grid.unit, atol=0.02)
+
+
+def test_predictions_of_softmax():
+    scores = SOFTMAX_BATCH["features"] @ SOFTMAX_PARAMETERS["coefficients"][:, :3].T
+    scores = scores + SOFTMAX_PARAMETERS["coefficients"][:, 3]
+    chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    found, probability = jax.jit(SOFTMAX.predict)(SOFTMAX_PARAMETERS, SOFTMAX_BATCH)
+    np.testing.assert_array_equal(found, chances.argmax(axis=1))
+    np.testing.assert_allclose(probability, chances.max(axis=1), rtol=1e-5)
+    loss, right = SOFTMAX.losses(SOFTMAX_PARAMETERS, SOFTMAX_BATCH)
+    own = chances[np.arange(20), SOFTMAX_BATCH["labels"].astype(int)]
+    np.testing.assert_allclose(loss, -np.log(own), rtol=1e-4)
+    assert np.array_equal(right, chances.argmax(axis=1) == SOFTMAX_BATCH["labels"])
+    arrays = SOFTMAX.to_arrays(SOFTMAX_PARAMETERS)
+    assert arrays["weights"].shape == (4, 3)
+    assert np.array_equal(SOFTMAX.from_arrays(arrays)["coefficients"], SOFTMAX_PARAMETERS["coefficients"])
+
+
 def test_plain_gradient():
     """Against gradients that are rounded, and hardly clipped, one by one."""
     plain = MODEL.gradient_sum(PARAMETERS, BATCH, MASK)

@@ -1,10 +1,13 @@
 import pytest
 
+from coowned import codec
 from coowned.errors import InputError
 from coowned.training.models.bert_files import BertConfig
 from coowned.training.models.bert_model import BertModel
+from coowned.training.models.linear_regression import LinearRegression
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.models.registry import MODELS, model_class, model_from_description
+from coowned.training.models.text_classifier import TextClassifier
 from coowned.training.tasks import Specification
 
 
@@ -13,10 +16,13 @@ from coowned.training.tasks import Specification
     [
         LogisticRegression(num_features=7),
         BertModel.masked_lm(config=BertConfig(vocab_size=50, hidden_size=8), sequence_length=16, microbatch=3),
+        LogisticRegression(features=["a", "b"], label="c", classes=["x", "y", "z"]),
+        LinearRegression(num_features=7, target_bound=3.5),
+        TextClassifier(text=["a", "b"], num_features=64, classes=5, character_ngrams=()),
     ],
 )
 def test_models_are_read_back(model):
-    assert model_from_description(model.describe()) == model
+    assert model_from_description(codec.to_plain(model.describe())) == model
 
 
 def test_unknown_models_are_refused():
