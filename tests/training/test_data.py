@@ -137,7 +137,7 @@ def test_missing_lists_and_chunks():
         ({"features": [["a"], ["b"], ["c"]], **LABEL}, "features", "must hold numbers"),
         ({"x": [1, 2, 3], **LABEL}, "y", "no column 'y'"),
         ({"x": [1, 2, 3], **LABEL}, [], "must name"),
-        ({"x": [1, 2, 3], "label": ["a", "b", "c"]}, ["x"], "must hold numbers"),
+        ({"x": [1, 2, 3], "label": ["a", "b", "c"]}, ["x"], "declare its classes"),
     ],
 )
 def test_bad_columns(named, features, says):

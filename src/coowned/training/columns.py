@@ -37,7 +37,7 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
     """
     listed = [names] if isinstance(names, str) else list(names)
     if not listed:
-        raise InputError("name one list column or one or more columns of numbers")
+        raise InputError("features must name one list column or one or more columns of numbers")
     for name in listed:
         kind = column_type(schema, name)
         if lists and len(listed) == 1 and _is_list(kind):

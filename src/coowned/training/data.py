@@ -20,8 +20,8 @@ from coowned.mechanism.kernels import fill_norms
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.synthetic.logistic_data import LogisticWorld
-from coowned.training.columns import number_matrix, numbers
-from coowned.training.labels import class_indices
+from coowned.training.columns import check_number_columns, number_matrix, numbers
+from coowned.training.labels import check_label_column, class_indices
 
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
 _AHEAD, _LINES = 8, 8  # how many rows ahead, and how many lines of each, are prefetched
@@ -186,9 +186,12 @@ class FeatureTable(_Features):
         """
         payload = examples.payload
         labels = np.full(len(payload), np.nan, np.float32)
-        if label is not None:
-            column = payload.column(label)
-            labels = numbers(column) if classes is None else class_indices(column, classes)
+        if label is not None and classes is None:
+            check_number_columns(payload.schema, [label])
+            labels = numbers(payload.column(label))
+        elif label is not None and classes is not None:
+            check_label_column(payload.schema, label, classes)
+            labels = class_indices(payload.column(label), classes)
         return cls(graph=examples.graph, features=number_matrix(payload, features, num_features), labels=labels)
 
     @property
