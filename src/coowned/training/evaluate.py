@@ -78,8 +78,8 @@ def evaluate(
     model.check_data(data.shapes())
     users = data.graph.users_per_example
     trivial = trivial_answer(model, data)
-    # A number is not right or wrong; hidden words are, though they are no classes.
-    has_accuracy = model.classes is not None or (trivial is not None and trivial.right is not None)
+    # A number is not right or wrong; hidden words are, though they are no classes; nothing is where no label is known.
+    has_accuracy = trivial is not None and trivial.right is not None
     models = {"": parameters} if baseline is None else {"": parameters, "baseline_": baseline}
     scored = {prefix: example_losses(model, arrays, data) for prefix, arrays in models.items()}
     groups: dict[str, Any] = {"all": slice(None)}
@@ -97,7 +97,7 @@ def evaluate(
             found = _figures("trivial_", trivial.losses[members], right)
             row |= {"trivial": trivial.name, **{key: found[key] for key in ("trivial_loss", "trivial_accuracy")}}
         rows.append(row)
-    measure = "loss" if model.classes is None else "accuracy"
+    measure = "accuracy" if has_accuracy and model.classes is not None else "loss"
     # Looking at all rows: a first one of nulls has no type.
     return pl.DataFrame(rows, infer_schema_length=None).with_columns(
         measure=pl.lit(measure), covered_by_guarantee=pl.lit(False)

@@ -255,7 +255,8 @@ class Trainer:
 
         arrays = {name: jnp.array(array) for name, array in parameters.items()}
         state = arrays, make_optimizer(self._plans[0].optimizer, self._plans[0].learning_rate).init(arrays)
-        return jax.tree.map(lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], len(self._plans), axis=0), state)
+        # On the host: each operation by itself would be compiled before the first step.
+        return jax.tree.map(lambda leaf: jnp.array(np.repeat(np.asarray(leaf)[None], len(self._plans), axis=0)), state)
 
     def train(
         self, data: TrainingData, initial: Mapping[str, npt.NDArray[np.float32]]

@@ -206,6 +206,26 @@ def test_coupled_losses_are_refused():
     sums(make_model(loss=norm, microbatch=1), make_batch(4))  # alone there is nothing to mix
 
 
+def test_refused_before_anything_is_read(tmp_path):
+    def collective(parameters, example, key):
+        return loss(parameters, example, key) - jax.lax.pmean(example["x"].mean(), "batch")
+
+    @jax.custom_batching.custom_vmap
+    def normalized(x):
+        return x
+
+    @normalized.def_vmap
+    def _(size, batched, x):
+        return x - x.mean(axis=0), True
+
+    def norm(parameters, example, key):
+        return scores(parameters, normalized(example["x"])).sum()
+
+    for coupled in (collective, norm):
+        with pytest.raises(BatchCoupledLossError):
+            JaxModel(loss=coupled, parameters=make_parameters()).task(SCHEMA, folder=tmp_path, is_private=True)
+
+
 def test_other_losses_are_refused():
     for wrong in (
         lambda p, e, k: scores(p, e["x"]),
@@ -231,6 +251,8 @@ def test_wrong_settings():
         ({"microbatch": 0}, "microbatch must be"),
         ({"memory_limit": "many"}, 'such as "1GB"'),
         ({"classes": 4}, "gives 3 probabilities, and there are 4 classes"),
+        ({"predict": lambda p, e: scores(p, e["x"])}, "must give probabilities"),
+        ({"predict": lambda p, e: 3.0 + e["x"].sum(), "classes": 2}, "jax.nn.sigmoid for one of two"),
         ({"label": "z"}, "no entry of an example"),
         ({"columns": "x"}, "columns must be a list"),
         ({"columns": ["x", "note", "label"]}, "column 'note' must hold numbers"),
@@ -447,7 +469,8 @@ def test_changed_model_is_not_resumed(small, tmp_path):
     data, plan = make_data(small), small.plan()
 
     def stop(done, text):
-        raise KeyboardInterrupt
+        if done > 0:
+            raise KeyboardInterrupt
 
     with RunFolder.open(tmp_path / "run") as folder, pytest.raises(KeyboardInterrupt):
         train(plan, make_model(), data, folder=folder, checkpoint_every=1, progress=stop)
@@ -471,3 +494,14 @@ def test_sweeps_are_refused(small):
     plans = [small.plan(), small.plan()]
     with pytest.raises(InputError, match="trained one at a time"):
         Trainer(plans, make_model())
+
+
+def test_no_accuracy_without_a_label(small):
+    model = make_model(columns={"x": "x", "kind": "label"}, loss=lambda p, e, k: loss(p, {**e, "label": e["kind"]}, k))
+    data = make_data(small)
+    data = ExampleTable(graph=data.graph, arrays={"x": data.arrays["x"], "kind": data.arrays["label"]})
+    found = evaluate(model, model.initial(), data, split="test")
+    assert found["accuracy"][0] is None
+    assert found["measure"][0] == "loss"
+    named = make_model(columns={"x": "x", "kind": "label"}, label="kind", loss=model.loss)
+    assert 0 < evaluate(named, named.initial(), data, split="test")["accuracy"][0] < 1

@@ -303,15 +303,15 @@ class ExampleModel:
         if size == 1:
             return True
         own, parameters = self._made_up(size), self._all_parameters()
-        others = [self._made_up(size, seed=1, scale=scale) for scale in (0.0, 1.0, 1e3)]
-        usual = self._gradients(parameters, own)
+        usual = _on_host(self._gradients(parameters, own))
         for row in (0, size - 1):
-            for other in others:
+            for scale in (0.0, 1.0, 1e3):
+                others = self._made_up(size, seed=1, scale=scale)
                 for name in own:
-                    other[name][row] = own[name][row]
-                changed = self._gradients(parameters, other)
+                    others[name][row] = own[name][row]
+                changed = _on_host(self._gradients(parameters, others))
                 for name, gradient in usual.items():
-                    if np.asarray(gradient[row]).tobytes() != np.asarray(changed[name][row]).tobytes():
+                    if gradient[row].tobytes() != changed[name][row].tobytes():
                         raise BatchCoupledLossError(
                             f"the gradient of one example at {name!r} changed when other examples of the batch did; "
                             "clipping would bound nothing. Leave out what mixes examples (batch statistics, custom "
@@ -379,6 +379,10 @@ def refuse_collectives() -> Iterator[None]:
             f"the loss asks for other examples of the batch ({error}); a loss sees one example: use layers without "
             "batch statistics, such as layer norm or group norm"
         ) from error
+
+
+def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def _power_of_two(number: float) -> int:

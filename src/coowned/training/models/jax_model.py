@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from coowned import validate
@@ -34,6 +35,7 @@ class JaxModel(Specification):
     Guarantees:
       - Only the schema and the parameters decide what an example looks like: no content is looked at.
         (test_lengths_follow_from_the_parameters)
+      - A loss that mixes examples is refused before anything is read.   (test_refused_before_anything_is_read)
 
     Attributes:
       loss: (parameters, example, key) -> a float32 number.
@@ -53,7 +55,6 @@ class JaxModel(Specification):
       origin: plain values for the run's record that say where the functions come from.
 
     Example:
-      >>> import numpy as np
       >>> def loss(parameters, example, key):
       ...     return (example["x"] @ parameters["w"] - example["target"]) ** 2
       >>> model = JaxModel(loss=loss, parameters={"w": np.zeros(3)})
@@ -86,10 +87,10 @@ class JaxModel(Specification):
         bytes_of(self.memory_limit)
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        del folder, is_private  # parameters are the caller's own: whether they are public is the caller's word
+        del folder
         model = self.for_schema(schema, labels=labels)
-        if labels:
-            _ = model.program_digest  # before anything is read
+        if is_private:  # before anything is read; that the parameters are public is the caller's word
+            model.check_independence()
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             table = ExampleTable.from_examples(examples, model.entries)
@@ -122,6 +123,8 @@ class JaxModel(Specification):
         kinds |= {name: ((), True) for name in asked if name not in plain}
         found, gives = self._traced(tree, kinds, labels=labels)
         classes = self._classes(named, gives)
+        if classes is not None and labels:
+            self._check_probabilities(tree, found, kinds)
         entries = tuple(
             ExampleColumn(
                 name=name,
@@ -202,6 +205,26 @@ class JaxModel(Specification):
             )
         example, gives = fitting[0]
         return (example.used if self.columns is None or not labels else example.all_shapes()), gives
+
+    def _check_probabilities(
+        self,
+        tree: ParameterTree,
+        shapes: Mapping[str, tuple[int, ...]],
+        kinds: Mapping[str, tuple[tuple[int, ...] | None, bool]],
+    ) -> None:
+        """Refuses scores instead of probabilities, on a made-up example and the parameters that were given."""
+        if self.predict is None:
+            return
+        example = {name: np.ones(shape, np.int32 if kinds[name][1] else np.float32) for name, shape in shapes.items()}
+        given = np.asarray(self.predict(tree.whole(tree.trained, tree.frozen), example), np.float64)
+        total = given.sum() if given.ndim else 1.0
+        if np.isfinite(given).all() and not (
+            abs(total - 1) < 1e-3 and (given >= 0).all() and (given <= 1 + 1e-6).all()
+        ):
+            raise InputError(
+                f"predict must give probabilities, and gave {given.tolist()} for a made-up example; end it with "
+                "jax.nn.softmax, or jax.nn.sigmoid for one of two classes"
+            )
 
     def _classes(self, named: tuple[Any, ...], gives: Any) -> tuple[Any, ...] | None:
         shape = None if gives is None else getattr(gives, "shape", None)
