@@ -1,9 +1,13 @@
 """transformers opens what is written here and gives the same logits, and the other way round."""
 
 import numpy as np
+import polars as pl
 import pytest
+from experiments.private_abstracts import made_up_corpus
+from tests.report.test_export import run_readme
 from tests.training.models.test_bert_files import write_bert_folder
 
+import coowned as co
 from coowned.training.models.bert_files import BertConfig, read_bert_folder
 from coowned.training.models.bert_heads import ClassifierHead, MaskedLMHead
 from coowned.training.models.bert_model import BertModel
@@ -156,3 +160,18 @@ def test_transformers_opens_a_classifier(tmp_path):
     config, back = read_bert_folder(tmp_path / "again", head)
     assert config == CONFIG
     assert all(np.array_equal(back[name], parameters[name]) for name in parameters)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", [co.BertMaskedLM, co.BertClassifier])
+def test_code_of_an_exported_readme_runs(tmp_path, kind):
+    made_up_corpus(tmp_path)
+    table = pl.read_parquet(tmp_path / "texts.parquet").with_columns(label=pl.int_range(pl.len()) % 2)
+    labelled = {} if kind is co.BertMaskedLM else {"label": "label", "classes": ["even", "odd"]}
+    if labelled:
+        table = table.with_columns(label=pl.when(pl.col("label") == 0).then(pl.lit("even")).otherwise(pl.lit("odd")))
+    model = kind(vocabulary=str(tmp_path / "vocab.txt"), sequence_length=16, **labelled)
+    selector = co.Greedy(contribution_bound=2)
+    run = co.fit(co.from_table(table), model, public=True, selector=selector, batch_size=8, iterations=2)
+    printed = run_readme(run.export(tmp_path / "model"))
+    assert "torch.Size([1, " in printed if kind is co.BertMaskedLM else printed.strip() in ("['even']", "['odd']")

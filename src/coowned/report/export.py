@@ -11,8 +11,8 @@ from coowned.training.run import Run
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
 RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-1"
 _LEFT_OUT = ("copies_per_user", "group_copies_per_user", "groups")
-BESIDE = ("config.json", "vocab.txt")
-"""What some models need to be opened: their shape, and the public vocabulary of a text model."""
+BESIDE = {"config.json": "the sizes of the model.", "vocab.txt": "its public vocabulary."}
+"""What some models need to be opened."""
 
 
 def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
@@ -69,6 +69,7 @@ def _readme(run: Run) -> str:
         lines.append("- `guarantee.json`: says that there is no guarantee, because the data were declared public.")
     lines += [
         "- `certificate.json`: the recount of the training set that the claim rests on.",
+        *(f"- `{name}`: {what}" for name, what in BESIDE.items() if (run.path / name).exists()),
         "",
         "Both JSON files hold graph statistics (numbers of examples and users, digests, names of columns); how many "
         "users are in how many copies was left out. A guarantee for a fixed graph does not hide them: publish them "

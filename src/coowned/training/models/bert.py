@@ -121,6 +121,26 @@ class _Bert(Specification):
         vocabulary, architecture = (str(folder.absolute() / name) for name in names)
         return dataclasses.replace(self, checkpoint=None, vocabulary=vocabulary, architecture=architecture)
 
+    def usage(self) -> str:
+        head, shown, joined = self.head(), "scores.shape", ""
+        if head.classes is not None:
+            shown = "[model.config.id2label[number] for number in scores.argmax(-1).tolist()]"
+        if not isinstance(self.text, str):
+            joined = f" A text is {' and '.join(self.text)}, a new line between them."
+        return (
+            f"The folder has the layout of Hugging Face's transformers.{joined}\n\n"
+            "```python\n"
+            f"from transformers import {head.architecture}, BertTokenizerFast\n\n"
+            f'tokenizer = BertTokenizerFast(vocab="vocab.txt", do_lower_case={self.lowercase})\n'
+            f'model = {head.architecture}.from_pretrained(".").eval()\n'
+            'texts = ["Shall we meet on Thursday?"]\n'
+            f"tokens = tokenizer(texts, truncation=True, max_length={self.sequence_length}, padding=True, "
+            'return_tensors="pt")\n'
+            "scores = model(**tokens).logits\n"
+            f"print({shown})\n"
+            "```\n"
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertMaskedLM(_Bert):
