@@ -1,5 +1,7 @@
 """What the trainer must do: honest ones pass, with a false-alarm probability of 1e-3 at most; seeds are fixed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tests.audit import planted_bugs
@@ -59,6 +61,13 @@ def test_leaky_linear_models_are_caught(name, monkeypatch):
     planted_bugs.leaky_clip(monkeypatch, type(NEW_MODELS[name]))
     own = laws(planted_bugs.poisson(), NEW_MODELS[name])
     assert not own.contributions(RunKey.from_seed(3), steps=3).holds
+
+
+@pytest.mark.parametrize("clip_norm", [0.01, 0.4])
+def test_huge_numbers_that_are_predicted_rightly(clip_norm):
+    """They add next to nothing, and a part of the clip norm that is the larger the smaller it is: not too much."""
+    plan = dataclasses.replace(planted_bugs.duplicates(), clip_norm=clip_norm)
+    assert laws(plan).contributions(RunKey.from_seed(3), steps=8).holds
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_both_adjacencies_are_as_large(runs, tmp_path: Path):
     text = read(write_report(runs["scheduled"], tmp_path / "page.html", release=True))
     large = re.findall(r'<p class="claim-big"><span class="claim-word">epsilon </span>([^<]*)</p>', text)
     assert large == ["8", rounded_up(claim.other_epsilon)]
-    assert "adjacency: replace; same unit, bound and delta</p>" in text
+    assert "adjacency: replace; same unit, bound and delta" in " ".join(seen(text).split())
 
 
 def claim_of(epsilon: float, *, copies: int = 10, delta: float = 1e-6) -> PrivacyGuarantee:
@@ -371,10 +371,8 @@ def test_bob(runs, tmp_path: Path):
     assert section
     assert ">2.1<" in section[1]
     assert section[1].count(">not true for Bob<") == section[1].count(">not refuted by 8 models<") == 1
-    assert (
-        "1 (proven: 0.9999; unit: user, fixed graph; contribution bound 1; delta 1e-05; adjacency: zero-out)"
-        in section[1]
-    )
+    assert section[1].count(">1 (proven: 0.9999)<") == 2
+    assert section[1].count("unit: user, fixed graph; contribution bound 1; delta 1e-05; adjacency: zero-out") >= 3
     assert "holds" not in section[1]
 
 

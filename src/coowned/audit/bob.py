@@ -65,12 +65,15 @@ class Measured:
         return self.leak.epsilon_lower_bound <= self.epsilon
 
     @property
-    def claim(self) -> str:
-        """The epsilon that was asked for, with the proven one and everything it depends on."""
-        return (
-            f"{self.target_epsilon:.12g} (proven: {rounded_up(self.epsilon)}; unit: {UNIT}; contribution bound "
-            f"{self.contribution_bound:,}; delta {self.delta:.12g}; adjacency: zero-out)"
-        )
+    def shown_epsilon(self) -> str:
+        """As it was asked for, with what was proven."""
+        return f"{self.target_epsilon:.12g} (proven: {rounded_up(self.epsilon)})"
+
+    @property
+    def terms(self) -> str:
+        """Everything the epsilon depends on."""
+        bound, delta = f"{self.contribution_bound:,}", f"{self.delta:.12g}"
+        return f"unit: {UNIT}; contribution bound {bound}; delta {delta}; adjacency: zero-out"
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"claim_holds": self.claim_holds}

@@ -198,8 +198,8 @@ class TrainerLaws:
         largest = max(float(np.abs(np.cumsum(rows, axis=0)).max()) for rows in (*full.values(), *empty.values()))
         tolerance = _TOLERANCE + 2.0**-21 * largest
         own = moved.pop(content.tensor).reshape(len(expected), -1)
-        if held == HUGE:  # may be taken for what is not finite
-            expected = np.where(np.abs(own) < np.abs(expected) / 2, 0, expected)
+        if held == HUGE:  # may be taken for what is not finite, or be predicted rightly: then little is added
+            expected = np.where(np.abs(own) < np.abs(expected) / 2, own, expected)
         beyond = np.where(expected == 0, np.abs(own), np.sign(expected) * (own - expected))
         missing = float(np.max(-beyond / np.maximum(1, np.abs(expected)), initial=0.0))
         most = float(np.max([np.max(beyond), *(np.abs(rows).max() for rows in moved.values())]))

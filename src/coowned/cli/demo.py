@@ -25,6 +25,7 @@ _EPSILONS = (0.5, 2.0, 8.0)  # the last is that of the report
 _TARGET: dict[str, Any] = {"delta": 1e-8, "adjacency": "zero-out"}
 _BATCHES: dict[str, Any] = {"batch_size": 64, "iterations": 200}
 _NUM_FEATURES = 64
+_CLIP_NORM = 0.4  # at 1 hardly any gradient would be clipped, and the noise be larger than it needs to be
 _MARKER = ".coowned-demo"  # in a folder whose files a further demo may replace
 _OURS = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "guarantee.json", "report.html")
 
@@ -121,12 +122,13 @@ def run(
         for number, attribution in enumerate(ATTRIBUTIONS):
             done(number / len(ATTRIBUTIONS), f"training with and without Bob, attributed to {attribution}")
             measured.append(bob.measure(attribution))
-    say("7. A secret about Bob is in e-mails he received. The same claim twice, and what an attacker measured for Bob:")
+    say("7. A secret about Bob is in e-mails he received. The same claim twice, and what an attacker measured for Bob")
+    say(f"   ({measured[0].terms}):")
     for one in measured:
         # That an attack failed proves nothing: a claim is broken or it is not, and never confirmed.
         verdict = f"not refuted by {one.leak.trials:,} models" if one.claim_holds else "is NOT true for Bob"
         say(
-            f"   attributed to {one.attribution:<9} claimed epsilon {one.claim}, measured at least "
+            f"   attributed to {one.attribution:<9} claimed epsilon {one.shown_epsilon}, measured at least "
             f"{rounded_down(one.leak.epsilon_lower_bound)}: {verdict}"
         )
 
@@ -265,6 +267,7 @@ def _configuration(epsilon: float, choice: "Choice") -> str:
         "epsilon = 8.0": f"epsilon = {epsilon}",
         "delta = 1e-6": f"delta = {_TARGET['delta']}",
         "batch_size = 256": f"batch_size = {_BATCHES['batch_size']}",
+        "clip_norm = 1.0": f"clip_norm = {_CLIP_NORM}",
         "iterations = 500": f"iterations = {_BATCHES['iterations']}",
         "# baseline = true": "baseline = true",
         '# name = "Folder classifier"': 'name = "E-mail classifier of the demo"',

@@ -113,19 +113,23 @@ def curves(
     series: str | None = None, log_x: bool = False, log_y: bool = False, zero: bool = False, format_x: str = NUMBER,
     format_y: str = NUMBER, ticks_x: Sequence[float] | None = None, ring: tuple[float, float] | None = None,
 ) -> Row:  # fmt: skip
-    """Lines with a point for each row: one, or one per series in colours and dashes; a ring at one position."""
+    """Lines with a point for each row: one, or one per series in colours and dashes; a ring at one position.
+
+    An axis of shares that has its zero has its 100% too.
+    """
     import altair as alt
 
     ticks: dict[str, Any] = {"values": list(ticks_x)} if ticks_x else {"tickCount": 6}
+    vertical = alt.Scale(domain=[0, 1]) if zero and format_y == "%" else _scale(log_y, zero)
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(grid=False, format=format_x, **ticks)),
-        y=alt.Y(f"{y}:Q", title=title_y, scale=_scale(log_y, zero), axis=alt.Axis(format=format_y, tickCount=5)),
+        y=alt.Y(f"{y}:Q", title=title_y, scale=vertical, axis=alt.Axis(format=format_y, tickCount=5)),
         color=_colours(series, colours),
     )
     lines = base.mark_line(strokeWidth=2)
     if series is not None:
         dashes = alt.Scale(domain=list(colours), range=[[1, 0], [6, 4], [2, 3]][: len(colours)])
-        lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes))
+        lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", legend=None, scale=dashes))
     points = base.mark_point(size=26, filled=True, opacity=1).encode(tooltip=_tooltip(columns))
     layers = [lines, points.properties(name="rows")]
     if ring is not None:
@@ -136,21 +140,20 @@ def curves(
 
 def intervals(
     rows: Sequence[Row], columns: Columns, *, x: str, series: str, colours: dict[str, str], title_x: str, title_y: str,
-    format_y: str, beside: str | None = None,
+    format_y: str, beside: str,
 ) -> Row:  # fmt: skip
     """A point at `value` for each row, from `low` to `high`, with a line at `trivial` and a ring at `baseline`.
 
-    Rows of the same x stand side by side by `beside` (default: series). What a row lacks is not drawn.
+    Rows of the same x stand side by side by `beside`, where there are any. What a row lacks is not drawn.
     """
     import altair as alt
 
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis()),
-        xOffset=alt.XOffset(
-            f"{beside or series}:N", sort=None if beside else list(colours), scale=alt.Scale(paddingOuter=0.6)
-        ),
         color=_colours(series, colours),
     )
+    if len({row[x] for row in rows}) < len(rows):
+        base = base.encode(xOffset=alt.XOffset(f"{beside}:N", sort=None, scale=alt.Scale(paddingOuter=0.6)))
 
     def y(key: str) -> Any:
         axis = alt.Axis(format=format_y, tickCount=5)

@@ -200,6 +200,7 @@ def utility_by_users(run: Run, splits: dict[str, pl.DataFrame]) -> Figure | None
         title_x="users per example",
         title_y=measure,
         format_y=_FORMATS[measure],
+        beside="split",
     )
 
 
@@ -332,8 +333,8 @@ def bob(measured: Measured) -> Figure:
         mark=Mark.PRIVATE,
         columns=(("models", "models"), ("answer", "answer")),
         rows=rows,
-        reading=f"Each mark is one trained model. Claimed: epsilon {measured.claim}; measured with Bob as the "
-        f"unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
+        reading=f"Each mark is one trained model. Claimed: epsilon {measured.shown_epsilon}; {measured.terms}. "
+        f"Measured with Bob as the unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
         x="answer",
         y="models",
         title_x="log-odds that the secret is about work",

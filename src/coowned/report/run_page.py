@@ -268,7 +268,7 @@ def _bob_row(one: Measured) -> TableRow:
     return (
         ATTRIBUTIONS[one.attribution].title.removeprefix("attributed to "),
         f"{one.copies_with_bob} of {one.size}",
-        one.claim,
+        one.shown_epsilon,
         rounded_down(one.leak.epsilon_lower_bound),
         f"not refuted by {one.leak.trials:,} models" if one.claim_holds else "not true for Bob",
     )
