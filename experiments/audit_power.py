@@ -54,7 +54,7 @@ def draw(rows: list[Row]) -> alt.Chart:
         {"trainer": row["case"], "kind": "honest" if row["honest"] else "planted bug", "alarm": bool(row["alarms"])}
         for row in rows
     ]
-    counts = pl.DataFrame(seen).group_by("trainer", "kind").agg(pl.col("alarm").mean())
+    counts = pl.DataFrame(seen).group_by("trainer", "kind", maintain_order=True).agg(pl.col("alarm").mean())
     return (
         alt.Chart(counts)
         .mark_bar()

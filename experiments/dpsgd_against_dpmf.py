@@ -19,7 +19,7 @@ CLAIMS = (
 )
 SGD, MF = "DP-SGD", "DP-MF"
 KINDS = ("regular", "skewed")
-_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
+_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
 
 def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds: tuple, shares: tuple) -> list[Point]:
@@ -37,8 +37,8 @@ def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds
             "kind": kind,
             "batch_size": batch_size,
             "num_features": logistic.FEATURES[scale],
-            "drawn": logistic.DRAWN[scale],
-            "num_epsilons": len(logistic.EPSILONS[scale]),
+            "drawn": logistic.DRAWN_BY_MANY[scale],
+            "num_epsilons": len(logistic.EPSILONS_OF_MANY[scale]),
         }
         | arm
         for num_examples, batch_size, arm, degree, kind in itertools.product(sizes, batches, arms, (2, 8), KINDS)

@@ -24,7 +24,7 @@ CLAIMS = (
 )
 BOUND, KIND, EXAMPLES_PER_USER = 3, "skewed", 8
 RANDOM = {"random": "all", "random, few users": "few-users", "random, many users": "many-users"}
-_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
+_EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
 
 def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: int) -> list[Point]:
@@ -32,8 +32,8 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: 
     common = {
         "num_examples": num_examples,
         "num_features": logistic.FEATURES[scale],
-        "drawn": logistic.DRAWN[scale],
-        "num_epsilons": len(logistic.EPSILONS[scale]),
+        "drawn": logistic.DRAWN_BY_MANY[scale],
+        "num_epsilons": len(logistic.EPSILONS_OF_MANY[scale]),
         "steps": steps,
     }
     arms = [
@@ -50,7 +50,7 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: 
 
 GRID = {
     "ci": _points("ci", 2_000, (64,), 2),
-    "small": _points("small", 125_000, (2**12, 2**10), 5),
+    "small": _points("small", 125_000, (2**10, 2**12), 5),
     "paper": _points("paper", 1_000_000, tuple(2**power for power in range(10, 16)), 20),
 }
 

@@ -18,11 +18,14 @@ CLIP_NORMS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 DELTA, ADJACENCY = 1e-10, "zero-out"
 
 # By scale: features, batch size times iterations, epsilons. The paper does not state the number of features; 1000
-# shows its effects and 100 hides them. `small` draws a quarter of the paper's examples.
+# shows its effects and 100 hides them. `small` draws a quarter of the paper's examples; experiments with many arms a
+# tenth, at epsilons whose noise is quick to make.
 FEATURES = {"ci": 8, "small": 1000, "paper": 1000}
 DRAWN = {"ci": 2_048, "small": 2_560_000, "paper": 10_240_000}
+DRAWN_BY_MANY = DRAWN | {"small": 1_024_000}
 EPSILONS = {"ci": (2.0, 64.0), "small": (0.5, 2.0, 8.0, 64.0), "paper": tuple(2.0**power for power in range(-1, 7))}
 LISTS = ("noise_multiplier", "learning_rate", "clip_norm", "validation", "test", "expected")  # an entry an epsilon
+EPSILONS_OF_MANY = EPSILONS | {"small": (2.0, 8.0, 64.0)}
 _IN_MEMORY = 4.0  # GB of features that are kept; above, each batch is generated
 
 

@@ -1,5 +1,6 @@
 """Puts pictures, tables and verdicts of stored rows into the documentation; rows are the only source of its numbers."""
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -49,7 +50,9 @@ def verdict_section(name: str, module: ModuleType) -> str:
     """Picture, share of each grid that was run, and the verdicts, in Markdown."""
     rows = read_rows(name)
     run = "; ".join(f"`{scale}` {done} of {total} points" for scale, (done, total) in shares(name).items())
-    lines = [f"Run: {run}." if run else "", ""]
+    seconds = [row["processor_seconds"] for row in rows if row.get("processor_seconds")]
+    cost = f"; a point took {statistics.median(seconds):.2g} processor seconds (median)" if seconds else ""
+    lines = [f"Run: {run}{cost}." if run else "", ""]
     if rows:
         lines += [f"![{first_line(module)}]({PICTURES.name}/{name}.svg)", ""]
     if verdicts := claims_of(name):
