@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import math
+import re
 import tomllib
 
 import jax
@@ -330,3 +331,32 @@ def make_model():
     assert missing is None
     assert found["probability"].null_count() == 3
     assert_frame_equal(run.predict({"x1": [1.0, 2.0, None]}), found)
+
+
+TEXT = "Shall we meet on Thursday?"
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "says"),
+    [
+        (MODEL, {"x1": [0.0], "x2": [0.0]}, "the columns x1, x2"),
+        (co.LogisticRegression(features=["x1", "x2"], label="y", classes=[0, 1, 2]), {"x1": [0.0], "x2": [0.0]}, ""),
+        (co.LinearRegression(features="both", target="y", target_bound=2.0), {"both": [[0.0, 0.0]]}, "column both"),
+        (co.TextClassifier(num_features=256, label="y"), {"text": [TEXT]}, "hash_texts"),
+    ],
+    ids=["logistic", "softmax", "linear", "text"],
+)
+def test_an_export_says_how_to_use_it(model, example, says, tmp_path, monkeypatch, capsys):
+    """The code in the README of an exported model gives what `predict` gives."""
+    table = rows().with_columns(both=pl.concat_list("x1", "x2"), text=pl.lit(TEXT))
+    trained = fit(co.from_table(table, example_id="id"), model, iterations=3)
+    readme = (trained.export(tmp_path / "model") / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert says in code
+    monkeypatch.chdir(tmp_path / "model")
+    exec(code, {})
+    printed = float(capsys.readouterr().out.strip("[]\n "))
+    (found,) = trained.predict(example).to_dicts()
+    if len(model.classes or ()) == 2:  # of the second class
+        found["prediction"] = found["probability"] if found["prediction"] else 1 - found["probability"]
+    assert printed == pytest.approx(found["prediction"], abs=1e-4)

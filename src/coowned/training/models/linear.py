@@ -56,6 +56,20 @@ class LinearModel(Specification, abc.ABC):
     def describe(self) -> dict[str, Any]:
         return self.settings()
 
+    def usage(self) -> str:
+        meaning, answer = self._answer()
+        return (
+            f"A score is the features times the weights, plus the intercept; {meaning}.\n\n"
+            "```python\n"
+            "import numpy as np\n"
+            "from safetensors.numpy import load_file\n"
+            f"{self._example_features()}\n"
+            'parameters = load_file("model.safetensors")\n'
+            'scores = features @ parameters["weights"].T + parameters["intercept"]\n'
+            f"print({answer})\n"
+            "```\n"
+        )
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         classes = (self._scores,) if self._scores > 1 else ()
         return {"coefficients": (*classes, self._size + 1)}
@@ -146,6 +160,16 @@ class LinearModel(Specification, abc.ABC):
         """The same model of more features, whatever columns they come from."""
         return dataclasses.replace(self, num_features=num_features)
 
+    def _example_features(self) -> str:
+        """Python code that makes `features` (rows, num_features) of one example."""
+        columns = self.features  # pyright: ignore[reportAttributeAccessIssue]
+        named = f"the list in column {columns}" if isinstance(columns, str) else f"the columns {', '.join(columns)}"
+        return f"\nfeatures = np.zeros((1, {self._size}), np.float32)  # {named}, in this order\n"
+
+    @abc.abstractmethod
+    def _answer(self) -> tuple[str, str]:
+        """(what a score means in words, Python code that makes the answer of `scores`)."""
+
     @abc.abstractmethod
     def _clipped_sums(
         self, coefficients: npt.NDArray[np.float32], batch: dict[str, Any], mask: Any, grids: Sequence[Grid]
@@ -183,6 +207,13 @@ class Classifier(LinearModel):
             return (scores > 0).astype(jnp.int32), probability
         probabilities = jax.nn.softmax(scores)
         return scores.argmax(axis=1).astype(jnp.int32), probabilities.max(axis=1)
+
+    def _answer(self) -> tuple[str, str]:
+        if self._scores == 1:
+            meaning = f"the probability of class {self.classes[1]!r} (and not {self.classes[0]!r}) is its sigmoid"
+            return meaning, "1 / (1 + np.exp(-scores))"
+        classes = f"np.array({list(self.classes)!r})"
+        return "the class with the largest one is predicted", f"{classes}[scores.argmax(axis=1)]"
 
     def _residuals(self, scores: Any, labels: Any) -> Any:
         import jax

@@ -83,6 +83,13 @@ class LinearRegression(LinearModel):
         clipped = numpy.clip(labels, -self.target_bound, self.target_bound) / self._unit
         return numpy.where(numpy.isfinite(labels), clipped, numpy.nan).astype(numpy.float32)
 
+    def _answer(self) -> tuple[str, str]:
+        bound = self.target_bound
+        return (
+            f"clipped to {bound:g} in size, it is the prediction of {self.target}",
+            f"np.clip(scores, -{bound!r}, {bound!r})",
+        )
+
     def _residuals(self, scores: Any, labels: Any) -> Any:
         import jax.numpy as jnp
 

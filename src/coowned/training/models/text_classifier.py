@@ -113,6 +113,16 @@ class TextClassifier(Classifier):
         rows = batch["features"] if "features" in batch else SparseRows.from_padded(batch["indices"], batch["values"])
         return clipped_sparse_sums(coefficients, rows, batch["labels"], mask, grids)
 
+    def _example_features(self) -> str:
+        return (
+            "import pyarrow as pa\n\n"
+            "from coowned.training.hashed_text import ONE, hash_texts\n\n"
+            'hashed = hash_texts(pa.array(["Shall we meet on Thursday?"]), '
+            f"{', '.join(f'{name}={value!r}' for name, value in self._hashing().items())})\n"
+            f"features = np.zeros((1, {self._size}), np.float32)\n"
+            "features[0, hashed.indices] = hashed.values / ONE\n"
+        )
+
     def _products(self, weights: Any, batch: dict[str, Any]) -> Any:
         import jax.numpy as jnp
 
