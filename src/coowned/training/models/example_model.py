@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coowned.cache import keep_compiled_programs
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
@@ -116,7 +117,7 @@ class ExampleModel:
         self.check_independence()
         (grid,) = grids
         sums, clipped = clipped_gradient_sums(
-            self._gradients,
+            self._gradients if devices else self._program(self.rows_at_once),
             {"trained": parameters, "frozen": self.tree.frozen},
             self._rows(batch),
             np.asarray(mask) & np.asarray(batch[USABLE]),
@@ -132,9 +133,6 @@ class ExampleModel:
         import jax
         import jax.numpy as jnp
 
-        real = mask & batch[USABLE]
-        size = min(_AT_ONCE, len(real))
-
         def total(trained: Arrays, rows: Arrays, kept: Any) -> Any:
             losses = jax.vmap(functools.partial(self._loss, trained, self.tree.frozen))(rows)
             return jnp.where(kept, losses, 0).sum()
@@ -142,34 +140,27 @@ class ExampleModel:
         def add(sums: Arrays, part: tuple[Arrays, Any]) -> tuple[Arrays, None]:
             return jax.tree.map(jnp.add, sums, jax.grad(total)(parameters, *part)), None
 
-        def in_parts(array: Any) -> Any:
-            missing = -len(array) % size
-            return jnp.pad(array, ((0, missing),) + ((0, 0),) * (array.ndim - 1)).reshape(-1, size, *array.shape[1:])
-
-        parts = jax.tree.map(in_parts, (self._rows(batch), real))
+        parts = _in_parts((self._rows(batch), mask & batch[USABLE]))
         return dict(jax.lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), parts)[0])
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        import jax
         import jax.numpy as jnp
 
         def one(row: Arrays) -> Any:
             return self._loss(parameters, self.tree.frozen, row)
 
-        losses = jax.lax.map(one, self._rows(batch), batch_size=_AT_ONCE)
-        losses = jnp.where(batch[USABLE], losses, jnp.nan)
-        if self.label is None or self.classes is None:
+        losses = jnp.where(batch[USABLE], _over_rows(one, self._rows(batch)), jnp.nan)
+        if self.label is None or self.classes is None or self.predictor is None:
             return losses, jnp.zeros(len(losses), bool)
         return losses, self.predict(parameters, batch)[0] == batch[self.label]
 
     def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any] | None:
         """The classes; of a number nothing is known, since its loss may be any."""
-        if self.label is None or self.classes is None:
+        if self.label is None or self.classes is None or self.predictor is None:
             return None
         return np.where(batch[USABLE], batch[self.label], np.nan)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        import jax
         import jax.numpy as jnp
 
         if self.predictor is None:
@@ -183,7 +174,7 @@ class ExampleModel:
                 found = jnp.stack([1 - found, found])
             return found.argmax().astype(jnp.int32), found.max().astype(jnp.float32)
 
-        value, probability = jax.lax.map(one, self._rows(batch), batch_size=_AT_ONCE)
+        value, probability = _over_rows(one, self._rows(batch))
         if self.classes is None:
             return jnp.where(batch[USABLE], value, jnp.nan), probability
         return value, jnp.where(batch[USABLE], probability, jnp.nan)
@@ -241,6 +232,17 @@ class ExampleModel:
 
         return jax.jit(gradients)
 
+    def _program(self, rows: int) -> Any:
+        """The gradients of so many rows, compiled for the default device."""
+        if rows not in self._programs:
+            keep_compiled_programs()
+            self._programs[rows] = self._gradients.lower(self._all_parameters(), self._made_up(rows)).compile()
+        return self._programs[rows]
+
+    @functools.cached_property
+    def _programs(self) -> dict[int, Any]:
+        return {}
+
     # ---- checks before training, on made-up data of the data's shapes
 
     @functools.cached_property
@@ -283,12 +285,11 @@ class ExampleModel:
     def memory_of(self, rows: int) -> int:
         """Bytes that a microbatch of so many rows takes: parameters, examples, gradients, and what lies between."""
         size = sum(math.prod(shape) for shape in self.shapes().values())
-        parameters, examples = self._all_parameters(), self._made_up(rows)
         try:
-            used = self._gradients.lower(parameters, examples).compile().memory_analysis()
+            used = self._program(rows).memory_analysis()
             device = used.argument_size_in_bytes + _KEPT * (used.output_size_in_bytes + used.temp_size_in_bytes)
         except (AttributeError, NotImplementedError, RuntimeError):  # not every backend tells
-            inputs = sum(array.nbytes for array in examples.values())
+            inputs = sum(array.nbytes for array in self._made_up(rows).values())
             device = 4 * size * (_KEPT * 2 * rows + 1) + 16 * _KEPT * inputs
         return device + 16 * size  # sums on the host: float64, then int64
 
@@ -303,13 +304,14 @@ class ExampleModel:
         if size == 1:
             return True
         own, parameters = self._made_up(size), self._all_parameters()
-        usual = _on_host(self._gradients(parameters, own))
+        gradients = self._program(size)
+        usual = _on_host(gradients(parameters, own))
         for row in (0, size - 1):
             for scale in (0.0, 1.0, 1e3):
                 others = self._made_up(size, seed=1, scale=scale)
                 for name in own:
                     others[name][row] = own[name][row]
-                changed = _on_host(self._gradients(parameters, others))
+                changed = _on_host(gradients(parameters, others))
                 for name, gradient in usual.items():
                     if gradient[row].tobytes() != changed[name][row].tobytes():
                         raise BatchCoupledLossError(
@@ -379,6 +381,30 @@ def refuse_collectives() -> Iterator[None]:
             f"the loss asks for other examples of the batch ({error}); a loss sees one example: use layers without "
             "batch statistics, such as layer norm or group norm"
         ) from error
+
+
+def _in_parts(batch: Any) -> Any:
+    """(rows, ...) as (parts, rows of a part, ...), filled up with zeros: so that one small program does all parts."""
+    import jax
+    import jax.numpy as jnp
+
+    count = len(jax.tree.leaves(batch)[0])
+    size = max(1, min(_AT_ONCE, count))
+
+    def divided(array: Any) -> Any:
+        filled = jnp.pad(array, ((0, -count % size), *((0, 0),) * (array.ndim - 1)))
+        return filled.reshape(-1, size, *array.shape[1:])
+
+    return jax.tree.map(divided, batch)
+
+
+def _over_rows(function: Callable[[Any], Any], rows: Arrays) -> Any:
+    """What a function of one row gives for each, part by part."""
+    import jax
+
+    count = len(jax.tree.leaves(rows)[0])
+    given = jax.lax.map(jax.vmap(function), _in_parts(rows))
+    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:count], given)
 
 
 def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
