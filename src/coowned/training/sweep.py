@@ -292,19 +292,19 @@ def grid(
     """
     if bool(epsilons) == bool(noise_multipliers):
         raise InputError("a grid needs either epsilons or noise_multipliers, at least one of them")
-    targets = [{"epsilon": value} for value in epsilons] or [{"noise_multiplier": v} for v in noise_multipliers]
     one_run = secrets.token_hex(8) if run_id is None else run_id
     claims = [
         guarantee(
             certificate,
             mechanism,
-            **target,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
             delta=delta,
             adjacency=adjacency,
             test_run=run_key.is_test_run,
             run_id=one_run,
         )
-        for target in targets
+        for epsilon, noise_multiplier in [*((e, None) for e in epsilons), *((None, s) for s in noise_multipliers)]
     ]
     return [
         TrainingPlan(
