@@ -12,6 +12,7 @@ from tests.training.conftest import NUM_FEATURES, part_of
 from coowned import InputError
 from coowned.training.data import FeatureTable
 from coowned.training.evaluate import evaluate, predictions, wilson_interval
+from coowned.training.models.linear_regression import LinearRegression
 from coowned.training.models.logistic_regression import LogisticRegression
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
@@ -53,6 +54,21 @@ def test_trivial_and_baseline_stand_beside(small):
         assert row["trivial_loss"] == pytest.approx(-np.log(shares[members]).mean())
     assert table["trivial"][0] == "the most frequent class"
     assert (table["measure"] == "accuracy").all()
+
+
+def test_numbers_are_not_right_or_wrong(small):
+    """A regression has a squared error, beside that of the mean; targets beyond the bound count as the bound."""
+    features, _ = small.world.batch(np.arange(300))
+    targets = 3.0 * features[:, 0] + 1.0
+    targets[7] = 1e6
+    data = FeatureTable(graph=small.graph, features=features, labels=targets)
+    model = LinearRegression(num_features=NUM_FEATURES, target_bound=10.0)
+    table = evaluate(model, model.initial(), data, split="test")
+    bounded = np.clip(targets, -10, 10)
+    assert table["loss"][0] == pytest.approx((bounded**2).mean(), rel=1e-5)
+    assert table["trivial_loss"][0] == pytest.approx(bounded.var(), rel=1e-5)
+    assert (table["trivial"][0], table["measure"][0]) == ("the mean of the targets", "loss")
+    assert table["accuracy"].null_count() == table["trivial_accuracy"].null_count() == len(table)
 
 
 def test_largest_group(small):

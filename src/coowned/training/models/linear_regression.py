@@ -90,6 +90,10 @@ class LinearRegression(LinearModel):
             f"np.clip(scores, -{bound!r}, {bound!r})",
         )
 
+    def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any]:
+        """The targets as the loss sees them, in the unit of the data."""
+        return self._unit * self._targets(np.asarray(batch["labels"], np.float32), np)
+
     def _residuals(self, scores: Any, labels: Any) -> Any:
         import jax.numpy as jnp
 
