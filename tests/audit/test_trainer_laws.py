@@ -70,14 +70,16 @@ def test_huge_numbers_that_are_predicted_rightly(clip_norm):
     assert laws(plan).contributions(RunKey.from_seed(3), steps=8).holds
 
 
-@pytest.fixture(scope="module")
-def bert():
+@pytest.fixture(scope="module", params=["masked words", "classes"])
+def bert(request):
     from coowned.training.models.bert_files import BertConfig
     from coowned.training.models.bert_model import BertModel
 
     config = BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12
     )
+    if request.param == "classes":
+        return BertModel.classifier(config=config, classes=5, sequence_length=12, microbatch=64)
     return BertModel.masked_lm(config=config, sequence_length=12, microbatch=64)
 
 

@@ -27,7 +27,7 @@ class Step:
 
     Guarantees:
       - What moves the parameters is a function of the noisy sum and of public numbers alone, by one program for all
-        batches.   (test_one_program_whatever_the_batch)
+        batches.   (test_one_program_whatever_the_batch, test_the_padded_size_leaves_no_trace)
 
     Attributes:
       model: whose gradients are summed.
