@@ -122,6 +122,18 @@ def test_unusable_rows_have_no_prediction(run):
     assert run.predict({"x1": pa.nulls(2, pa.float32()), "x2": [1.0, 2.0]})["prediction"].to_list() == [None, None]
 
 
+def test_labels_are_spelled_as_in_the_data(tmp_path):
+    spelled = rows().with_columns(y=pl.col("y").replace_strict({0: "ham", 1: "spam"}))
+    model = co.LogisticRegression(features=["x1", "x2"], label="y", classes=["ham", "spam"])
+    run = fit(co.from_table(spelled, example_id="id"), model, folder=tmp_path / "RUN", seed=0)
+    numbers = fit(seed=0)
+    table = rows(50, seed=1)
+    found, expected = run.predict(table), numbers.predict(table)
+    assert found["prediction"].to_list() == [("ham", "spam")[number] for number in expected["prediction"]]
+    assert found["probability"].to_list() == expected["probability"].to_list()
+    assert_frame_equal(co.open_run(tmp_path / "RUN").predict(table), found)
+
+
 def test_list_columns_are_as_long_as_those_trained_on():
     table = rows().with_columns(x=pl.concat_list("x1", "x2"))
     run = fit(co.from_table(table), co.LogisticRegression(features="x", label="y"))

@@ -39,7 +39,7 @@ def run_readme(folder):
 
 def test_code_of_the_readme_runs(runs, tmp_path):
     export_model(runs["public"], tmp_path / "model")
-    assert "weights" in run_readme(tmp_path / "model")
+    assert 0 < float(run_readme(tmp_path / "model").strip("[]\n ")) < 1  # a probability
 
 
 def test_counts_of_users_stay(audited, tmp_path):

@@ -129,6 +129,13 @@ class TextClassifier(Classifier):
         values = batch["values"].astype(jnp.float32) / ONE  # (batch, width)
         return jnp.einsum("bw,...bw->b...", values, weights[..., batch["indices"]])
 
+    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        """Says nothing of a text without words."""
+        import jax.numpy as jnp
+
+        found, probability = super().predict(parameters, batch)
+        return found, jnp.where((batch["values"] != 0).any(axis=1), probability, jnp.nan)
+
     def worst_case(self) -> SparseContent:
         return SparseContent(self._size, *self._worst_labels())
 
