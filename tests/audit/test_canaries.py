@@ -1,6 +1,9 @@
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
@@ -16,7 +19,9 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import norms_of
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training.data import WorldData
+from coowned.training.example_table import ExampleTable
 from coowned.training.loop import Trainer
+from coowned.training.models.jax_model import JaxModel
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 from coowned.training.probes import feature_canaries, token_canaries
@@ -89,6 +94,36 @@ def test_a_run_without_noise_is_caught(data):
     assert found.gaussian_lower_bound > 2.5
     assert found.area_under_curve > 0.98
     assert found.gaussian_lower_bound <= found.largest_bound < 4.5
+
+
+def audit_own(make):
+    """Of a model of one's own, on random canaries of 4000 features."""
+    graph = AttributionGraph.from_users_per_example([[user, (user + 1) % 150] for user in range(150)])
+    x = np.random.default_rng(0).normal(size=(150, 4000))
+    data = ExampleTable(graph=graph, arrays={"x": x, "label": (x[:, 0] > 0).astype(np.int32)})
+
+    def loss(parameters, example, key):
+        score = example["x"] @ parameters["w"]
+        return jnp.logaddexp(0.0, score) - example["label"] * score
+
+    def predict(parameters, example):
+        return jax.nn.sigmoid(example["x"] @ parameters["w"])
+
+    model = JaxModel(loss=loss, parameters={"w": np.zeros(4000)}, predict=predict, classes=2)
+    own = model.for_schema(pa.schema({"x": pa.list_(pa.float32(), 4000), "label": pa.int32()}))
+    model, content = own.with_canaries(CANARIES, BOUND, 1.0)
+    return audit_with_canaries(model, data, make, content, per_user=BOUND, coins=RunKey.from_seed(0))
+
+
+def test_an_honest_model_of_ones_own_passes():
+    assert audit_own(make_plan).claim_holds
+
+
+@pytest.mark.usefixtures("little_noise")
+def test_a_model_of_ones_own_without_noise_is_caught():
+    found = audit_own(functools.partial(make_plan, iterations=60))
+    assert not found.claim_holds
+    assert found.area_under_curve > 0.8
 
 
 def test_canaries_fill_their_bound(data):
@@ -222,7 +257,7 @@ def text_audit(texts, **changes):
 def test_text_without_noise_is_caught(texts):
     found = text_audit(texts)
     assert not found.claim_holds
-    assert found.area_under_curve > 0.9
+    assert found.area_under_curve > 0.8
 
 
 @pytest.mark.full

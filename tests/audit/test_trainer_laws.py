@@ -3,13 +3,15 @@
 import dataclasses
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.audit import planted_bugs
 
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.trainer_laws import TrainerLaws, noise_checks
-from coowned.audit.worlds import World
+from coowned.audit.worlds import World, audited_model
 from coowned.mechanism.keys import RunKey
+from coowned.training.models.jax_model import JaxModel
 from coowned.training.models.linear_regression import LinearRegression
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.models.text_classifier import TextClassifier
@@ -61,6 +63,36 @@ def test_leaky_linear_models_are_caught(name, monkeypatch):
     planted_bugs.leaky_clip(monkeypatch, type(NEW_MODELS[name]))
     own = laws(planted_bugs.poisson(), NEW_MODELS[name])
     assert not own.contributions(RunKey.from_seed(3), steps=3).holds
+
+
+@pytest.fixture(scope="module")
+def own_model():
+    """Of somebody's own, with two parameters, a frozen one and a loss nobody knows."""
+
+    def loss(parameters, example, key):
+        return example["x"] @ parameters["w"] @ parameters["frozen"] + parameters["b"] ** 2
+
+    parameters = {"w": np.ones((3, 4)), "frozen": np.ones(4), "b": np.ones(())}
+    spec = JaxModel(loss=loss, parameters=parameters, trainable=lambda path: path != "frozen", microbatch=16)
+    return spec.for_schema(pa.schema({"x": pa.list_(pa.float32(), 3)}))
+
+
+def test_models_of_ones_own_pass(own_model):
+    """Through their clipper, with a stand-in whose gradients are known."""
+    own = laws(planted_bugs.poisson(), audited_model(own_model))
+    assert own.model.shapes() == own_model.shapes() == {"b": (), "w": (3, 4)}
+    assert own.noise(RunKey.from_seed(1), alpha=1e-3).holds
+    assert own.gradient(RunKey.from_seed(2)).holds
+    found = own.contributions(RunKey.from_seed(3), steps=3)
+    assert found.holds
+    assert any(check.observed > 0 for check in found.checks)
+
+
+def test_a_leaky_model_of_ones_own_is_caught(own_model, monkeypatch):
+    planted_bugs.leaky_clip(monkeypatch, type(own_model))
+    own = laws(planted_bugs.poisson(), audited_model(own_model))
+    assert not own.gradient(RunKey.from_seed(2)).holds
+    assert not own.contributions(RunKey.from_seed(3), steps=2).holds
 
 
 @pytest.mark.parametrize("clip_norm", [0.01, 0.4])

@@ -5,7 +5,7 @@ A model that can be audited says so itself, by the methods of `Auditable`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.mechanism.sparse_sums import ONE
 from coowned.training.data import FeatureTable, TrainingData
-from coowned.training.example_table import KEY, USABLE
+from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import Model
 from coowned.training.sparse_table import SparseTable
 
@@ -340,4 +340,29 @@ def token_canaries(
         "targets": np.repeat(targets, per_user)[:, None].repeat(masked, axis=1).astype(np.int32),
         "weights": np.full((count, masked), 1 / masked, np.float32),
     }
+    return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
+
+
+def random_canaries(
+    entries: Sequence[ExampleColumn], users: int, per_user: int, *, classes: int = 2, seed: int
+) -> CanaryContent:
+    """Random numbers in every entry, the same in all examples of a canary user: for a model of which nothing is known.
+
+    How well a model can learn them depends on it: with few features they look like one another, and little is proven.
+
+    >>> entry = ExampleColumn(name="x", column="x", shape=(4,))
+    >>> random_canaries([entry], 3, 2, seed=0).arrays["x"].shape
+    (6, 4)
+    """
+    validate.positive(users=users, per_user=per_user)
+    generator, count = np.random.default_rng(seed), users * per_user
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for entry in entries:
+        own = (
+            generator.integers(0, classes if entry.classes else 2, (users, *entry.shape))
+            if entry.whole
+            else generator.standard_normal((users, *entry.shape))
+        )
+        arrays[entry.name] = np.repeat(own.astype(entry.dtype), per_user, axis=0)
+    arrays |= {KEY: generator.integers(0, 2**32, (count, 2), np.uint32), USABLE: np.ones(count, bool)}
     return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})

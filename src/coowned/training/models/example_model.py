@@ -19,7 +19,7 @@ from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.models.parameter_trees import ParameterTree
 
 if TYPE_CHECKING:
-    from coowned.training.probes import StandInContent
+    from coowned.training.probes import CanaryContent, StandInContent
 
 _NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
 _MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
@@ -200,6 +200,13 @@ class ExampleModel:
 
         tensor = largest_tensor(self.shapes())
         return StandInContent(tensor, math.prod(self.shapes()[tensor]))
+
+    def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[ExampleModel, CanaryContent]":
+        """Canaries of random numbers: what a model of which nothing is known can be asked to learn."""
+        from coowned.training.probes import random_canaries
+
+        del clip_norm
+        return self, random_canaries(self.entries, users, per_user, classes=len(self.classes or ()), seed=0)
 
     def whole(self, parameters: Arrays) -> Any:
         """The tree that was given, with these trained parameters."""
