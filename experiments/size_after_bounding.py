@@ -95,24 +95,33 @@ def claims(rows: list[Row]) -> list[Verdict]:
         judge(
             CLAIMS[1],
             *by_size,
-            f"share falls from the smallest graph to the largest in {by_size[0]} of {by_size[1]} settings",
+            f"It follows the share of all examples that the heaviest user is on: {_heaviest(rows)}, from small to large.",
         ),
-        judge(
-            CLAIMS[2],
-            *by_degree,
-            f"share falls from the fewest examples per user to the most in {by_degree[0]} of {by_degree[1]} settings",
-        ),
+        judge(CLAIMS[2], *by_degree, "Fewer users share as many pairs."),
     ]
 
 
-def _trend(table: pl.DataFrame, along: str, fixed: list[str]) -> tuple[int, int]:
-    """(settings in which the share falls from the first to the last value of a column, settings with several)."""
-    falls = cases = 0
+def _trend(table: pl.DataFrame, along: str, fixed: list[str]) -> tuple[int, int, str]:
+    """(settings in which the share falls at every step along a column, settings, in words)."""
+    falls = steadily = cases = 0
     for _, group in table.sort(along).group_by(fixed):
         if group.height > 1:
             cases += 1
             falls += group["share"][-1] < group["share"][0]
-    return falls, cases
+            steadily += bool((group["share"].diff().drop_nulls() < 0).all())
+    return (
+        falls,
+        cases,
+        f"the share falls from first to last in {falls} of {cases} settings, at every step in {steadily}",
+    )
+
+
+def _heaviest(rows: list[Row]) -> str:
+    """The largest share of a skewed graph's examples that one user is on, with the fewest examples per user."""
+    fewest = min(row["examples_per_user"] for row in rows)
+    own = [row for row in rows if row["kind"] == "skewed" and row["examples_per_user"] == fewest]
+    shares = [row["most_examples_of_a_user"] / row["num_examples"] for row in own]
+    return ", ".join(f"{share:.1%}" for share in shares) + f" with {fewest} examples per user"
 
 
 def _percent(value: object) -> str:
