@@ -13,6 +13,7 @@ import polars as pl
 
 import coowned as co
 from coowned.errors import UncertifiableError
+from coowned.progress import counted
 from coowned.synthetic.hashed_words import hashed_words
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training.data import FeatureTable
@@ -156,7 +157,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
     worth = "; ".join(
         f"{row['graph']}, k = {row['contribution_bound']}: "
         + ", ".join(
-            f"{share:.0%} of users at most {copies:,} copies, epsilon {'above 10,000' if e is None else f'{e:.3g}'}"
+            f"{share:.0%} of users at most {counted(copies, 'copy', 'copies')}, epsilon {'above 10,000' if e is None else f'{e:.3g}'}"
             for share, copies, e in zip(row["quantiles"], row["copies_of_users"], row["epsilon_of_users"], strict=True)
         )
         for row in first

@@ -95,7 +95,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
         judge(
             CLAIMS[1],
             *by_size,
-            f"It follows the share of all examples that the heaviest user is on: {_heaviest(rows)}, from small to large.",
+            f"It follows the share of examples that the heaviest user is on: {_heaviest(rows)}, from small to large.",
         ),
         judge(CLAIMS[2], *by_degree, "Fewer users share as many pairs."),
     ]
@@ -110,7 +110,7 @@ def _trend(table: pl.DataFrame, along: str, fixed: list[str]) -> tuple[int, int,
             falls += group["share"][-1] < group["share"][0]
             steadily += bool((group["share"].diff().drop_nulls() < 0).all())
     return (
-        falls,
+        steadily,
         cases,
         f"the share falls from first to last in {falls} of {cases} settings, at every step in {steadily}",
     )
