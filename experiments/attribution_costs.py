@@ -154,14 +154,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
     ]
     first = [row for row in rows if row["attribution"] == FIRST]
     broken = sum(row["copies_of_users"][-1] > row["contribution_bound"] for row in first)
-    worth = "; ".join(
-        f"{row['graph']}, k = {row['contribution_bound']}: "
-        + ", ".join(
-            f"{share:.0%} of users at most {counted(copies, 'copy', 'copies')}, epsilon {'above 10,000' if e is None else f'{e:.3g}'}"
-            for share, copies, e in zip(row["quantiles"], row["copies_of_users"], row["epsilon_of_users"], strict=True)
-        )
-        for row in first
-    )
+    worth = "; ".join(f"{row['graph']}, k = {row['contribution_bound']}: {_worth(row)}" for row in first)
     return [
         judge(
             CLAIMS[0],
@@ -178,3 +171,13 @@ def claims(rows: list[Row]) -> list[Verdict]:
             "The bound was never held for recipients and co-authors.",
         ),
     ]
+
+
+def _worth(row: Row) -> str:
+    """What users have of a claim, by how many copies they are in."""
+    levels = zip(row["quantiles"], row["copies_of_users"], row["epsilon_of_users"], strict=True)
+    return ", ".join(
+        f"{share:.0%} of users at most {counted(copies, 'copy', 'copies')}, epsilon "
+        + ("above 10,000" if epsilon is None else f"{epsilon:.3g}")
+        for share, copies, epsilon in levels
+    )
