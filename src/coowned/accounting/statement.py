@@ -75,7 +75,10 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
     headline, unprotected = _headline(guarantee), unprotected_sentences(certificate)
     warnings = guarantee.warnings()
     bounds = {} if guarantee.test_run else {name: guarantee.attack_bound(name) for name in ADJACENCIES}
-    protection = {name: _protection(bound) for name, bound in bounds.items()}
+    protection = {
+        name: "strong" if bound <= _STRONG else "moderate" if bound <= _MODERATE else "little"
+        for name, bound in bounds.items()
+    }
     plain = {name: _plain(guarantee, name, bound, protection[name]) for name, bound in bounds.items()}
     epsilons = {
         guarantee.adjacency: guarantee.shown_epsilon,
@@ -144,10 +147,6 @@ def _simulated(guarantee: "PrivacyGuarantee") -> list[str]:
         f"batch size of {guarantee.simulated_batch_size:,}, which is not what runs. The true epsilon of what runs "
         "follows."
     ]
-
-
-def _protection(attack_bound: float) -> str:
-    return "strong" if attack_bound <= _STRONG else "moderate" if attack_bound <= _MODERATE else "little"
 
 
 def _plain(guarantee: "PrivacyGuarantee", adjacency: str, attack_bound: float, protection: str) -> str:

@@ -43,7 +43,8 @@ def read_arxiv(
     """
     builder = ExampleBuilder(_PAYLOAD)
     for paper in _papers(path):
-        names = [_full_name(author) for author in paper.authors_parsed]
+        parts = [(*author[:3], "", "")[:3] for author in paper.authors_parsed]
+        names = [valid_text(" ".join(f"{first} {last} {suffix}".split())) for last, first, suffix in parts]
         builder.add_users([builder.code(name) for name in names if name])
         texts = [" ".join(valid_text(text).split()) for text in (paper.title, paper.abstract, paper.categories)]
         builder.add_row(valid_text(paper.id), valid_text(paper.id), *texts, characters=sum(map(len, texts)))
@@ -73,9 +74,3 @@ def _papers(path: str | os.PathLike[str]) -> Iterator[_Paper]:
             ) from None
         except OSError as error:
             raise InputError(f"{file}: cannot be read after line {line} ({error.strerror}); check the file") from error
-
-
-def _full_name(author: list[str]) -> str:
-    """ "First Last Suffix"."""
-    last, first, suffix = (*author[:3], "", "")[:3]
-    return valid_text(" ".join(f"{first} {last} {suffix}".split()))

@@ -1,6 +1,5 @@
 """Mail on disk: mbox files, Maildir and MH folders, .eml files. Gives one message at a time, as bytes."""
 
-import functools
 import os
 import re
 import stat
@@ -133,9 +132,9 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
         if not stat.S_ISREG(_kind(file)):
             raise InputError(f"{file}: not a regular file; take it out of the folder")
         like_mail += begins_like_mail(read_head(file))
-        report_part = functools.partial(_report_part, report, number, len(files))
         several = file.suffix.lower() == ".mbox" and not _in_maildir(file)
-        yield from _file_messages(file, inside, f"{_valid_name(inside)}/", several=several, report=report_part)
+        own: Callable[[float], None] = lambda done, number=number: report((number + done) / len(files))  # noqa: E731
+        yield from _file_messages(file, inside, f"{_valid_name(inside)}/", several=several, report=own)
     if not like_mail:
         raise InputError(f"{folder}: none of its {len(files)} files begins like mail; give a folder of .eml files")
 
@@ -240,10 +239,6 @@ def _names_header(buffer: bytes, at: int) -> bool:
         return False
     name = match.group(1).lower()
     return name in _MAIL_HEADERS or name.startswith(b"x-")
-
-
-def _report_part(report: Callable[[float], None], number: int, files: int, part: float) -> None:
-    report((number + part) / files)
 
 
 def _valid_name(name: str) -> str:

@@ -87,7 +87,7 @@ class UserKeyRules:
 
     def canonical(self, spellings: pl.Series | pa.Array | Sequence[str]) -> pl.Series:
         """The key of each spelling: a text series of the same length."""
-        keys = _as_text(spellings)
+        keys = pl.Series("key", spellings).cast(pl.String)
         if self.unicode:
             keys = _where(keys, keys.str.contains(_INVISIBLE), _without_invisible)
         if self.unicode or self.case:
@@ -272,11 +272,6 @@ def _resolve(direct: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]
             else:
                 path[deeper] = iter(direct[deeper])
     return resolved
-
-
-def _as_text(spellings: pl.Series | pa.Array | Sequence[str]) -> pl.Series:
-    series = spellings if isinstance(spellings, pl.Series) else pl.Series(spellings)
-    return series.cast(pl.String).alias("key")
 
 
 def _fold_case(key: str, unicode: bool) -> str:

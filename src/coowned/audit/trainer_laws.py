@@ -55,7 +55,8 @@ class TrainerLaws:
           - Noise that is too small, at one coordinate alone too, repeated on resumption, or shared by two tensors is
             caught.   (test_planted_bugs_are_caught)
         """
-        steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // self._num_parameters))
+        num_parameters = sum(math.prod(shape) for shape in self.model.shapes().values())
+        steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // num_parameters))
         resumed = min(16, steps // 2)
         released = self._drive(
             [self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, seconds=0.25 * self.seconds
@@ -104,8 +105,9 @@ class TrainerLaws:
             checks += self._compare(mine[0], mine[1], drawn, IN, f"member with {share:g} of the clip norm")
             own = noise_checks(mine[0], self.plan)
             checks += [dataclasses.replace(check, name=f"{check.name}, {share:g} of the clip norm") for check in own]
+        white = [whiten(rows, self.plan) for rows in empty.values()]
         for one, other in itertools.combinations(range(len(plans)), 2):
-            pairs = [_same_sign(rows[:, one], rows[:, other]) for rows in self._white(empty).values()]
+            pairs = [_same_sign(rows[:, one], rows[:, other]) for rows in white]
             checks.append(any_of(f"same sign for members {one} and {other}", pairs))
         return checked_law("sweep", checks, alpha)
 
@@ -159,10 +161,6 @@ class TrainerLaws:
     def _plan(self, run_key: RunKey) -> TrainingPlan:
         return audited(self.plan, self.world.selected, run_key)
 
-    @property
-    def _num_parameters(self) -> int:
-        return sum(math.prod(shape) for shape in self.model.shapes().values())
-
     def _drive(
         self,
         plans: Sequence[TrainingPlan],
@@ -209,9 +207,6 @@ class TrainerLaws:
                 f"share that is missing of a clip norm: {what}", missing <= _SHORT, observed=missing, expected=0.0
             ),
         ]
-
-    def _white(self, released: Released) -> dict[str, npt.NDArray[np.float64]]:
-        return {name: whiten(rows, self.plan) for name, rows in released.items()}
 
 
 _CONTENTS = {

@@ -29,7 +29,8 @@ def check_machine() -> None:
     """Refuses, in one sentence that says what to install, a machine without pyspark or without a new enough Java."""
     if importlib.util.find_spec("pyspark") is None:
         raise InputError(f"pyspark is not installed; {_REMEDY}")
-    java = _find_java()
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
     if java is None:
         raise InputError(f"no Java was found; {_REMEDY}")
     try:
@@ -130,10 +131,3 @@ def _local_settings() -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
         "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),
     }
-
-
-def _find_java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        return shutil.which("java", path=str(Path(home) / "bin"))
-    return shutil.which("java")
