@@ -145,7 +145,7 @@ def attribute(
     rules = user_keys or UserKeyRules()
     types = _checked_types(data, options)
     reading = _Reading(options=options, rules=rules, aliases=read_aliases(aliases), types=types)
-    rows = _by_sql(data, reading) if _needs_no_python(data, reading) else _by_python(data, reading)
+    rows = _by_sql(data, reading) if _needs_no_python(reading) else _by_python(data, reading)
     if user is not None:
         rows = _merge_copies(rows, example_id)
     checkpoints = Checkpoints(spark, checkpoint_dir)
@@ -201,7 +201,7 @@ def _checked_types(data: "DataFrame", options: DataOptions) -> dict[str, pa.Data
     return {name: kind for name, kind in fields if name in read}
 
 
-def _needs_no_python(data: "DataFrame", reading: _Reading) -> bool:
+def _needs_no_python(reading: _Reading) -> bool:
     kind = reading.types[reading.names[0]]
     entry = kind.value_type if pa.types.is_list(kind) else kind
     # The rules change no whole number, except those for names, to which a minus sign is punctuation.
@@ -224,31 +224,37 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
     raw, own = F.col(f"`{name}`"), F.col(f"`{reading.example_id}`")
     listed = raw if pa.types.is_list(kind) else F.array(raw)
     where = F.concat(F.lit(f" in column {name!r} at the row with id "), own.cast("string"))
-    missing = "a null user" if pa.types.is_list(kind) else "no user"
-    problem = F.when(own.isNull(), F.lit(f"no id in column {reading.example_id!r}; fill it in"))
-    problem = problem.when(
-        listed.isNull(), F.concat(F.lit("no list of users"), where, F.lit("; give an empty list for nobody"))
-    )
-    problem = problem.when(
-        F.exists(listed, lambda one: one.isNull()),
-        F.concat(F.lit(missing), where, F.lit("; name the user or leave the entry out")),
-    )
+
+    def said(what: str, remedy: str = "name the user or leave the entry out") -> "Column":
+        return F.concat(F.lit(what), where, F.lit(f"; {remedy}"))
+
+    checks = [
+        (own.isNull(), F.lit(f"no id in column {reading.example_id!r}; fill it in")),
+        (listed.isNull(), said("no list of users", "give an empty list for nobody")),
+        (F.exists(listed, lambda one: one.isNull()), said("a null user" if pa.types.is_list(kind) else "no user")),
+    ]
     if entry == "string":
-        problem = problem.when(
-            F.exists(listed, lambda one: one == ""),
-            F.concat(F.lit("a blank user"), where, F.lit("; name the user or leave the entry out")),
-        ).when(F.exists(listed, lambda one: ~F.is_valid_utf8(one)), F.lit(_not_utf8(name)))
-    if pa.types.is_string(reading.types[reading.example_id]):
-        problem = problem.when(~F.is_valid_utf8(own), F.lit(_not_utf8(reading.example_id)))
+        checks.append((F.exists(listed, lambda one: one == ""), said("a blank user")))
     return data.select(
         own.cast(_internal(reading.types[reading.example_id])).alias("id"),
         F.array_distinct(listed.cast(f"array<{entry}>")).alias("users"),
-        problem.alias("problem"),
+        F.coalesce(*(F.when(wrong, text) for wrong, text in checks), *_not_utf8(reading)).alias("problem"),
     )
 
 
-def _not_utf8(name: str) -> str:
-    return f"column {name!r} is not UTF-8; correct it, or write the data again"
+def _not_utf8(reading: _Reading) -> "list[Column]":
+    """For each column of text read, what to say of a row in which it is not UTF-8, else null."""
+    from pyspark.sql import functions as F
+
+    found = []
+    for name, kind in reading.types.items():
+        column = F.col(f"`{name}`")
+        text = F.lit(f"column {name!r} is not UTF-8; correct it, or write the data again")
+        if pa.types.is_string(kind):
+            found.append(F.when(~F.is_valid_utf8(column), text))
+        elif pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+            found.append(F.when(F.exists(column, lambda one: ~F.is_valid_utf8(one)), text))
+    return found
 
 
 def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
@@ -256,14 +262,7 @@ def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
     from pyspark.sql import functions as F
 
     names = [reading.example_id, *reading.names]
-    wrong: Column = F.lit(None).cast("string")
-    for name in names:
-        kind, column = reading.types[name], F.col(f"`{name}`")
-        if pa.types.is_string(kind):
-            wrong = F.coalesce(wrong, F.when(~F.is_valid_utf8(column), F.lit(_not_utf8(name))))
-        elif pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
-            bad = F.exists(column, lambda one: ~F.is_valid_utf8(one))
-            wrong = F.coalesce(wrong, F.when(bad, F.lit(_not_utf8(name))))
+    wrong = F.coalesce(F.lit(None).cast("string"), *_not_utf8(reading))
     given = data.select(*(F.col(f"`{name}`") for name in names), wrong.alias("problem"))
     schema = f"id {_internal(reading.types[reading.example_id])}, users array<string>, problem string"
     attributed = given.rdd.mapPartitions(functools.partial(_attribute_rows, reading))
