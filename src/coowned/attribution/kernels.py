@@ -93,6 +93,15 @@ def take_rows(indptr, users, rows, new_indptr, taken):
             taken[at + i] = users[begin + i]
 
 
+@numba.njit(inline="always")
+def root_of(parent, a):
+    """The root of a in a forest of parents, whose paths are halved on the way."""
+    while parent[a] != a:
+        parent[a] = parent[parent[a]]
+        a = parent[a]
+    return a
+
+
 @_njit
 def connected_components(indptr, users, num_users):
     """Union-find over users that share an example: (num_users,) int64 smallest user of each user's component."""
@@ -100,20 +109,8 @@ def connected_components(indptr, users, num_users):
     for example in range(indptr.shape[0] - 1):
         begin, end = indptr[example], indptr[example + 1]
         for i in range(begin + 1, end):
-            a, b = np.int64(users[begin]), np.int64(users[i])
-            while parent[a] != a:
-                parent[a] = parent[parent[a]]
-                a = parent[a]
-            while parent[b] != b:
-                parent[b] = parent[parent[b]]
-                b = parent[b]
-            if a < b:
-                parent[b] = a
-            elif b < a:
-                parent[a] = b
+            a, b = root_of(parent, np.int64(users[begin])), root_of(parent, np.int64(users[i]))
+            parent[max(a, b)] = min(a, b)
     for u in range(num_users):
-        root = u
-        while parent[root] != root:
-            root = parent[root]
-        parent[u] = root
+        parent[u] = root_of(parent, u)
     return parent

@@ -9,9 +9,22 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from coowned.attribution.kernels import root_of
+
 _njit = numba.njit(cache=True, nogil=True)
 
 # ---- walks that respect a contribution bound -------------------------------------------------------------------------
+
+
+@numba.njit(inline="always")
+def _take(users, first, last, room):
+    """Takes one copy of a row, users[first:last], where all of them have room; says whether they had."""
+    for p in range(first, last):
+        if room[users[p]] == 0:
+            return False
+    for p in range(first, last):
+        room[users[p]] -= 1
+    return True
 
 
 @_njit
@@ -29,14 +42,7 @@ def first_pass(counts, users, state, end, room, taken):
     while row < end:
         stop = min(before + counts[size], end)
         for r in range(row, stop):
-            fits = True
-            for p in range(pair, pair + size):
-                if room[users[p]] == 0:
-                    fits = False
-                    break
-            if fits:
-                for p in range(pair, pair + size):
-                    room[users[p]] -= 1
+            if _take(users, pair, pair + size, room):
                 taken[kept] = r
                 kept += 1
             pair += size
@@ -56,15 +62,7 @@ def greedy_pass(walk, indptr, users, begin, end, kept, room):
     """
     for i in range(begin, end):
         row = walk[i]
-        first, last = indptr[row], indptr[row + 1]
-        fits = True
-        for p in range(first, last):
-            if room[users[p]] == 0:
-                fits = False
-                break
-        if fits:
-            for p in range(first, last):
-                room[users[p]] -= 1
+        if _take(users, indptr[row], indptr[row + 1], room):
             walk[kept] = row
             kept += 1
     return kept
@@ -180,19 +178,12 @@ def join_users(indptr, users, weights, most):
     parent, total = np.arange(weights.shape[0]), weights.copy()
     for row in range(indptr.shape[0] - 1):
         for p in range(indptr[row] + 1, indptr[row + 1]):
-            a, b = users[indptr[row]], users[p]
-            while parent[a] != a:
-                parent[a] = parent[parent[a]]
-                a = parent[a]
-            while parent[b] != b:
-                parent[b] = parent[parent[b]]
-                b = parent[b]
+            a, b = root_of(parent, users[indptr[row]]), root_of(parent, users[p])
             if a != b and total[a] + total[b] <= most:
                 parent[max(a, b)] = min(a, b)
                 total[min(a, b)] = total[a] + total[b]
     for u in range(parent.shape[0]):
-        while parent[u] != parent[parent[u]]:
-            parent[u] = parent[parent[u]]
+        parent[u] = root_of(parent, u)
     return parent
 
 
