@@ -73,6 +73,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     values, item_anchor, reflected = (np.zeros(packing.num_items, np.float32) for _ in range(3))
     decided = np.zeros(packing.num_items if large else 0, np.float32)  # values of the items left alone
     prices, user_anchor, reached, best = (np.zeros(packing.num_users, np.float32) for _ in range(4))
+    reduced = np.empty(packing.num_items, np.float32)
     lowest, history, last_anchor, iteration = np.inf, [], 0, 0
     over = _divided(packing.num_pairs)
     while iteration < _MOST_ITERATIONS:
@@ -88,7 +89,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
         late = deadline is not None and time.monotonic() > deadline
         if iteration % _CHECK_EVERY and not late:
             continue
-        bound = _dual_bound(whole, reached, over)
+        bound = _dual_bound(whole, reached, reduced, over)
         if bound < lowest:
             lowest = bound
             np.copyto(best, reached)
@@ -107,7 +108,6 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     if kept is not None:
         decided[kept] = values
         values = decided
-    reduced = np.empty(packing.num_items, np.float32)
     over(len(reduced), kernels.reduced_profits, whole.items, reached, reduced)
     return Prices(best=best, bound=lowest, last=reached, values=values, reduced=reduced, iterations=iteration)
 
@@ -189,14 +189,15 @@ def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32
     return (step / np.maximum(np.arange(longest + 1), 1)).astype(np.float32)
 
 
-def _dual_bound(problem: _Problem, prices: Any, over: Ranges) -> float:
+def _dual_bound(problem: _Problem, prices: Any, gains: npt.NDArray[np.float32], over: Ranges) -> float:
+    """The bound that these prices give; gains (num_items,) is scratch."""
     packing = problem.packing
-    highest = np.float32(max(packing.first_profit, packing.profit))
-    item_sums = np.empty(-(-packing.num_items // kernels.ROWS_PER_SUM))
-    user_sums = np.empty(-(-packing.num_users // kernels.ROWS_PER_SUM))
-    over(len(item_sums), kernels.item_bounds, problem.items, prices, item_sums)
-    over(len(user_sums), kernels.user_bounds, packing.capacity, prices, highest, user_sums)
-    return float(item_sums.sum()) / float(problem.users.scale) + float(user_sums.sum())
+    prices = np.minimum(prices, np.float32(max(packing.first_profit, packing.profit)))
+    over(len(gains), kernels.reduced_profits, problem.items, prices, gains)
+    np.maximum(gains, 0, out=gains)
+    first, further = (float(part.sum(dtype=np.float64)) for part in np.split(gains, [packing.num_first]))
+    of_users = float((packing.capacity * prices).sum(dtype=np.float64))
+    return packing.first_limit * first + packing.limit * further + of_users
 
 
 def _divided(num_pairs: int) -> Ranges:

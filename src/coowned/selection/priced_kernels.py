@@ -86,33 +86,6 @@ def move_users(begin, end, users, weight, reflected, anchor, prices, reached_pri
 
 
 @_njit
-def item_bounds(begin, end, items, prices, sums):
-    """sums[i]: what the items of the i-th block of rows add to the dual bound; begin and end count blocks."""
-    highest = max(items.first_profit, items.profit)
-    num_items = np.uint64(items.indptr.shape[0] - 1)
-    for block in range(begin, end):
-        total = 0.0
-        last = min(np.uint64((block + 1) * ROWS_PER_SUM), num_items)
-        for item in range(np.uint64(block * ROWS_PER_SUM), last):
-            worth = items.first_profit if item < items.num_first else items.profit
-            for p in range(items.indptr[item], items.indptr[item + _ONE]):
-                worth -= min(prices[items.users[p]], highest)
-            if worth > np.float32(0.0):
-                total += worth * (items.first_limit if item < items.num_first else items.limit)
-        sums[block] = total
-
-
-@_njit
-def user_bounds(begin, end, capacity, prices, highest, sums):
-    """sums[i]: what the users of the i-th block add to the dual bound."""
-    for block in range(begin, end):
-        total = 0.0
-        for u in range(block * ROWS_PER_SUM, min((block + 1) * ROWS_PER_SUM, prices.shape[0])):
-            total += capacity[u] * min(prices[u], highest)
-        sums[block] = total
-
-
-@_njit
 def reduced_profits(begin, end, items, prices, reduced):
     """reduced[item]: its profit less its users' prices."""
     for item in range(np.uint64(begin), np.uint64(end)):
