@@ -1,5 +1,6 @@
 """Integer programs handed to HiGHS: from sparse rows, warm-started, stopped by Ctrl-C or by what progress raises."""
 
+import concurrent.futures
 import dataclasses
 import threading
 from typing import Any
@@ -73,29 +74,18 @@ def minimize(
 
     for callback in (highs.cbMipInterrupt, highs.cbSimplexInterrupt, highs.cbIpmInterrupt):
         callback.subscribe(look)
-    failure: list[BaseException] = []
-
-    def work() -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        solver = pool.submit(highs.run)
         try:
-            highs.run()
-        except BaseException as error:  # handed to the calling thread
-            failure.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        ended = False
-        while not ended:  # at least once, however soon the solver ends
-            thread.join(_WAIT)
-            ended = not thread.is_alive()
-            done = min(1.0, news.get("time", 0.0) / time_limit)
-            best, bound = (abs(news.get(key, np.inf)) for key in ("best", "bound"))
-            progress(done, f"integer program: best {best:.0f}, bound {bound:.2f}")
-    finally:
-        stop.set()
-        thread.join()
-    if failure:
-        raise failure[0]
+            ended = False
+            while not ended:  # at least once, however soon the solver ends
+                ended = bool(concurrent.futures.wait([solver], _WAIT).done)
+                done = min(1.0, news.get("time", 0.0) / time_limit)
+                best, bound = (abs(news.get(key, np.inf)) for key in ("best", "bound"))
+                progress(done, f"integer program: best {best:.0f}, bound {bound:.2f}")
+        finally:
+            stop.set()
+    solver.result()  # raises what the solver raised
     return _outcome(highs, program)
 
 
