@@ -12,7 +12,7 @@ Exactly: every value is computed in float64 with a proven error bound; where an 
 the normal is compared with that boundary to as many digits as it takes (`coowned.mechanism.normals`).
 """
 
-import concurrent.futures
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coowned import validate
+from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import TAIL_STREAM, WORD_STREAM, WORDS, fill_words_of_keys, word_at
@@ -142,13 +142,8 @@ class NoiseStream:
             _fill_part(Part(keys, begin, min(begin + size, row.shape[1]), ring, newest), rounding, row)
 
         size = max(WORDS, _PART // len(keys) // WORDS * WORDS)
-        parts = range(0, row.shape[1], size)
-        if self._threads == 1 or len(parts) == 1:
-            for begin in parts:
-                fill(begin)
-        else:
-            with concurrent.futures.ThreadPoolExecutor(self._threads) as executor:
-                list(executor.map(fill, parts))
+        parts = [functools.partial(fill, begin) for begin in range(0, row.shape[1], size)]
+        threads.run_all(parts, threads=self._threads)
         if self._kept:
             ring[:, step % self._kept] = row
             self._largest[name][step % self._kept] = max(row.max(), -row.min())
