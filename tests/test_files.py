@@ -73,7 +73,7 @@ def test_folder_with_other_things_is_kept(tmp_path):
     target.mkdir()
     (target / "chapter.tex").write_text("years of work")
     with pytest.raises(
-        InputError, match=r"thesis: a folder that holds other things \(chapter.tex\); choose another path"
+        InputError, match=r"thesis: a folder with other files in it \(chapter.tex\); choose another path"
     ):
         whole_files(target).__enter__()
     assert everything(tmp_path) == {"thesis/chapter.tex": b"years of work"}

@@ -133,7 +133,7 @@ def _check_target(target: Path) -> None:
         names = sorted(file.name for file in target.iterdir())
         foreign = next((name for name in names if not name.endswith(".parquet") and name[0] not in "._"), None)
         if foreign is not None:
-            raise InputError(f"{target}: a folder that holds other things ({foreign}); choose another path")
+            raise InputError(f"{target}: a folder with other files in it ({foreign}); choose another path")
 
 
 def _move(path: Path, target: Path, undo: contextlib.ExitStack) -> None:

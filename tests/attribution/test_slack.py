@@ -321,7 +321,7 @@ def test_not_an_export(tmp_path):
 
 def test_a_file_beyond_reason(tmp_path, monkeypatch):
     monkeypatch.setattr("coowned.attribution.slack._LARGEST_FILE", 10)
-    with pytest.raises(InputError, match=r"channels.json: has \d+ bytes, which no day of a channel has"):
+    with pytest.raises(InputError, match=r"channels.json: has \d+ bytes, too many for one day"):
         read_slack(write_zip(tmp_path / "e.zip", SMALL))
 
 

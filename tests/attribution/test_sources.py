@@ -67,10 +67,10 @@ def test_formats_are_detected_and_read(data, name, kind):
 
 def test_undetectable(data):
     (data / "strange").write_bytes(b"\x00\x01\x02")
-    with pytest.raises(InputError, match=r"strange: cannot tell what it holds; say --format parquet\|csv"):
+    with pytest.raises(InputError, match=r"strange: unknown format; choose one with --format parquet\|csv"):
         detect_format(data / "strange")
     (data / "empty").mkdir()
-    with pytest.raises(InputError, match="empty: no file in it is of a known kind; say --format"):
+    with pytest.raises(InputError, match="empty: no file of a known format in it; choose one with --format"):
         detect_format(data / "empty")
     with pytest.raises(InputError, match="no: no such file or folder; check the path"):
         detect_format(data / "no")

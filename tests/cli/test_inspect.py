@@ -90,7 +90,7 @@ def test_no_examples_at_all(data, capsys):
         ("x.jsonl", b'{"users": [null]}\n', "a null user in column 'users' at row 0; name the user"),
         ("x.jsonl", b'{"users": null}\n', "column 'users' is null"),
         ("x.mbox", b"this is no mailbox\n", ""),
-        ("x.bin", b"\0\1\2", "cannot tell what it holds; say --format"),
+        ("x.bin", b"\0\1\2", "unknown format; choose one with --format"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, capsys, name, content, message):

@@ -161,7 +161,7 @@ def test_what_is_read_survives(data, capsys):
     assert select(data.parent / "folder", output="folder/S.parquet") == 2
     assert "lies inside the data folder" in capsys.readouterr().err
     assert select(data, "--overwrite", output="thesis") == 2
-    assert "a folder that holds other things" in capsys.readouterr().err
+    assert "a folder with other files in it" in capsys.readouterr().err
     assert select(data, output="no/S.parquet") == 2
     assert "does not exist; make it first" in capsys.readouterr().err
     aliases = data.parent / "S.parquet"

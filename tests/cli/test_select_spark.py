@@ -109,7 +109,7 @@ def test_addresses_go_to_spark(data, capsys):
         ),
         ("hdfs://head/y.parquet", "hdfs://head/y.parquet", ["--engine", "spark"], "would overwrite its own input"),
         ("hdfs://head/y", "hdfs://head/y/S.parquet", ["--engine", "spark"], "lies inside the data folder"),
-        ("hdfs://head/y", "S.parquet", ["--engine", "spark", "--example-id", "id"], "hdfs://head/y: cannot tell what"),
+        ("hdfs://head/y", "S.parquet", ["--engine", "spark", "--example-id", "id"], "hdfs://head/y: unknown format"),
         ("hdfs://head/y.csv", "hdfs://head/", ["--engine", "spark"], "not the URL of a selection"),
     ],
 )

@@ -129,7 +129,7 @@ def test_what_spark_would_pass_over_is_refused(spark, tmp_path):
 
 def test_formats_of_addresses():
     assert check_source(DataSource(path="hdfs://head/mail.PARQUET/", **NAMED)) == "parquet"
-    with pytest.raises(co.InputError, match=r"hdfs://head/mail: cannot tell what it holds; say --format"):
+    with pytest.raises(co.InputError, match=r"hdfs://head/mail: unknown format; choose one with --format"):
         check_source(DataSource(path="hdfs://head/mail", **NAMED))
     with pytest.raises(co.InputError, match="query does not apply to csv data"):
         check_source(DataSource(path="hdfs://head/mail.csv", query="SELECT 1", **NAMED))

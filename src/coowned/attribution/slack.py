@@ -282,7 +282,9 @@ class _SlackFiles:
         """Decodes one JSON file."""
         where = f"{self.path}: {name}"
         if self.sizes[name] > _LARGEST_FILE:
-            raise InputError(f"{where}: has {self.sizes[name]:,} bytes, which no day of a channel has; check the file")
+            raise InputError(
+                f"{where}: has {self.sizes[name]:,} bytes, too many for one day of a channel; check the file"
+            )
         try:
             inside = f"{self._root}{name}"
             content = (self.path / inside).read_bytes() if self._archive is None else self._archive.read(inside)
@@ -366,7 +368,7 @@ def _files_below(folder: Path) -> dict[str, int]:
             if file.is_file() and file.name[0] not in "._"
         }
     except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror}); check who may read it") from error
+        raise InputError(f"{folder}: cannot be read ({error.strerror}); check its permissions") from error
 
 
 def _entries_of(archive: zipfile.ZipFile) -> dict[str, int]:

@@ -139,7 +139,7 @@ def detect_format(path: str | os.PathLike[str]) -> str:
         raise InputError(f"{file}: no such file or folder; check the path")
     kind = _BY_SUFFIX.get(file.suffix.lower()) or _by_content(file)
     if kind is None:
-        raise InputError(f"{file}: cannot tell what it holds; say --format {'|'.join(FORMATS)}")
+        raise InputError(f"{file}: unknown format; choose one with --format {'|'.join(FORMATS)}")
     return "arxiv" if kind == "jsonl" and _is_arxiv(file) else kind
 
 
@@ -158,7 +158,7 @@ def _detect_folder(folder: Path) -> str:
             return "arxiv" if kind == "jsonl" and _is_arxiv(file) else kind
     if looks_like_mail(folder):
         return "mail"
-    raise InputError(f"{folder}: no file in it is of a known kind; say --format {'|'.join(FORMATS)}")
+    raise InputError(f"{folder}: no file of a known format in it; choose one with --format {'|'.join(FORMATS)}")
 
 
 def _by_content(file: Path) -> str | None:

@@ -140,7 +140,7 @@ def open_sqlite(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     try:
         connection = sqlite3.connect(f"file:{urllib.parse.quote(str(file.resolve()))}?mode=ro", uri=True)
     except sqlite3.Error as error:
-        raise InputError(f"{file}: cannot be opened ({one_line(error)}); check the file and who may read it") from error
+        raise InputError(f"{file}: cannot be opened ({one_line(error)}); check the file and its permissions") from error
     with contextlib.closing(connection):
         connection.set_authorizer(_reading_only)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")

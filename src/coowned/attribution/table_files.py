@@ -299,10 +299,10 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object of which no field is there twice."""
+    """A JSON object in which no field occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a field is there twice in one object")
+        raise ValueError("a field occurs twice in one object")
     return fields
 
 

@@ -78,12 +78,14 @@ def read_certificate(spark: "SparkSession", address: str) -> str:
     with spark_errors(address):
         system, path = hadoop_path(spark, address)
         if not system.exists(path):
-            raise InputError(f"{address}: no certificate can be read there (no such file); say --certificate FILE")
+            raise InputError(
+                f"{address}: no certificate can be read there (no such file); give it with --certificate FILE"
+            )
         stream = system.open(path)
         try:
             return bytes(stream.readAllBytes()).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"{address}: not a certificate (not UTF-8); say --certificate FILE") from error
+            raise InputError(f"{address}: not a certificate (not UTF-8); give it with --certificate FILE") from error
         finally:
             stream.close()
 
@@ -124,7 +126,7 @@ def _write_by_spark(
             for status in system.listStatus(target):
                 found = status.getPath().getName()
                 if not found.endswith(".parquet") and found[0] not in "._":
-                    raise InputError(f"{address}: a folder that holds other things ({found}); choose another path")
+                    raise InputError(f"{address}: a folder with other files in it ({found}); choose another path")
         selection.write.parquet(f"{hidden}/{name}", compression="zstd")
         stream = system.create(hadoop_path(spark, f"{hidden}/certificate")[1], True)
         stream.write(bytearray((certificate.to_json() + "\n").encode()))
@@ -147,4 +149,4 @@ def _write_by_spark(
 
 def _rename(system, source, target, address: str) -> None:
     if not system.rename(source, target):
-        raise InputError(f"{address}: the file system refused to rename a file to it; check who may write there")
+        raise InputError(f"{address}: the file system refused to rename a file to it; check its permissions")

@@ -60,7 +60,7 @@ def _kind_of_address(path: str | os.PathLike[str]) -> str:
     for kind, suffixes in SUFFIXES.items():
         if name.endswith(suffixes):
             return kind
-    raise InputError(f"{path}: cannot tell what it holds; say --format {'|'.join(SUFFIXES)}")
+    raise InputError(f"{path}: unknown format; choose one with --format {'|'.join(SUFFIXES)}")
 
 
 def attribute_source(
