@@ -94,7 +94,7 @@ def take_rows(indptr, users, rows, new_indptr, taken):
 
 
 @numba.njit(inline="always")
-def root_of(parent, a):
+def _root_of(parent, a):
     """The root of a in a forest of parents, whose paths are halved on the way."""
     while parent[a] != a:
         parent[a] = parent[parent[a]]
@@ -109,8 +109,8 @@ def connected_components(indptr, users, num_users):
     for example in range(indptr.shape[0] - 1):
         begin, end = indptr[example], indptr[example + 1]
         for i in range(begin + 1, end):
-            a, b = root_of(parent, np.int64(users[begin])), root_of(parent, np.int64(users[i]))
+            a, b = _root_of(parent, np.int64(users[begin])), _root_of(parent, np.int64(users[i]))
             parent[max(a, b)] = min(a, b)
     for u in range(num_users):
-        parent[u] = root_of(parent, u)
+        parent[u] = _root_of(parent, u)
     return parent

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from coowned.attribution.kernels import root_of
-
 _njit = numba.njit(cache=True, nogil=True)
 
 # ---- walks that respect a contribution bound -------------------------------------------------------------------------
@@ -172,18 +170,27 @@ def fill_batches(batches, budget):
 # ---- groups of users -------------------------------------------------------------------------------------------------
 
 
+@numba.njit(inline="always")
+def _root_of(parent, a):
+    """The root of a in a forest of parents, whose paths are halved on the way."""
+    while parent[a] != a:
+        parent[a] = parent[parent[a]]
+        a = parent[a]
+    return a
+
+
 @_njit
 def join_users(indptr, users, weights, most):
     """(num_users,) clusters: the users of each row, in order, are joined unless that would weigh more than `most`."""
     parent, total = np.arange(weights.shape[0]), weights.copy()
     for row in range(indptr.shape[0] - 1):
         for p in range(indptr[row] + 1, indptr[row + 1]):
-            a, b = root_of(parent, users[indptr[row]]), root_of(parent, users[p])
+            a, b = _root_of(parent, users[indptr[row]]), _root_of(parent, users[p])
             if a != b and total[a] + total[b] <= most:
                 parent[max(a, b)] = min(a, b)
                 total[min(a, b)] = total[a] + total[b]
     for u in range(parent.shape[0]):
-        parent[u] = root_of(parent, u)
+        parent[u] = _root_of(parent, u)
     return parent
 
 
