@@ -255,6 +255,13 @@ def test_the_mechanism_follows_from_the_selector(selector, kind):
     assert run.predict(rows(3))["prediction"].null_count() == 0
 
 
+def test_progress_says_what_is_being_done():
+    heard = []
+    fit(progress=lambda done, message: heard.append((done, message)))
+    assert [message for _, message in heard[:2]] == ["selecting", "reading content"]
+    assert heard[-1][0] == 1
+
+
 def test_without_a_guarantee():
     assert "without privacy" in fit(epsilon="none", delta=None, adjacency=None).statement()
     assert "declared public" in fit(epsilon=None, delta=None, adjacency=None, public=True, clip_norm=None).statement()

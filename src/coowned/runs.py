@@ -15,7 +15,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.tables import examples_of_nobody
 from coowned.errors import InputError
 from coowned.mechanism.registry import mechanisms
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Selector
 from coowned.training import evaluate as evaluation
@@ -207,7 +207,8 @@ def fit(
       checkpoint_every: steps between two checkpoints.
       devices: among which a batch is split.
       baseline: also train without privacy on the same S, to compare with in evaluations and the report.
-      progress: called now and then as progress(done, message).
+      progress: called now and then as progress(done, message): before the first step with what is being done, and with
+        advice where a few users keep most examples out of S.
 
     Example:
       >>> from coowned import Greedy, LogisticRegression, from_table
@@ -230,11 +231,7 @@ def fit(
         if value is not None and schedule.setdefault(name, value) != value:
             raise InputError(f"{name} is {value}, but the selector's is {schedule[name]}; leave one of them out")
     if mechanism is None:
-        mechanism = next(
-            kind.training_kind
-            for kind in reversed(mechanisms())
-            if kind.needs_schedule == ("min_separation" in schedule) and kind.needs_groups <= ("num_groups" in chosen)
-        )
+        mechanism = _mechanism_for(schedules="min_separation" in schedule, groups="num_groups" in chosen)
     if adjacency is None and epsilon != "none" and not public:
         raise InputError("needs adjacency: 'zero-out' or 'replace'")
     sections = {
@@ -270,9 +267,24 @@ def fit(
 def _trained(
     config: TrainConfig, path: Path, examples: AttributedExamples, text: str, progress: Progress | None
 ) -> Run:
+    report = reporting(progress)
     with RunFolder.open(path) as opened:
-        run_configuration(config, opened, examples=examples, text=text, progress=progress)
+        run_configuration(
+            config,
+            opened,
+            examples=examples,
+            text=text,
+            progress=progress,
+            announce=lambda text: report(0.0, text),
+            advise=lambda text: report(0.0, text),
+        )
     return Run(stored=stored_run.Run.open(path), specification=config.model)
+
+
+def _mechanism_for(*, schedules: bool, groups: bool) -> str:
+    """The kind of training that asks most of what a selector gives."""
+    suitable = [kind for kind in mechanisms() if kind.needs_schedule == schedules and (groups or not kind.needs_groups)]
+    return max(suitable, key=lambda kind: kind.needs_groups).training_kind
 
 
 def _check_model(model: Any) -> None:

@@ -143,7 +143,7 @@ def test_changed_claim_is_refused(tmp_path):
     assert not (tmp_path / "audit.json").exists()
 
 
-@pytest.mark.parametrize("verb", ["audit", "report", "export-model"])
+@pytest.mark.parametrize("verb", ["audit", "report", "export-model", "predict"])
 def test_more_noise_than_the_run_had_is_refused(tmp_path, capsys, verb):
     """Ten times the noise multiplier in guarantee.json, all checksums made again."""
     folder = tmp_path / "RUN"
@@ -152,7 +152,8 @@ def test_more_noise_than_the_run_had_is_refused(tmp_path, capsys, verb):
     write_run(folder, made)
     larger = claim(noise_multiplier=10.0, run_id=made.run_id)
     (folder / "guarantee.json").write_text(larger.to_json(embed_certificate=False), encoding="utf-8")
-    command_line = [verb, str(folder), *(["-o", str(tmp_path / "out")] if verb == "export-model" else [])]
+    more = {"export-model": ["-o", str(tmp_path / "out")], "predict": ["new.parquet", "-o", str(tmp_path / "out")]}
+    command_line = [verb, str(folder), *more.get(verb, [])]
     assert main.run(command_line) == 1
     assert "guarantee.json: not what this run wrote" in " ".join(capsys.readouterr().err.split())
     reseal(folder)

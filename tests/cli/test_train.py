@@ -239,6 +239,7 @@ def test_unwritable_places(folder: Path, monkeypatch, capsys):
         ["select", data, "--users", "users", "--example-id", "example_id", "--contribution-bound", "2"],
         ["report", str(made)],
         ["export-model", str(made)],
+        ["predict", str(made), data],
     ]
     # Of /proc only the attempt tells, whoever is asking.
     cases = [[*verb, "-o", f"{place}/xx"] for verb in verbs for place in (locked, "/proc")]

@@ -39,9 +39,8 @@ def run(
     refuse_to_overwrite([folder, *files_of(source)], [output], replace=overwrite)
     check_signature(folder, verify_key)
     trained = open_run(folder)
-    with show.progress("predicting"):
+    with whole_files(output) as (temporary,), show.progress("predicting"):
         found = trained.predict(source.read_rows())
-    with whole_files(output) as (temporary,):
         found.write_parquet(temporary)
     missing = found["prediction"].null_count()
     if json:
