@@ -1,8 +1,10 @@
 """Models of one's own: exact clipped sums of any loss, found shapes, and losses that are refused."""
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ from coowned.training.loop import Trainer
 from coowned.training.models.jax_model import JaxModel
 from coowned.training.models.parameter_trees import ParameterTree
 
+ROOT = Path(__file__).parents[3]
 SCHEMA = pa.schema({"x": pa.list_(pa.float64()), "label": pa.int64(), "note": pa.string(), "other": pa.float64()})
 
 
@@ -176,6 +179,27 @@ def test_memory_limit_is_kept():
     assert make_model().rows_at_once == 128  # of a small model
 
 
+def test_backends_that_do_not_tell_their_memory(monkeypatch):
+    model = make_model(microbatch=4)
+    told = model.memory_of(4)
+    monkeypatch.setattr(type(model), "_program", lambda self, rows: None)
+    assert told / 20 < model.memory_of(4) < 20 * told
+
+
+def test_two_devices_give_the_same_integers(tmp_path):
+    code = """
+import jax, numpy as np
+from tests.training.models.test_jax_model import make_batch, make_model, same, sums
+for changes in ({}, {"trainable": lambda path: path != "layers/0/w"}):
+    model = make_model(microbatch=4, **changes)
+    alone, both = (sums(model, make_batch(30), devices=given)[0] for given in ((), jax.devices()[:2]))
+    print(len(jax.devices()), same(alone, both))
+"""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "True"] * 2
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +324,29 @@ def test_columns_and_labels():
     spec = JaxModel(loss=loss, parameters=make_parameters(), predict=predict, columns=columns, classes=classes)
     unlabelled = spec.for_schema(pa.schema({"features": pa.list_(pa.float32(), 5)}), labels=False)
     assert [entry.name for entry in unlabelled.entries] == ["x"]
+
+
+def test_floats_may_be_classes():
+    """A column of 0.0, 1.0 and 2.0 is one of classes where classes are predicted."""
+    schema = pa.schema({"x": pa.list_(pa.float32(), 5), "label": pa.float64()})
+    model = make_model(schema)
+    assert model.entries[1].whole
+    payload = pa.table({"x": [[0.0] * 5] * 3, "label": [2.0, 0.5, None]})
+    values, usable = model.entries[1].read(payload)
+    assert values.tolist() == [2, 0, 0]
+    assert usable.tolist() == [True, False, False]
+
+
+def test_for_table(small):
+    table = make_data(small)
+    model = JaxModel(loss=loss, parameters=make_parameters(), predict=predict).for_table(table)
+    assert [(entry.name, entry.shape, entry.whole) for entry in model.entries] == [
+        ("x", (5,), False),
+        ("label", (), True),
+    ]
+    model.check_data(table.shapes())
+    with pytest.raises(InputError, match="takes 'x' of shape"):
+        model.check_data(table.shapes() | {"x": (4,)})
 
 
 def test_predictions():

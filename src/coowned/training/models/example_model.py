@@ -118,7 +118,7 @@ class ExampleModel:
         (grid,) = grids
         sums, clipped = clipped_gradient_sums(
             self._gradients if devices else self._program(self.rows_at_once),
-            {"trained": parameters, "frozen": self.tree.frozen},
+            {"trained": parameters, "frozen": self._frozen},
             self._rows(batch),
             np.asarray(mask) & np.asarray(batch[USABLE]),
             grid,
@@ -227,6 +227,13 @@ class ExampleModel:
     def _predict(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
         assert self.predictor is not None
         return self.predictor(self.tree.whole(trained, frozen), {entry.name: row[entry.name] for entry in self.entries})
+
+    @functools.cached_property
+    def _frozen(self) -> dict[str, Any]:
+        """What is not trained, on the device once and not with every microbatch."""
+        import jax
+
+        return jax.device_put(self.tree.frozen)
 
     @functools.cached_property
     def _gradients(self) -> Any:

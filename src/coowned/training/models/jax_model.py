@@ -13,7 +13,15 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
-from coowned.training.example_table import ExampleColumn, ExampleTable, columns_of, holds_text, numeric_columns
+from coowned.training.example_table import (
+    KEY,
+    USABLE,
+    ExampleColumn,
+    ExampleTable,
+    columns_of,
+    holds_text,
+    numeric_columns,
+)
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel, refuse_collectives
 from coowned.training.models.parameter_trees import ParameterTree, Trainable
@@ -107,13 +115,8 @@ class JaxModel(Specification):
         label = self.label or next((name for name in _LABELS if name in asked), None)
         if label is not None and label not in asked and labels:
             raise InputError(f"label is {label!r}, which is no entry of an example; there are {', '.join(asked)}")
-        named = (
-            ()
-            if self.classes is None
-            else tuple(range(self.classes) if isinstance(self.classes, int) else self.classes)
-        )
         spelled = label in asked and holds_text(schema, asked[label])
-        if spelled and not named:
+        if spelled and self.classes is None:
             raise InputError(
                 f"column {asked[str(label)]!r} holds text: say which classes there are, classes=[...]; they are not "
                 "collected from the data, which would give them away"
@@ -121,8 +124,8 @@ class JaxModel(Specification):
         plain = {name: column for name, column in asked.items() if not (spelled and name == label)}
         kinds = columns_of(schema, plain, {name: tuple(shape) for name, shape in self.shapes.items()})
         kinds |= {name: ((), True) for name in asked if name not in plain}
-        found, gives = self._traced(tree, kinds, labels=labels)
-        classes = self._classes(named, gives)
+        found, gives = self._traced(tree, kinds, label, labels=labels)
+        classes = self._classes(gives)
         if classes is not None and labels:
             self._check_probabilities(tree, found, kinds)
         entries = tuple(
@@ -148,6 +151,17 @@ class JaxModel(Specification):
             origin=self.origin,
         )
 
+    def for_table(self, table: ExampleTable) -> ExampleModel:
+        """The model for arrays in memory; classes are then indices already."""
+        kinds = table.dtypes()
+        fields = {}
+        for name, shape in table.shapes().items():
+            if name not in (KEY, USABLE):
+                fields[name] = pa.int32() if kinds[name] == np.int32 else pa.float32()
+                for size in reversed(shape):
+                    fields[name] = pa.list_(fields[name], size)
+        return self.for_schema(pa.schema(fields))
+
     def settings(self) -> dict[str, Any]:
         """Nothing but the kind: functions are not in a configuration file."""
         return {"kind": self.kind}
@@ -165,7 +179,12 @@ class JaxModel(Specification):
         return own
 
     def _traced(
-        self, tree: ParameterTree, kinds: Mapping[str, tuple[tuple[int, ...] | None, bool]], *, labels: bool
+        self,
+        tree: ParameterTree,
+        kinds: Mapping[str, tuple[tuple[int, ...] | None, bool]],
+        label: str | None,
+        *,
+        labels: bool,
     ) -> tuple[dict[str, tuple[int, ...]], Any]:
         """(the shape of each entry that is used, what `predict` gives), by tracing both functions.
 
@@ -174,14 +193,15 @@ class JaxModel(Specification):
         import jax
 
         def attempt(lengths: Mapping[str, int]) -> tuple["_Asked", Any]:
-            example = _Asked(kinds, lengths)
-            key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+            example, predict, gives = _Asked(kinds, lengths), self.predict, None
+            if predict is not None:
+                gives = jax.eval_shape(lambda t, f: predict(tree.whole(t, f), example), tree.trained, tree.frozen)
             if labels:
+                key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
+                if self._classes(gives):  # a class is its index, whatever the type of its column
+                    example.whole.add(label)
                 jax.eval_shape(lambda t, f, k: self.loss(tree.whole(t, f), example, k), tree.trained, tree.frozen, key)
-            if self.predict is None:
-                return example, None
-            predict = self.predict
-            return example, jax.eval_shape(lambda t, f: predict(tree.whole(t, f), example), tree.trained, tree.frozen)
+            return example, gives
 
         unknown = [] if self.columns is None else [name for name, (shape, _) in kinds.items() if shape is None]
         fitting: list[tuple[_Asked, Any]] = []
@@ -226,7 +246,10 @@ class JaxModel(Specification):
                 "jax.nn.softmax, or jax.nn.sigmoid for one of two classes"
             )
 
-    def _classes(self, named: tuple[Any, ...], gives: Any) -> tuple[Any, ...] | None:
+    def _classes(self, gives: Any) -> tuple[Any, ...] | None:
+        """What the numbers that `predict` gives stand for."""
+        given = () if self.classes is None else self.classes
+        named = tuple(range(given)) if isinstance(given, int) else tuple(np.asarray(given, object).tolist())
         shape = None if gives is None else getattr(gives, "shape", None)
         if gives is None:
             return named or None
@@ -252,6 +275,7 @@ class _Asked(Mapping[str, Any]):
 
     def __init__(self, kinds: Mapping[str, tuple[tuple[int, ...] | None, bool]], lengths: Mapping[str, int]):
         self._kinds, self._lengths = kinds, lengths
+        self.whole: set[str | None] = {name for name, (_, whole) in kinds.items() if whole}
         self.used: dict[str, tuple[int, ...]] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -262,7 +286,7 @@ class _Asked(Mapping[str, Any]):
                 f"the model asks for example[{name!r}], which the data have not; there are {', '.join(self._kinds)}"
             )
         self.used[name] = shape = self._shape(name)
-        return jnp.zeros(shape, jnp.int32 if self._kinds[name][1] else jnp.float32)
+        return jnp.zeros(shape, jnp.int32 if name in self.whole else jnp.float32)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kinds)
