@@ -252,6 +252,19 @@ def test_maildir_mbox_and_eml_written_by_the_standard_library_agree(tmp_path):
     assert read_mail(tmp_path / "eml" / "3.eml").ids.to_pylist() == ["3@x"]
 
 
+def test_folders_are_those_of_the_files(tmp_path):
+    """Of a file in a folder its folder, of a Maildir the Maildir, of an mbox the mbox; at the top none."""
+    for inside in ("work/plans/1.eml", "2.eml", "home/cur/3", "lists/dev.mbox"):
+        file = tmp_path / inside
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = _text("hello", From="ann@x.org", Message_ID=f"<{inside}>")
+        file.write_text(f"From x Mon Jan  1 00:00:00 2024\n{text}" if inside.endswith("mbox") else text)
+    examples = read_mail(tmp_path)
+    found = dict(zip(examples.ids.to_pylist(), examples.payload["folder"].to_pylist(), strict=True))
+    assert found == {"work/plans/1.eml": "work/plans", "2.eml": "", "home/cur/3": "home", "lists/dev.mbox": "lists/dev"}
+    assert read_mail(tmp_path / "2.eml").payload["folder"].to_pylist() == [""]
+
+
 def test_what_is_wrong_is_counted_and_kept(tmp_path):
     file = _mbox(
         tmp_path,
@@ -366,5 +379,5 @@ def test_mangled_mailboxes(tmp_path, damage, length, name, attribute_to):
     assert rows == examples.payload.num_rows == len(examples.ids) == len(set(examples.ids.to_pylist())) >= 1
     assert rows + examples.notes["repeated_messages"] == examples.notes["messages"]
     assert all(key.strip() for key in examples.user_keys.to_pylist())
-    assert examples.payload.column_names == ["subject", "date", "text"]
+    assert examples.payload.column_names == ["subject", "date", "text", "folder"]
     examples.payload.validate(full=True)

@@ -43,7 +43,12 @@ _PEOPLE = {
 }
 _THREAD = ("References", "In-Reply-To")
 _PAYLOAD = pa.schema(
-    [("subject", pa.large_string()), ("date", pa.timestamp("us", tz="UTC")), ("text", pa.large_string())]
+    [
+        ("subject", pa.large_string()),
+        ("date", pa.timestamp("us", tz="UTC")),
+        ("text", pa.large_string()),
+        ("folder", pa.large_string()),
+    ]
 )
 _COUNTS = (
     "messages", "messages_without_id", "unreadable_headers", "unreadable_addresses", "unnamed_recipients",
@@ -60,7 +65,7 @@ def read_mail(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> AttributedExamples:
-    """Messages attributed to the people of their headers; payload: subject, date (UTC or null), text.
+    """Messages attributed to the people of their headers; payload: subject, date (UTC or null), text, folder.
 
     Args:
       path: an mbox, a Maildir, one .eml file, or a folder of .eml files (also .mbox files, Maildirs and MH folders in
@@ -81,7 +86,7 @@ def read_mail(
     The id is the Message-ID. Without one it is the file's name in the folder, or the message's position in the mbox,
     counted in messages: a byte offset would carry the length of other people's words into the order of selection.
     Messages with one Message-ID are copies of one example: it belongs to the people of all of them (a copy in a Sent
-    folder still names those in Bcc) and has the text of the first, in the order of files. An mbox whose messages all
+    folder still names those in Bcc) and has text and folder of the first, in the order of files. An mbox whose messages all
     have a Content-Length that leads to the next one is cut there; any other is cut at lines that begin with "From " and
     are followed by a header line, where they carry a date or come after a blank line; other such lines are text.
     What is wrong with a message never removes it: an address that cannot be read is a key of its own text, a message
@@ -202,7 +207,8 @@ class _Mailbox:
         seconds = date_seconds(header_text(fields[b"date"][0])) if b"date" in fields else None
         text = body_text(fields, body, self._body, escaped=message.escaped)
         microseconds = None if seconds is None else seconds * 1_000_000
-        self.builder.add_row(own_id or message.name, subject, microseconds, text, characters=len(text) + len(subject))
+        size = len(text) + len(subject)
+        self.builder.add_row(own_id or message.name, subject, microseconds, text, message.folder, characters=size)
         self._counts["messages"] += 1
         self._counts["messages_without_id"] += not own_id
         self._counts["unreadable_headers"] += not fields

@@ -37,6 +37,7 @@ class RawMessage(NamedTuple):
     content: bytes  # all its bytes, a leading "From " line included
     name: str  # its id where it has no Message-ID: made of file name and position, never of content
     escaped: bool  # lines of the body that begin with "From " carry one ">" too many
+    folder: str = ""  # in which the message lies, seen from the folder that was given
 
 
 def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) -> Iterator[RawMessage]:
@@ -134,7 +135,11 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
         like_mail += begins_like_mail(read_head(file))
         several = file.suffix.lower() == ".mbox" and not _in_maildir(file)
         own: Callable[[float], None] = lambda done, number=number: report((number + done) / len(files))  # noqa: E731
-        yield from _file_messages(file, inside, f"{_valid_name(inside)}/", several=several, report=own)
+        name = _valid_name(inside)
+        parent = Path(name).with_suffix("") if several else Path(name).parent
+        parent = parent.parent if _in_maildir(file) else parent
+        for message in _file_messages(file, inside, f"{name}/", several=several, report=own):
+            yield message._replace(folder="" if parent == Path() else parent.as_posix())
     if not like_mail:
         raise InputError(f"{folder}: none of its {len(files)} files begins like mail; give a folder of .eml files")
 
