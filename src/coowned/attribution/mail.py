@@ -86,9 +86,10 @@ def read_mail(
     The id is the Message-ID. Without one it is the file's name in the folder, or the message's position in the mbox,
     counted in messages: a byte offset would carry the length of other people's words into the order of selection.
     Messages with one Message-ID are copies of one example: it belongs to the people of all of them (a copy in a Sent
-    folder still names those in Bcc) and has text and folder of the first, in the order of files. An mbox whose messages all
-    have a Content-Length that leads to the next one is cut there; any other is cut at lines that begin with "From " and
-    are followed by a header line, where they carry a date or come after a blank line; other such lines are text.
+    folder still names those in Bcc) and has text and folder of the first, in the order of files. A folder's name is the
+    path to it inside `path`; an mbox is a folder too. An mbox whose messages all have a Content-Length that leads to
+    the next one is cut there; any other is cut at lines that begin with "From " and are followed by a header line,
+    where they carry a date or come after a blank line; other such lines are text.
     What is wrong with a message never removes it: an address that cannot be read is a key of its own text, a message
     whose header cannot be read is an example without users, a body that cannot be decoded is read with replacement
     characters. `notes` of the result counts all of these, and attachments, which are ignored.

@@ -22,7 +22,8 @@ NOT_COVERED = (
     "report on test, and keep both to those who may see the data."
 )
 _Z = 1.959963984540054  # 97.5% of a standard normal lie below
-_AT_ONCE = 4096
+_AT_ONCE = 4096  # examples, at most,
+_NUMBERS = 2**22  # and numbers of a piece of the data
 
 
 def evaluate(
@@ -139,7 +140,8 @@ def _of_every_example(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The two arrays that a compiled function of (parameters, batch) gives, for all examples in pieces of one shape."""
     total = data.graph.num_examples
-    size = min(_AT_ONCE, max(1, total))
+    numbers = sum(math.prod(shape) for shape in data.shapes().values())
+    size = min(_AT_ONCE, max(1, _NUMBERS // numbers), max(1, total))
     kinds = data.dtypes()
     arrays = {name: np.zeros((size, *shape), kinds[name]) for name, shape in data.shapes().items()}
     pieces: tuple[list[Any], list[Any]] = ([np.zeros(0)], [np.zeros(0)])

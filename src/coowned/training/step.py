@@ -113,6 +113,6 @@ def _mean_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> An
 def gathered(batch: Arrays) -> Arrays:
     """The batch with rows that lie elsewhere copied into it."""
     rows = batch.get("features")
-    if not hasattr(rows, "arrays"):
+    if rows is None or not hasattr(rows, "arrays"):
         return batch
     return {name: array for name, array in batch.items() if name != "features"} | rows.arrays()

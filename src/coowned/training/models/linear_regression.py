@@ -100,11 +100,10 @@ class LinearRegression(LinearModel):
         return scores - self._targets(labels, jnp)
 
     def _loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
-        """The squared error; whether it is at most a tenth of the bound in size stands for "right"."""
+        """The squared error; no number counts as right."""
         import jax.numpy as jnp
 
-        errors = self._unit * self._residuals(scores, labels)
-        return errors**2, jnp.abs(errors) <= 0.1 * self.target_bound
+        return (self._unit * self._residuals(scores, labels)) ** 2, jnp.zeros(labels.shape, bool)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp

@@ -47,7 +47,7 @@ class LogisticRegression(Classifier):
     kind: ClassVar[str] = "logistic-regression"
     features: str | Sequence[str] = "features"
     label: str = "label"
-    classes: int | tuple[str | int, ...] = 2
+    classes: Any = 2  # becomes a tuple
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class LogisticRegression(Classifier):
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         if labels:
-            check_label_column(schema, self.label, self.classes)  # pyright: ignore[reportArgumentType]
+            check_label_column(schema, self.label, self.classes)
         return feature_task(self, schema, label=self.label if labels else None, classes=self.classes)
 
     def _clipped_sums(

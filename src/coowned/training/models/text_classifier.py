@@ -59,7 +59,7 @@ class TextClassifier(Classifier):
     num_features: int = 2**14  # pyright: ignore[reportIncompatibleVariableOverride]
     text: str | Sequence[str] = "text"
     label: str = "label"
-    classes: int | tuple[str | int, ...] = 2
+    classes: Any = 2  # becomes a tuple
     word_ngrams: tuple[int, ...] = (1, 2)
     character_ngrams: tuple[int, ...] = (3, 5)
     max_characters: int = 4096
@@ -85,14 +85,14 @@ class TextClassifier(Classifier):
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         check_text_columns(schema, self.text)
         if labels:
-            check_label_column(schema, self.label, self.classes)  # pyright: ignore[reportArgumentType]
+            check_label_column(schema, self.label, self.classes)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             payload = examples.payload
             hashed = hash_texts(text_column(payload, self.text), **self._hashing())
             found = np.full(len(payload), np.nan, np.float32)
             if labels:
-                found = class_indices(payload.column(self.label), self.classes)  # pyright: ignore[reportArgumentType]
+                found = class_indices(payload.column(self.label), self.classes)
             table = SparseTable(graph=examples.graph, labels=found, **dict(list(hashed._asdict().items())[:3]))
             counts = {"truncated_texts": hashed.num_truncated, "empty_texts": hashed.num_empty}
             return self, table, {"unusable_rows": table.num_unusable, **counts}
@@ -127,7 +127,8 @@ class TextClassifier(Classifier):
         import jax.numpy as jnp
 
         values = batch["values"].astype(jnp.float32) / ONE  # (batch, width)
-        return jnp.einsum("bw,...bw->b...", values, weights[..., batch["indices"]])
+        # As a product and a sum, which XLA makes without an array of the size (classes, batch, width).
+        return jnp.moveaxis((values * weights[..., batch["indices"]]).sum(axis=-1), -1, 0)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """Says nothing of a text without words."""
