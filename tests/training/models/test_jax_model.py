@@ -186,7 +186,7 @@ def test_backends_that_do_not_tell_their_memory(monkeypatch):
     assert told / 20 < model.memory_of(4) < 20 * told
 
 
-def test_two_devices_give_the_same_integers(tmp_path):
+def test_more_devices_give_the_same_integers(tmp_path):
     code = """
 import jax, numpy as np
 from tests.training.models.test_jax_model import make_batch, make_model, same, sums
