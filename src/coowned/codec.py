@@ -42,6 +42,7 @@ _WORDS = {
 _OBJECTS = (inspect.StructType, inspect.DataclassType)
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 _ANY = inspect.AnyType()
+_LONG_KEY = re.compile(r"(?:[^\s=.\[\]]+\s*\.\s*){100}")  # tomllib needs quadratic time for the parts of a key
 _SHOWN = 60  # characters of a wrong value that an error shows
 
 
@@ -173,6 +174,8 @@ class _Reader:
         try:
             if isinstance(text, bytes):
                 text = text.decode("utf-8")
+            if self.toml and _LONG_KEY.search(text):
+                raise ValueError("a key of more than 100 parts")
             return tomllib.loads(text) if self.toml else json.loads(text, object_pairs_hook=self._unique_keys)
         except UnicodeDecodeError as found:
             self.refuse((), f"is not UTF-8 text (byte {found.start})")

@@ -32,6 +32,7 @@ SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": ("
 _BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
 _LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
 _NULL = re.compile(rb"null(?<![:,]null)(?<![:,] null)")  # but for nearly all those that are a field's value
+_DEEPEST = 1000  # brackets of one line that Arrow's reader may see: it needs stack for each that is open
 _PEEKED_LINES = 1000  # lines of JSON that decide which fields are text
 
 
@@ -212,7 +213,7 @@ def _larger_block(file: Path, block_bytes: int, why: str) -> int:
 
 
 def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
-    if _has_leading_null(file):
+    if _breaks_arrow(file):
         return _read_json_values(file, options)
     schema = _peek_schema(file)
     block_bytes = _BLOCK_BYTES
@@ -229,8 +230,10 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
             block_bytes = _larger_block(file, block_bytes, "is it one object a line?")
 
 
-def _has_leading_null(file: Path) -> bool:
-    """Whether a null is the first thing in a list, or no object's: Arrow 26 loses the one and dies of the other.
+def _breaks_arrow(file: Path) -> bool:
+    """Whether Arrow's reader could misread the file or crash.
+
+    It loses nulls at the beginning of a list, and dies of a null in place of an object and of deep nesting.
 
     References: https://github.com/apache/arrow/issues/51305, https://github.com/apache/arrow/issues/47409
     """
@@ -239,7 +242,8 @@ def _has_leading_null(file: Path) -> bool:
             before = content[max(0, null.start() - 64) : null.start()].rstrip(b" \t\r")
             if not before or before.endswith((b"\n", b"}", b"[", b"\xef\xbb\xbf")):
                 return True
-    return False
+        lines = (line for line in iter(content.readline, b"") if len(line) > _DEEPEST)
+        return any(line.count(b"[") + line.count(b"{") > _DEEPEST for line in lines)
 
 
 def _peek_schema(file: Path) -> pa.Schema | None:

@@ -1,7 +1,6 @@
 """Selections and schedules as Parquet, told apart by their columns."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -18,6 +17,9 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
     """Writes `example_id, copies` of what is selected, in input order, or `batch, position, example_id` of a schedule.
 
     Ids keep the type of the input. A selection with groups has a column `group` too.
+
+    Guarantees:
+      - A new file is readable by its owner alone.   (test_selections_are_private)
     """
     selected.check_graph(graph)
     if isinstance(selected, Schedule):
@@ -28,7 +30,10 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
         columns = {"example_id": graph.ids_of(rows), "copies": selected.copies[rows].astype(np.int32)}
         if selected.groups is not None:
             columns["group"] = selected.groups[rows].astype(np.int32)
-    pyarrow.parquet.write_table(pa.table(columns), Path(path), compression="zstd")
+    # For its owner alone: who is in a training set is nobody else's business.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        pyarrow.parquet.write_table(pa.table(columns), file, compression="zstd")
 
 
 def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Selection | Schedule:

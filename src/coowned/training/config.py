@@ -1,10 +1,8 @@
 """The configuration of a training run: one readable TOML file, in which an unknown key is an error."""
 
-import contextlib
 import dataclasses
 import math
 import os
-import tomllib
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -207,7 +205,7 @@ class TrainConfig:
         cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
     ) -> "TrainConfig":
         """Reads the text of a configuration; `name` is what errors call it."""
-        given = _sections(text)
+        given = _sections(text, name)
         file: Any = codec.decode_toml(_file_type(given), text, name=name, error=ConfigError, remedy=_REMEDY)
         sections: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
         sections["selection"] = SelectionSection(
@@ -259,11 +257,9 @@ class TrainConfig:
         return codec.checksum(values | {"model": self.model.settings()})
 
 
-def _sections(text: str | bytes) -> dict[str, dict[str, Any]]:
-    """The sections as they stand, as far as they can be read: what the file is decoded as depends on two words."""
-    found: dict[str, Any] = {}
-    with contextlib.suppress(ValueError):
-        found = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+def _sections(text: str | bytes, name: str) -> dict[str, dict[str, Any]]:
+    """Two sections as they stand: what the file is decoded as depends on a word in each."""
+    found = codec.decode_toml(dict[str, Any], text, name=name, error=ConfigError, remedy=_REMEDY)
     return {name: value if isinstance(value := found.get(name), dict) else {} for name in ("selection", "model")}
 
 
