@@ -2,6 +2,9 @@
 
 # ruff: noqa: E501 (tables of cases: one case a line)
 
+import os
+import stat
+
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
@@ -23,6 +26,16 @@ IDS = {
 
 def graph_with(ids):
     return AttributionGraph.from_users_per_example(ROWS, example_ids=ids)
+
+
+def test_selections_are_private(tmp_path):
+    graph = graph_with(None)
+    before = os.umask(0)
+    try:
+        write_selection(tmp_path / "S.parquet", graph, Selection.from_copies(graph, [1, 0, 0, 1]))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "S.parquet").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("ids", IDS)

@@ -32,7 +32,7 @@ def refuse_large_delta(delta: float, *, allow_large_delta: bool) -> None:
     if delta >= _REFUSED_DELTA and not allow_large_delta:
         raise InputError(
             f"delta = {delta:g} lets the promise fail for one person in {1 / delta:.0f}; use a delta far below 1 / "
-            "users, or allow it with allow_large_delta (--allow-large-delta)"
+            "users, or allow it (--allow-large-delta; in a configuration [privacy] allow_large_delta = true)"
         )
 
 

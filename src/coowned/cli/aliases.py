@@ -9,7 +9,7 @@ from coowned.cli import show
 from coowned.cli.data_options import reads_data
 from coowned.cli.options import Json
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
-from coowned.files import write_file
+from coowned.files import check_writable, making, write_file
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -39,10 +39,12 @@ def run(
     from coowned.attribution.alias_suggestions import suggest_aliases
 
     refuse_to_overwrite(files_of(source), [output], replace=overwrite)
+    check_writable(output.parent, output)
     with show.progress("reading") as progress:
         examples = source.read(progress)
         found = suggest_aliases(examples, names=source.display_names(), threshold=threshold)
-    write_file(output, found.write_csv().encode(), mode=0o600)
+    with making(output):
+        write_file(output, found.write_csv().encode(), mode=0o600)
     if json:
         show.as_json({"proposals": len(found), "users": examples.graph.num_users, "output": str(output)})
         return

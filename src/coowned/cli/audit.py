@@ -9,6 +9,7 @@ from coowned import codec, validate
 from coowned.cli import show
 from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import check_writable
 
 if TYPE_CHECKING:
     from coowned.audit.canaries import CanaryAudit
@@ -57,6 +58,8 @@ def run(
         raise InputError(f"--canary-users must be at least 10, not {canary_users}")
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)  # before it is halved
     check_signature(folder, verify_key)
+    if folder.is_dir():
+        check_writable(folder, folder / "audit.json")  # before an audit that may take long
     config = None
     if canaries is not None:
         from coowned.training.config import TrainConfig

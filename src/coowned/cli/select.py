@@ -99,7 +99,7 @@ def run(
     if engine == "spark":
         certificate = _run_on_spark(source, chooser, seed, master, output, overwrite)
     else:
-        certificate, advice = _run_here(source, chooser, seed, Path(output))
+        certificate, advice = _run_here(source, chooser, seed, Path(output), overwrite)
     if advice is not None:
         sys.stderr.write(f"{advice}\n")
     if json:
@@ -127,7 +127,7 @@ def run(
 
 
 def _run_here(
-    source: "DataSource", chooser: "Selector", seed: int, output: Path
+    source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool
 ) -> "tuple[ContributionCertificate, str | None]":
     """The certificate, and what would help where a few users keep most examples out."""
     with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
@@ -142,6 +142,8 @@ def _run_here(
         certificate = certify(graph, selected)
         write_selection(selection_file, graph, selected)
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+        # Another process may have written there while this one was selecting.
+        refuse_to_overwrite((), (output, certificate_path_of(output)), replace=overwrite)
     return certificate, heavy_users_advice(graph, certificate.contribution_bound)
 
 
@@ -169,6 +171,7 @@ def _run_on_spark(
 
         write = functools.partial(write_parts, folder=selection_folder)
         certificate = _select_on_spark(source, chooser, seed, master, write)
+        Path(selection_folder).chmod(0o700)  # still in a folder that is private
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
     return certificate
 
