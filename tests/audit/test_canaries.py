@@ -18,13 +18,17 @@ from coowned.mechanism.grid import Grid
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import norms_of
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.data import WorldData
+from coowned.training.data import FeatureTable, WorldData
 from coowned.training.example_table import ExampleTable
+from coowned.training.hashed_text import hash_texts
 from coowned.training.loop import Trainer
 from coowned.training.models.jax_model import JaxModel
+from coowned.training.models.linear_regression import LinearRegression
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.models.text_classifier import TextClassifier
 from coowned.training.plan import TrainingPlan
 from coowned.training.probes import feature_canaries, token_canaries
+from coowned.training.sparse_table import SparseTable
 
 BOUND, NUM_FEATURES, CANARIES = 2, 2, 200
 
@@ -206,6 +210,46 @@ def test_text_canaries_are_sentences():
     assert made.arrays["weights"].sum(axis=1).tolist() == pytest.approx([1.0] * 5)
     assert all(len(set(row)) == 3 for row in made.arrays["positions"].tolist())
     assert len(np.unique(made.arrays["targets"])) == 5  # a word of their own each
+
+
+LINEAR = {
+    "softmax": LogisticRegression(num_features=NUM_FEATURES, classes=3),
+    "regression": LinearRegression(num_features=NUM_FEATURES, target_bound=7.0),
+    "text": TextClassifier(num_features=32),
+    "text of three classes": TextClassifier(num_features=32, classes=3),
+}
+
+
+def linear_data(name, graph):
+    generator = np.random.default_rng(0)
+    if name.startswith("text"):
+        words = pa.array([" ".join(generator.choice(["ham", "eggs", "spam", "tea"], 6)) for _ in range(150)])
+        hashed = hash_texts(words, num_features=32)
+        labels = generator.integers(0, 2, 150).astype(np.float32)
+        return SparseTable(graph=graph, labels=labels, **dict(list(hashed._asdict().items())[:3]))
+    features = generator.normal(size=(150, NUM_FEATURES))
+    return FeatureTable(graph=graph, features=features, labels=generator.integers(0, 3, 150))
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_honest_linear_models_pass(data, name):
+    model, own = LINEAR[name].with_canaries(CANARIES, BOUND, 1.0)
+    found = audit_with_canaries(
+        model, linear_data(name, data.graph), make_plan, own, per_user=BOUND, coins=RunKey.from_seed(0)
+    )
+    assert found.claim_holds
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("little_noise", [0.0], indirect=True)
+def test_linear_models_without_noise_are_caught(data, name, little_noise):
+    model, own = LINEAR[name].with_canaries(CANARIES, BOUND, 1.0)
+    longer = functools.partial(make_plan, iterations=60)
+    found = audit_with_canaries(
+        model, linear_data(name, data.graph), longer, own, per_user=BOUND, coins=RunKey.from_seed(0)
+    )
+    assert not found.claim_holds
+    assert found.area_under_curve > 0.95
 
 
 def test_too_few_canaries(data):
