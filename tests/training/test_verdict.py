@@ -42,12 +42,21 @@ def test_nothing_was_evaluated():
     assert result(evaluated({**ACCURATE, "accuracy": None})) is None
 
 
-def test_words_on_clipping():
-    assert clipping(steps([1.0, 1.0], [10, 30])).startswith(
-        "100% of the copies were clipped, nearly all: a larger clip"
-    )
-    assert "hardly any: the noise is larger than it needs to be; lower" in clipping(steps([0.0, 0.04], [10, 30]))
-    assert clipping(steps([0.0, 1.0], [10, 30])) == "75% of the copies were clipped: the clip norm fits the gradients."
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ([1.0, 1.0], "All of the copies were clipped: a larger clip norm or a smaller learning rate may help."),
+        ([0.9, 1.0], "98% of the copies were clipped: a larger clip norm or a smaller learning rate may help."),
+        ([0.0, 1.0], "75% of the copies were clipped: the clip norm fits the gradients."),
+        ([0.0, 0.04], "3% of the copies were clipped: the noise is larger than it needs to be; lower the clip norm."),
+        ([0.0, 0.0], "None of the copies was clipped: the noise is larger than it needs to be; lower the clip norm."),
+    ],
+)
+def test_words_on_clipping(shares, said):
+    assert clipping(steps(shares, [10, 30])) == said
+
+
+def test_nothing_was_drawn():
     assert clipping(steps([0.0], [0])) is None
     assert clipping(None) is None
 

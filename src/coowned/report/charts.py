@@ -124,12 +124,12 @@ def curves(
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(grid=False, format=format_x, **ticks)),
         y=alt.Y(f"{y}:Q", title=title_y, scale=vertical, axis=alt.Axis(format=format_y, tickCount=5)),
-        color=_colours(series, colours),
+        color=_colours(series, colours, symbol="stroke"),
     )
     lines = base.mark_line(strokeWidth=2)
     if series is not None:
         dashes = alt.Scale(domain=list(colours), range=[[1, 0], [6, 4], [2, 3]][: len(colours)])
-        lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", legend=None, scale=dashes))
+        lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes))
     points = base.mark_point(size=26, filled=True, opacity=1).encode(tooltip=_tooltip(columns))
     layers = [lines, points.properties(name="rows")]
     if ring is not None:
@@ -160,14 +160,16 @@ def intervals(
         return alt.Y(f"{key}:Q", title=title_y, scale=alt.Scale(zero=False), axis=axis)
 
     def at(key: str) -> Any:
-        return base.transform_filter(f"isValid(datum.{key})")
+        return base.transform_filter(f"isValid(datum.{key})").encode(y=y(key))
 
-    span = base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=y("low"), y2=alt.Y2("high:Q"))
-    line = at("trivial").mark_tick(orient="horizontal", size=26, thickness=2, color=_INK, opacity=0.75)
-    ring = at("baseline").mark_point(size=110, strokeWidth=1.8, filled=False, opacity=0.9)
+    layers = [base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=y("low"), y2=alt.Y2("high:Q"))]
+    if any(row["trivial"] is not None for row in rows):  # Vega complains of a layer without marks
+        line = at("trivial").mark_tick(orient="horizontal", size=26, thickness=2, opacity=0.75)
+        layers.append(line.encode(color=alt.value(_INK)))
+    if any(row["baseline"] is not None for row in rows):
+        layers.append(at("baseline").mark_point(size=110, strokeWidth=1.8, filled=False, opacity=0.9))
     points = base.mark_point(size=70, filled=True, opacity=1).encode(y=y("value"), tooltip=_tooltip(columns))
-    line = line.encode(y=y("trivial"), color=alt.value(_INK))
-    return _finish(alt.layer(span, line, ring.encode(y=y("baseline")), points.properties(name="rows")))
+    return _finish(alt.layer(*layers, points.properties(name="rows")))
 
 
 def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: dict[str, str]) -> Row:
@@ -210,7 +212,7 @@ def _tooltip(columns: Columns) -> list[Any]:
     return [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
 
 
-def _colours(series: str | None, colours: dict[str, str]) -> Any:
+def _colours(series: str | None, colours: dict[str, str], *, symbol: str = "circle") -> Any:
     import altair as alt
 
     if series is None:
@@ -222,7 +224,7 @@ def _colours(series: str | None, colours: dict[str, str]) -> Any:
         title=None,
         scale=alt.Scale(domain=names, range=list(colours.values())),
         legend=alt.Legend(
-            orient="top", direction="horizontal", symbolType="circle", columns=2 if two else 1, labelLimit=260
+            orient="top", direction="horizontal", symbolType=symbol, columns=2 if two else 1, labelLimit=260
         ),
     )
 

@@ -50,18 +50,16 @@ def clipping(metrics: "pl.DataFrame | None") -> str | None:
     if metrics is None or not (copies := int(metrics["copies"].sum())):
         return None
     share = float((metrics["clipped_share"] * metrics["copies"]).sum()) / copies
+    said = "All" if share == 1 else "None" if share == 0 else _percent(share)
+    verb = "was" if share == 0 else "were"
     if share >= _NEARLY_ALL:
-        return (
-            f"{_percent(share)} of the copies were clipped, nearly all: a larger clip norm or a smaller learning rate "
-            "may help."
-        )
-    if share <= _HARDLY_ANY:
-        return (
-            f"{_percent(share)} of the copies were clipped, hardly any: the noise is larger than it needs to be; lower "
-            "the clip norm."
-        )
-    return f"{_percent(share)} of the copies were clipped: the clip norm fits the gradients."
+        meaning = "a larger clip norm or a smaller learning rate may help"
+    elif share <= _HARDLY_ANY:
+        meaning = "the noise is larger than it needs to be; lower the clip norm"
+    else:
+        meaning = "the clip norm fits the gradients"
+    return f"{said} of the copies {verb} clipped: {meaning}."
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}" if share in (0.0, 1.0) or 0.005 <= share < 0.995 else f"{share:.1%}"
+    return f"{share:.0%}" if 0.005 <= share < 0.995 else f"{share:.1%}"
