@@ -182,7 +182,9 @@ def test_ended_before_the_record(folder: Path, monkeypatch, capsys, is_new: bool
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "begin", leave)
         assert go(folder) == 130
-    assert capsys.readouterr().err == "coowned: interrupted; no partial files were left behind\n"
+    said = capsys.readouterr().err
+    assert said.endswith("\ncoowned: interrupted; no partial files were left behind\n")
+    assert "resume" not in said
     assert place.exists() != is_new
     assert is_new or not list(place.iterdir())
     assert go(folder) == 0
@@ -345,8 +347,8 @@ def test_swallowed_interrupt_ends_at_the_next_step(folder: Path, monkeypatch, ca
         patch.setattr(RunFolder, "begin", interrupted)
         patch.setattr(RunFolder, "save", lambda *a: pytest.fail("it went on"))
         assert go(folder) == 130
-    assert capsys.readouterr().err == (
-        "run the same command again to resume from the last checkpoint\n"
+    assert capsys.readouterr().err.endswith(
+        "\nrun the same command again to resume from the last checkpoint\n"
         "coowned: interrupted; no partial files were left behind\n"
     )
     assert go(folder) == 0
@@ -477,7 +479,7 @@ def test_example_is_a_configuration(capsys):
     [
         ("batch_size = 32", "batch_sise = 32", "did you mean 'batch_size'"),
         ('features = "features"', 'features = "feature"', "no column 'feature'"),
-        ('label = "label"', 'label = "users"', "must hold numbers"),
+        ('label = "label"', 'label = "users"', "and classes are [0, 1]; declare them as it spells them"),
         ('users = "users"', 'users = "people"', "people"),
         ("batch_size = 32", "batch_size = 100000", "at most the size of S"),
         ("papers.parquet", "none.parquet", "none.parquet"),
