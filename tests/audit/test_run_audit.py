@@ -22,7 +22,8 @@ from coowned.cli import main
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.run import NO_GUARANTEE, AuditRecord, Run, guarantee_text, plan_digest
+from coowned.training.records import AuditRecord
+from coowned.training.run import NO_GUARANTEE, Run, guarantee_text, plan_digest
 
 FORMAT = AuditRecord().format
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])

@@ -40,7 +40,8 @@ from coowned.mechanism.keys import RunKey
 from coowned.selection.selection_files import read_selection, write_selection
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example
-from coowned.training.run import Run, RunRecord, read_claim
+from coowned.training.records import RunRecord
+from coowned.training.run import Run, read_claim
 from coowned.training.signature import read_key, verify_run
 
 SECONDS = 20  # of processor time for one case

@@ -9,7 +9,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from coowned.accounting.guarantee import PrivacyGuarantee
-from coowned.training.run import RunRecord, claim_terms, guarantee_text, plan_digest
+from coowned.training.records import RunRecord
+from coowned.training.run import claim_terms, guarantee_text, plan_digest
 
 
 def write_run(folder: Path, guarantee: PrivacyGuarantee, *, model: dict[str, Any] | None = None) -> Path:

@@ -23,7 +23,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.data import FeatureTable
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.run import RunRecord
+from coowned.training.records import RunRecord
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
 

@@ -30,7 +30,8 @@ from coowned.selection.selector import Selection
 from coowned.training.model import Model
 from coowned.training.models.registry import model_from_description
 from coowned.training.plan import TrainingPlan
-from coowned.training.run import AuditRecord, Run
+from coowned.training.records import AuditRecord
+from coowned.training.run import Run
 
 NOT_SEEN = (
     "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "

@@ -22,7 +22,7 @@ import coowned
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_writable, making, sync_folder, write_file
 from coowned.mechanism.keys import RunKey
-from coowned.training.run import RunRecord
+from coowned.training.records import RunRecord
 
 OWN_FILES = (
     "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",

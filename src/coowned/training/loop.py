@@ -23,7 +23,7 @@ from coowned.training.model import Model, num_parameters
 from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
-from coowned.training.run import RunRecord
+from coowned.training.records import RunRecord
 from coowned.training.step import Step, compiled_loss, gathered
 
 if TYPE_CHECKING:

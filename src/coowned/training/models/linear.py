@@ -14,6 +14,7 @@ from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
 from coowned.training.model import Model
 from coowned.training.probes import CanaryContent, LinearContent, feature_canaries
+from coowned.training.records import RunRecord
 from coowned.training.tasks import Specification
 
 CANARY_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
@@ -37,8 +38,6 @@ class LinearModel(Specification, abc.ABC):
             validate.positive(num_features=self.num_features)
 
     def from_run(self, folder: Path) -> Self:
-        from coowned.training.run import RunRecord
-
         record = RunRecord.read(folder)
         return self if record is None else dataclasses.replace(self, num_features=record.model["num_features"])
 
