@@ -9,7 +9,7 @@ import pytest
 from jax_privacy.clipping import clipped_grad
 
 from coowned.errors import InputError
-from coowned.mechanism import gradient_sums
+from coowned.mechanism import gradient_leaves
 from coowned.training.models import bert_gradients
 from coowned.training.models.bert_files import BertConfig
 from coowned.training.models.bert_model import BertModel
@@ -198,9 +198,9 @@ def test_without_the_cross_term_the_norm_is_another():
     words = bert_gradients.example_gradients(ONE_LAYER.head, ONE_LAYER.config, own, rows)[
         "bert.embeddings.word_embeddings.weight"
     ]
-    whole = gradient_sums._Embedding(words).squares()
+    whole = gradient_leaves.Embedding(words).squares()
     parts = [
-        gradient_sums._Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares()
+        gradient_leaves.Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares()
         for name in ("residuals", "looked_up")
     ]
     assert (np.abs(sum(parts) / whole - 1) > 1e-3).any()

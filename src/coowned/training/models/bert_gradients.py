@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from coowned.mechanism.gradient_sums import EmbeddingGradients, LookupGradients
+from coowned.mechanism.gradient_leaves import EmbeddingGradients, LookupGradients
 from coowned.training.models import bert_network as network
 from coowned.training.models.bert_heads import Head
 from coowned.training.models.bert_network import Arrays, Tape, product
