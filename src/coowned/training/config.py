@@ -338,9 +338,10 @@ clip_norm = 1.0                  # longest gradient of one copy
 # min_separation = 8             # dp-mf: default: the largest that fits
 
 [model]
-kind = "logistic-regression"
+kind = "logistic-regression"     # or linear-regression, text-classifier, bert-classifier, bert-masked-lm, or python for
+                                 # a model of your own; docs/training.md has the keys of each
 features = "features"            # one list column, or ["x1", "x2", ...]
-label = "label"                  # 0 or 1
+label = "label"                  # 0 or 1; other labels are declared: classes = ["spam", "ham"]
 
 [optimizer]
 name = "adam"                    # any of optax that needs only a learning rate
