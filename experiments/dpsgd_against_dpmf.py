@@ -18,15 +18,14 @@ CLAIMS = (
     "There are settings in which DP-MF is ahead of DP-SGD.",
 )
 SGD, MF = "DP-SGD", "DP-MF"
-KINDS = ("regular", "skewed")
+GRAPHS = ((2, "regular"), (8, "skewed"), (2, "skewed"), (8, "regular"))  # examples per user, kind
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
 
 def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds: tuple, shares: tuple) -> list[Point]:
     """A share of 1 is the largest feasible separation."""
-    arms = [
-        {"mechanism": SGD, "contribution_bound": bounds[0]},
-        {"mechanism": MF, "separation_share": shares[0]},
+    first = [{"mechanism": SGD, "contribution_bound": bounds[0]}, {"mechanism": MF, "separation_share": shares[0]}]
+    more = [
         *({"mechanism": SGD, "contribution_bound": bound} for bound in bounds[1:]),
         *({"mechanism": MF, "separation_share": share} for share in shares[1:]),
     ]
@@ -41,7 +40,9 @@ def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds
             "num_epsilons": len(logistic.EPSILONS_OF_MANY[scale]),
         }
         | arm
-        for num_examples, batch_size, arm, degree, kind in itertools.product(sizes, batches, arms, (2, 8), KINDS)
+        for num_examples, batch_size in itertools.product(sizes, batches)
+        for arms in (first, more)  # a stop leaves pairs to compare
+        for (degree, kind), arm in itertools.product(GRAPHS, arms)
     ]
 
 
