@@ -60,6 +60,14 @@ PHASES = {
         "replacing": r"os\.rename",
         "clearing away": r"shutil\.rmtree",
     },
+    "predict": {
+        "starting": "",
+        "reading the run": r"open RUN/run\.json",
+        "making room": r"os.mkdir \.P\.parquet",
+        "predicting": r"open mail\.jsonl",
+        "replacing": r"os\.rename",
+        "clearing away": r"shutil\.rmtree",
+    },
 }
 REPORTING = """
 import json, os, re, secrets, signal

@@ -26,7 +26,7 @@ def killer(tmp_path_factory):
     return Killer(tmp_path_factory.mktemp("kills"))
 
 
-@pytest.mark.parametrize(("verb", "kills"), [("select", 2), ("train", 4), ("audit", 2), ("report", 2)])
+@pytest.mark.parametrize(("verb", "kills"), [("select", 2), ("train", 3), ("audit", 1), ("report", 2), ("predict", 2)])
 def test_killed_and_run_again(killer: Killer, verb: str, kills: int):
     tally = killer.run(verb, kills)
     assert tally.failures == []

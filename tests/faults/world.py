@@ -50,6 +50,7 @@ COMMANDS = {
     "train": ["train", "run.toml", "-o", "RUN"],
     "audit": ["audit", "RUN", "--trials", "1000", "--seed", "3"],
     "report": ["report", "RUN"],
+    "predict": ["predict", "RUN", "mail.jsonl", "--example-id", "id", "-o", "P.parquet"],
 }
 
 
