@@ -109,7 +109,30 @@ class Batches(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PoissonBatches(Batches):
+class CoinBatches(Batches):
+    """The base of batches in which every copy of S, or of a part of it, has a coin of its own."""
+
+    selection: Selection  # S; example i has the copies (i, 0), (i, 1), ...
+    batch_size: int  # the public one, which gradients are divided by
+    iterations: int
+    run_key: RunKey  # where coins come from
+    multiple_of: int = 8  # every physical size is a multiple of it (the number of devices, for instance)
+
+    def __post_init__(self) -> None:
+        validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
+
+    @abc.abstractmethod
+    def _part(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], PoissonCoins]:
+        """The copies that can be drawn in a step, by example and number, and their coins."""
+
+    def _draw(self, step: int) -> Drawn:
+        examples, numbers, coins = self._part(step)
+        drawn = coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
+        return Drawn(examples, numbers, drawn)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PoissonBatches(CoinBatches):
     """Every copy in S has a coin of its own in every step.
 
     Guarantees:
@@ -122,14 +145,6 @@ class PoissonBatches(Batches):
     Cost: O(batch) a step and O(|S|) memory.
     Not to be confused with shuffling S and cutting it into batches, for which no group accounting exists.
 
-    Args:
-      selection: S; example i has the copies (i, 0), (i, 1), ...
-      sampling_probability: the probability that was accounted for.
-      batch_size: the public batch size gradients are divided by; here it only sets the usual physical sizes.
-      iterations: number of steps.
-      run_key: where coins come from.
-      multiple_of: every physical size is a multiple of it (the number of devices, for instance).
-
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
       >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [3]])
@@ -140,15 +155,10 @@ class PoissonBatches(Batches):
       [[(0, 0), (3, 0)], [(2, 0), (3, 0)], [(0, 0), (0, 1), (3, 0)]]
     """
 
-    selection: Selection
-    sampling_probability: float
-    batch_size: int
-    iterations: int
-    run_key: RunKey
-    multiple_of: int = 8
+    sampling_probability: float  # that was accounted for
 
     def __post_init__(self) -> None:
-        validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
+        super().__post_init__()
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
     @functools.cached_property
@@ -160,10 +170,8 @@ class PoissonBatches(Batches):
     def _copies(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         return _list_copies(self.selection.copies)
 
-    def _draw(self, step: int) -> Drawn:
-        examples, numbers = self._copies
-        drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn)
+    def _part(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], PoissonCoins]:
+        return *self._copies, self.coins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -209,36 +217,21 @@ class ScheduledBatches(Batches):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CyclicPoissonBatches(Batches):
+class CyclicPoissonBatches(CoinBatches):
     """Step t throws a coin for every copy of group t mod num_groups, and for no other.
 
     Guarantees:
       - A copy is in no step but its group's.                                             (test_cyclic_groups)
       - Group g is drawn with min(1, batch_size / |S_g|), never more.                     (test_cyclic_probabilities)
 
-    Args:
-      selection: S with `groups`; every protected user's copies must be in one group, which the certificate proves.
-      batch_size: the public batch size, from which each group's probability follows.
-      iterations: number of steps.
-      num_groups: number of groups, empty ones included; an empty group's steps are pure noise.
-      run_key: where coins come from.
-      multiple_of: every physical size is a multiple of it.
+    The selection has `groups`; that every protected user's copies are in one of them is for the certificate to prove.
     """
 
-    selection: Selection
-    batch_size: int
-    iterations: int
-    num_groups: int
-    run_key: RunKey
-    multiple_of: int = 8
+    num_groups: int  # empty ones included, whose steps are pure noise
 
     def __post_init__(self) -> None:
-        validate.positive(
-            batch_size=self.batch_size,
-            iterations=self.iterations,
-            num_groups=self.num_groups,
-            multiple_of=self.multiple_of,
-        )
+        super().__post_init__()
+        validate.positive(num_groups=self.num_groups)
         groups = self.selection.groups
         if groups is None:
             raise InputError("cyclic batches need a selection with groups; use the selector CyclicGroups")
@@ -270,11 +263,9 @@ class CyclicPoissonBatches(Batches):
         parts = [order[ends[g] : ends[g + 1]] for g in range(self.num_groups)]
         return [(examples[part], numbers[part] if numbers.size else numbers) for part in parts]
 
-    def _draw(self, step: int) -> Drawn:
+    def _part(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], PoissonCoins]:
         group = step % self.num_groups
-        examples, numbers = self._groups[group]
-        drawn = self.coins[group].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn)
+        return *self._groups[group], self.coins[group]
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
