@@ -8,6 +8,7 @@ import pytest
 
 from coowned import InputError, MinSeparation, PoissonSampling
 from coowned.accounting.signal_to_noise import GOOD, SignalToNoise
+from coowned.mechanism.banded_strategy import BandedStrategy
 
 RATIO = SignalToNoise(batch_size=64, iterations=100, noise_multiplier=2.0, num_parameters=64)
 
@@ -48,6 +49,9 @@ def test_of_a_mechanism():
     bands = MinSeparation(contribution_bound=2, min_separation=8, num_bands=8, iterations=16, batch_size=16)
     correlated = SignalToNoise.of(bands, noise_multiplier=2.0, num_parameters=4)
     assert correlated.noise_multiplier == 2.0 * bands.strategy().error_factor() < 2.0
+    worse = BandedStrategy(num_bands=8, iterations=16, coefficients=(1.0, *[0.0] * 7))
+    given = SignalToNoise.of(bands, noise_multiplier=2.0, num_parameters=4, strategy=worse)
+    assert given.noise_multiplier == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("wrong", [{"num_parameters": 0}, {"noise_multiplier": 0.0}, {"batch_size": 0}])

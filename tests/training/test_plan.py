@@ -48,7 +48,7 @@ def test_bad_plans(small, changes, says):
 
 
 def test_strategy_must_fit(small):
-    with pytest.raises(InputError, match="must agree"):
+    with pytest.raises(InputError, match="must have 3 bands and 12 iterations"):
         small.plan("dp-mf", strategy=BandedStrategy(2, 12, (0.8, 0.6)))
     nameless = dataclasses.replace(small.plan().mechanism, batch_size=None)
     with pytest.raises(InputError, match="batch_size"):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from coowned import validate
+from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.mechanism import Mechanism
 
 GOOD = 3.0  # of the whole training; below it a choice is hardly worth training
@@ -42,9 +43,16 @@ class SignalToNoise:
         validate.positive_number(noise_multiplier=self.noise_multiplier)
 
     @classmethod
-    def of(cls, mechanism: Mechanism, *, noise_multiplier: float, num_parameters: int) -> "SignalToNoise":
-        """Of a mechanism with this noise multiplier; its batch size must be known."""
-        strategy = mechanism.strategy()
+    def of(
+        cls,
+        mechanism: Mechanism,
+        *,
+        noise_multiplier: float,
+        num_parameters: int,
+        strategy: BandedStrategy | None = None,
+    ) -> "SignalToNoise":
+        """Of a mechanism with this noise multiplier and a batch size, by default with its best strategy."""
+        strategy = mechanism.check_strategy(strategy)
         assert mechanism.batch_size is not None
         return cls(
             batch_size=mechanism.batch_size,

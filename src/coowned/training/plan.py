@@ -142,7 +142,12 @@ class TrainingPlan:
         """Of the mean gradient of a model with so many parameters; None without noise."""
         if self.guarantee is None:
             return None
-        return SignalToNoise.of(self.mechanism, noise_multiplier=self.noise_multiplier, num_parameters=num_parameters)
+        return SignalToNoise.of(
+            self.mechanism,
+            noise_multiplier=self.noise_multiplier,
+            num_parameters=num_parameters,
+            strategy=self.strategy,
+        )
 
     def batches(self, *, multiple_of: int = 8) -> Batches:
         """The batches of every step, from the mechanism that was accounted for."""
