@@ -90,17 +90,17 @@ def _passes(head: Head, config: Any, parameters: Arrays, batch: Arrays, keep: An
     shapes = jax.eval_shape(lambda: forward(None)[1][1])
     added = {name: jnp.zeros(given.shape, given.dtype) for name, given in shapes.items()}
     hidden, backward, (inputs, _) = jax.vjp(forward, added, has_aux=True)
-    examples, places, width = hidden.shape
+    examples, predicted, width = hidden.shape
     scores = _scores(head, parameters, hidden.reshape(-1, width))
     powers = jnp.exp(scores - scores.max(axis=1, keepdims=True))
     norms = powers.sum(axis=1)
-    # In place at one class a row: the difference is rounded once, where it is small.
-    residuals = powers.at[jnp.arange(examples * places), targets.classes.reshape(-1)].add(-norms)
+    # Changed at one class a row: the difference is rounded once, where it is small.
+    residuals = powers.at[jnp.arange(examples * predicted), targets.classes.reshape(-1)].add(-norms)
     weights = (targets.weights * keep[:, None]).reshape(-1) / norms
     at_hidden = product(residuals, parameters[head.projection]) * weights[:, None]
     (slopes,) = backward(at_hidden.reshape(hidden.shape))
     embedded = slopes.pop(network.EMBEDDED)
-    residuals, weights = residuals.reshape(examples, places, -1), weights.reshape(examples, places)
+    residuals, weights = residuals.reshape(examples, predicted, -1), weights.reshape(examples, predicted)
     return _Passes(inputs, slopes, embedded, residuals, weights, hidden * weights[:, :, None])
 
 
