@@ -89,7 +89,7 @@ def keep_compiled_programs() -> None:
         own = folder / "programs"
         own.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
         jax.config.update("jax_compilation_cache_dir", str(own))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small ones add up
         compilation_cache.reset_cache()  # else JAX goes on without, if it has compiled anything before
 
 
