@@ -339,7 +339,7 @@ clip_norm = 1.0                  # longest gradient of one copy
 
 [model]
 kind = "logistic-regression"     # or linear-regression, text-classifier, bert-classifier, bert-masked-lm, or python for
-                                 # a model of your own; docs/training.md has the keys of each
+                                 # a model of your own: docs/training.md, docs/own-models.md
 features = "features"            # one list column, or ["x1", "x2", ...]
 label = "label"                  # 0 or 1; other labels are declared: classes = ["spam", "ham"]
 
