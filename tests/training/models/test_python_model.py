@@ -127,6 +127,9 @@ def test_wrong_factories(folder):
     ):
         with pytest.raises(error, match=match):
             PythonModel(factory=factory).task(schema, folder=folder, is_private=True)
+    (folder / "lonely.py").write_text("import no_such_helper")
+    with pytest.raises(ConfigError, match=r"lonely.py: No module named 'no_such_helper'; what it imports must be"):
+        PythonModel(factory="lonely:make_model").load(folder)
     for factory in ("own_model", "own_model:", ":make_model", "own_model:make-model"):
         with pytest.raises(InputError, match='factory must be "module:function"'):
             PythonModel(factory=factory)

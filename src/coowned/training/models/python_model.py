@@ -118,6 +118,9 @@ def _module(name: str, folder: Path) -> tuple[ModuleType, Path]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[own] = module
-    spec.loader.exec_module(module)
+    sys.modules[own] = module  # as dataclasses and others look it up while it runs
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{file}: {error}; what it imports must be installed, or beside it") from error
     return module, file
