@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from coowned.errors import InputError
 from coowned.mechanism import linear_sums
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.linear_losses import SOFTMAX, clip_to_integers, fill_residuals
 from coowned.mechanism.linear_sums import RowsInPlace, clipped_linear_sums, norms_of
 
 CLIP_NORMS = (0.7, 0.02, 30.0)
@@ -255,27 +254,6 @@ def test_labels_that_are_no_class_add_zero():
     labels[:] = [-1, 3, 0.5, 2, 1e30]
     found = contributions(coefficients, features, labels, mask, grids)
     assert [bool(own.any()) for own in found] == [False, False, False, True, False]
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.floats(-1e300, 1e300) | st.sampled_from([np.nan, np.inf]), min_size=1, max_size=20),
-    st.floats(1e-300, 1e300),
-    st.floats(0, 2.0**20),
-)
-def test_integers_are_never_longer_than_asked(residuals, scale, longest):
-    """Whatever was computed before: squares of integers are compared, exactly."""
-    found = np.array(residuals)
-    clip_to_integers(found, scale, longest)
-    assert sum(int(value) ** 2 for value in found) <= int(longest * 2**40) ** 2 / 2**80
-
-
-def test_residuals_of_softmax_are_those_of_its_definition():
-    found = np.empty(3)
-    fill_residuals(SOFTMAX, np.log([1.0, 2.0, 5.0]), 1.0, found)
-    np.testing.assert_allclose(found, [1 / 8, 2 / 8 - 1, 5 / 8])
-    fill_residuals(SOFTMAX, np.array([-1e30, 0.0, 1e30]), 2.0, found)  # no overflow
-    np.testing.assert_allclose(found, 0, atol=1e-12)
 
 
 def test_bad_arguments_are_refused():
