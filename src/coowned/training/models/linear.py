@@ -8,14 +8,18 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from coowned import validate
+from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
+from coowned.training.columns import check_number_columns
+from coowned.training.data import FeatureTable
 from coowned.training.model import Model
 from coowned.training.probes import CanaryContent, LinearContent, feature_canaries
 from coowned.training.records import RunRecord
-from coowned.training.tasks import Specification
+from coowned.training.tasks import Specification, Table, Task
 
 CANARY_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
 
@@ -189,6 +193,38 @@ class LinearModel(Specification, abc.ABC):
     @abc.abstractmethod
     def _worst_labels(self) -> tuple[tuple[float, ...], float, float, float]:
         """What `LinearContent` asks for: residuals at scores of zero, labels, and a huge feature."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureModel(LinearModel):
+    """A linear model of columns of numbers."""
+
+    features: str | Sequence[str] = "features"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.column_names(features=self.features)
+        if isinstance(self.features, str):
+            return
+        object.__setattr__(self, "features", tuple(self.features))
+        if len(self.features) > 1 and self.num_features not in (None, len(self.features)):
+            raise InputError(f"num_features is {self.num_features}, features names {len(self.features)}; leave one out")
+
+    def _task(self, schema: pa.Schema, *, label: str | None, classes: Any) -> Task:
+        """Reads a table of features with these labels."""
+        check_number_columns(schema, self.features, lists=True)
+
+        def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
+            table = FeatureTable.from_examples(
+                examples, features=self.features, label=label, num_features=self.num_features, classes=classes
+            )
+            model: Any = dataclasses.replace(self, num_features=table.features.shape[1])
+            return model, table, {"unusable_rows": table.num_unusable}
+
+        return Task(read=read)
+
+    def _widened(self, num_features: int) -> Self:
+        return dataclasses.replace(self, num_features=num_features, features="features")
 
 
 class Classifier(LinearModel):

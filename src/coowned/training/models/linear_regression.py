@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,13 @@ import pyarrow as pa
 from coowned import validate
 from coowned.mechanism.grid import Grid
 from coowned.training.columns import check_number_columns
-from coowned.training.models.linear import LinearModel
-from coowned.training.models.logistic_regression import check_features, feature_task
+from coowned.training.models.linear import FeatureModel
 from coowned.training.probes import CanaryContent
 from coowned.training.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinearRegression(LinearModel):
+class LinearRegression(FeatureModel):
     """A linear model of a number, trained by least squares.
 
     Targets are clipped to [-target_bound, target_bound], each by itself. Inside they are divided by the power of two at
@@ -46,12 +45,10 @@ class LinearRegression(LinearModel):
 
     kind: ClassVar[str] = "linear-regression"
     target_bound: float
-    features: str | Sequence[str] = "features"
     target: str = "target"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_features(self)
         validate.column_names(target=self.target)
         validate.in_range(1e-30, 1e30, target_bound=self.target_bound)
 
@@ -67,7 +64,7 @@ class LinearRegression(LinearModel):
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         if labels:
             check_number_columns(schema, [self.target])
-        return feature_task(self, schema, label=self.target if labels else None, classes=None)
+        return self._task(schema, label=self.target if labels else None, classes=None)
 
     def _clipped_sums(
         self, coefficients: npt.NDArray[np.float32], batch: dict[str, Any], mask: Any, grids: Sequence[Grid]
@@ -128,6 +125,3 @@ class LinearRegression(LinearModel):
         model, content = super().with_canaries(users, per_user, clip_norm)
         labels = np.full(len(content), self.target_bound, np.float32)
         return model, dataclasses.replace(content, arrays={**content.arrays, "labels": labels})  # pyright: ignore[reportReturnType]
-
-    def _widened(self, num_features: int) -> Self:
-        return dataclasses.replace(self, num_features=num_features, features="features")
