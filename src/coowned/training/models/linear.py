@@ -57,7 +57,8 @@ class LinearModel(Specification, abc.ABC):
         return self.num_features
 
     def describe(self) -> dict[str, Any]:
-        return self.settings()
+        settings = self.settings()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     def usage(self) -> str:
         meaning, answer = self._answer()
