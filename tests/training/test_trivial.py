@@ -67,7 +67,7 @@ def test_labels_by_another_name(classes, right):
     graph = AttributionGraph.from_users_per_example([[user] for user in range(4)])
     arrays = {"x": np.zeros(4, np.float32), "kind": np.array([0, 1, 1, 0])}
     data = ExampleTable(graph=graph, arrays=arrays, usable=np.array([True, True, True, False]))
-    model = ExampleModel(loss=lambda *given: 0.0, tree=None, entries=(), classes=classes, label="kind")
+    model = ExampleModel(loss=lambda *given: 0.0, tree=None, entries=(), predictor=print, classes=classes, label="kind")
     found = trivial_answer(model, data)
     assert (found and found.right.tolist()) == right
 
