@@ -50,7 +50,7 @@ class Road:
     Attributes:
       folder: where it all is.
       printed: what each command printed, stderr too.
-      drawn: the secrets that were drawn from the operating system.
+      drawn: the secrets that were drawn from the operating system, but for those of the audit's own runs.
       changed: files whose permissions were changed after they had been created.
     """
 
@@ -71,11 +71,14 @@ def road(tmp_path_factory):
             for name in ("chmod", "fchmod"):
                 patch.setattr(os, name, lambda file, *mode, **more: road.changed.append(str(file)))
             for arguments in ROAD:
+                before_it = len(road.drawn)
                 shown = io.StringIO()
                 with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
                     code = run(arguments)
                 assert code == 0, shown.getvalue()
                 road.printed[" ".join(arguments)] = shown.getvalue()
+                if arguments[0] == "audit":  # thousands of keys of its own, for made-up runs
+                    del road.drawn[before_it:]
     finally:
         os.umask(before)
     return road
@@ -102,9 +105,10 @@ def test_keys_are_nowhere(road):
     assert len(keys) >= 2  # the run's, and the one to sign with
     assert (road.folder / "curator.key").read_text().strip() in [key.hex() for key in keys]
     everything = searched(road) | {name: files(road)[name].read_bytes() for name in PRIVATE - {"curator.key"}}
+    pieces = [piece for secret in keys for piece in spellings(secret)]
     for name, content in everything.items():
-        for secret in keys:
-            assert not any(piece in content or piece in content.upper() for piece in spellings(secret)), name
+        lower = content.lower()
+        assert not any(piece in content or piece in lower for piece in pieces), name
 
 
 def test_users_are_nowhere(road):
