@@ -130,11 +130,6 @@ def test_private_files_are_private_from_their_creation(road):
 BAD = [
     ("wide.csv", "id,users\n1,person001@people.example,7\n", ["inspect", "wide.csv", *OPTIONS]),
     ("bad.jsonl", '{"id": 1, "users": ["person001@people.example", }\n', ["inspect", "bad.jsonl", *OPTIONS]),
-    (
-        "twice.jsonl",
-        '{"id": 1, "users": ["person001@people.example"]}\n' * 2,
-        ["inspect", "twice.jsonl", *OPTIONS],
-    ),
     ("a.csv", "key,user\nperson001@people.example\n", ["inspect", *DATA, "--aliases", "a.csv"]),
     ("b.csv", "key,user,x\nperson001@people.example,,\n", ["inspect", *DATA, "--aliases", "b.csv"]),
     ("run-key.json", '{"secret": "918273645"}', ["train", "run.toml", "-o", "."]),
