@@ -26,7 +26,7 @@ from experiments.framework.graphs import data_folder
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge
 
-CLAIMS = ("Private fine-tuning improves on the public checkpoint, more so at a larger epsilon.",)
+CLAIMS = ("Private fine-tuning improves on the public checkpoint, more so at a larger epsilon (ours).",)
 PAGE = "docs/results.md"
 PUBLIC, PRIVATE, WITHOUT = "public checkpoint", "private", "without privacy"
 PRETRAINING = {"batch_size": 256, "iterations": 300, "learning_rate": 1e-3}

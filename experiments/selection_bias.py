@@ -123,20 +123,23 @@ def mitigated(rows: list[Row]) -> pl.DataFrame:
 
 
 def draw(rows: list[Row]) -> alt.HConcatChart:
-    epsilon = alt.X("epsilon:Q").scale(type="log", base=2)
+    """Arms of equal size and noise; what the best setting gains; how many users an example of it has."""
     accuracy = alt.Y("expected:Q", title="test accuracy").scale(zero=False)
-    left = alt.Chart(subsets(rows), title="equal size and noise").mark_line(point=True)
-    middle = alt.Chart(_improvement(rows), title="bias-mitigating, best setting").mark_line(point=True)
-    right = alt.Chart(mitigated(rows), title="users per example of the best").mark_line(point=True)
-    return alt.hconcat(
-        left.encode(x=epsilon, y=accuracy, color=alt.Color("selector:N", title=None)).properties(width=190, height=170),
-        middle.encode(x=epsilon, y=alt.Y("gain:Q", title="accuracy over greedy's")).properties(width=150, height=170),
-        right.encode(
-            x=epsilon,
-            y=alt.Y("mean_users_per_example:Q", title="users per example").scale(zero=False),
-            color=alt.Color("bias_strength:N", title="beta"),
-        ).properties(width=170, height=170),
-    ).resolve_scale(color="independent")
+    users = alt.Y("mean_users_per_example:Q", title="users per example").scale(zero=False)
+    gain = alt.Y("gain:Q", title="accuracy over greedy's")
+    panels = (
+        ("equal size and noise", subsets(rows), {"y": accuracy, "color": alt.Color("selector:N", title=None)}),
+        ("bias-mitigating, best setting", _improvement(rows), {"y": gain}),
+        ("users per example of the best", mitigated(rows), {"y": users, "color": alt.Color("bias_strength:N")}),
+    )
+    charts = [
+        alt.Chart(table, title=title, width=180, height=170)
+        .mark_line(point=True)
+        .encode(x=alt.X("epsilon:Q").scale(type="log", base=2), **channels)
+        for title, table, channels in panels
+        if not table.is_empty()
+    ]
+    return alt.hconcat(*charts).resolve_scale(color="independent")
 
 
 def _improvement(rows: list[Row]) -> pl.DataFrame:
