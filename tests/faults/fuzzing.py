@@ -3,6 +3,7 @@
 `python -m tests.faults.fuzzing NAME CASES` fuzzes one target in a process of its own and prints a row.
 """
 
+import contextlib
 import dataclasses
 import faulthandler
 import io
@@ -371,9 +372,9 @@ def _sqlite() -> bytes:
 
 def _maildir() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as room:
-        box = mailbox.mbox(Path(room) / "box", create=True)
         (Path(room) / "box").write_bytes(_MAIL)
-        return {f"new/{number}.host:2,S": message.as_bytes() for number, message in enumerate(box)} | {"cur/x": b""}
+        with contextlib.closing(mailbox.mbox(Path(room) / "box")) as box:
+            return {f"new/{number}.host:2,S": message.as_bytes() for number, message in enumerate(box)} | {"cur/x": b""}
 
 
 def _parquet(table: pa.Table) -> bytes:
