@@ -187,6 +187,7 @@ def test_a_temporary_folder_lives_as_long_as_the_run():
     assert not folder.exists()
 
 
+@pytest.mark.full
 def test_verbs_work_on_the_folder(run, tmp_path, capsys):
     assert audit_run(run.folder, trials=1000, seed=0).holds
     assert read_claim(run.folder).guarantee == run.guarantee

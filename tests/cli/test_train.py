@@ -224,6 +224,7 @@ def test_own_files_in_the_folder_stay(folder: Path, capsys):
         assert {file.name: file.read_bytes() for file in place.iterdir()} == before
 
 
+@pytest.mark.full
 def test_unwritable_places(folder: Path, monkeypatch, capsys):
     """Of every verb that writes: the folder of a result, a folder to be made, and one that is there."""
     assert go(folder) == 0
@@ -275,7 +276,7 @@ def test_verdict_is_the_same_before_and_after(folder: Path, capsys):
         f"{test['accuracy_high']:.1%}); the most frequent class: {test['trivial_accuracy']:.1%}; "
         f"the same model without privacy: {test['baseline_accuracy']:.1%}."
     )
-    assert "of the copies were clipped" in said[1]
+    assert re.search("of the copies (was|were) clipped", said[1])
     page = folder / "page.html"
     assert run(["report", str(folder / "RUN"), "-o", str(page)]) == 0
     shown = html.unescape(page.read_text(encoding="utf-8"))

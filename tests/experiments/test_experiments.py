@@ -6,7 +6,8 @@ from experiments.framework.rows import Points, read_rows
 from experiments.framework.runner import load, names, run_grid
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, judge
 
-SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing"}
+SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing", "audit_power", "attribution_costs"}
+SLOW |= {"dpsgd_against_dpmf", "selection_bias"}
 
 
 def check_verdicts(module, verdicts):

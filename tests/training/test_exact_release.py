@@ -188,13 +188,14 @@ def test_the_padded_size_leaves_no_trace(kind, tells):
     assert np.array_equal(*moved) != tells
 
 
+@pytest.mark.full
 def test_two_devices_give_the_same_integers():
     """Of a model whose gradients XLA computes; in a process of its own, since devices are fixed when JAX starts."""
     code = textwrap.dedent(
         """
         import json
         import jax, numpy as np
-        from tests.training.models.test_bert import MODEL, make_batch, parameters
+        from tests.training.models.test_bert_model import MODEL, make_batch, parameters
         batch, mask, grid = make_batch(size=13), np.arange(13) != 4, MODEL.grid(1.0)
         own = {name: array[None] for name, array in parameters().items()}
         found = []

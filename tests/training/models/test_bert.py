@@ -80,6 +80,7 @@ def test_missing_files_are_refused_before_anything_is_read(kind, tmp_path):
         run_configuration(TrainConfig.from_toml(text, folder=tmp_path), opened)
 
 
+@pytest.mark.full
 def test_from_a_public_checkpoint_to_predictions(folder, tmp_path):
     """The masked model on public mails, then the classifier with a guarantee from its weights."""
     settings = {"selector": co.Greedy(contribution_bound=2), "batch_size": 24, "iterations": 3}

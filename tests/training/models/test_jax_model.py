@@ -80,6 +80,7 @@ def same(one, other):
 # ---- sums ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:optax.global_norm")
 def test_equals_jax_privacy():
     model, batch = make_model(), make_batch(40)
@@ -203,6 +204,7 @@ def test_backends_that_do_not_tell_their_memory(monkeypatch):
     assert told / 20 < model.memory_of(4) < 20 * told
 
 
+@pytest.mark.full
 def test_more_devices_give_the_same_integers(tmp_path):
     code = """
 import jax, numpy as np
