@@ -170,6 +170,14 @@ class Killer:
             shutil.rmtree(folder)
         return tally
 
+    def kill_once(self, verb: str, kill: dict[str, float]) -> Tally:
+        """Kills a verb at this moment alone, {"event": number}, {"sync": number} or {"time": seconds}."""
+        tally, folder = Tally(), self.room / f"killed {verb} once"
+        shutil.copytree(self.room / f"before {verb}", folder)
+        self._kill(verb, folder, kill, tally)
+        shutil.rmtree(folder)
+        return tally
+
     def _turns(self, verb: str, draws: random.Random) -> Iterator[list[dict[str, float]]]:
         """For each folder an event of the next phase, then a half-written file or a time drawn over the whole run."""
         events = self._events[verb]

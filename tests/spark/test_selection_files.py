@@ -130,7 +130,7 @@ def test_other_folders_are_kept(made, tmp_path, address):
     place = tmp_path / "S.parquet"
     place.mkdir()
     (place / "thesis.txt").write_text("dear")
-    with pytest.raises(co.InputError, match="holds other things"):
+    with pytest.raises(co.InputError, match="a folder with other files in it"):
         write_selection(found, certificate, place.as_uri() if address else place)
     assert (place / "thesis.txt").read_text() == "dear"
 
