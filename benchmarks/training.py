@@ -79,10 +79,15 @@ def sweep_rows(batch: int) -> list[dict]:
     data = make_data(num_features)
     plan = make_plan(data, steps, batch)
     members = grid(
-        plan,
+        plan.certificate,
+        plan.selected,
+        plan.mechanism,
         learning_rates=[0.001 * 2**k for k in range(12)],
         clip_norms=[0.05 * 2**k for k in range(7)],
-        noise=[with_noise(plan, sigma) for sigma in (0.5, 1.0, 2.0, 4.0)],
+        noise_multipliers=[0.5, 1.0, 2.0, 4.0],
+        delta=1e-6,
+        adjacency="zero-out",
+        run_key=plan.run_key,
     )
     assert len(members) == MEMBERS
     generator = np.random.default_rng(0)
