@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.mail import looks_like_mail, read_mail
+from coowned.attribution.mail import display_names, looks_like_mail, read_mail
 from coowned.attribution.user_keys import UserKeyRules
 from coowned.errors import InputError
 
@@ -381,3 +381,10 @@ def test_mangled_mailboxes(tmp_path, damage, length, name, attribute_to):
     assert all(key.strip() for key in examples.user_keys.to_pylist())
     assert examples.payload.column_names == ["subject", "date", "text", "folder"]
     examples.payload.validate(full=True)
+
+
+def test_names_in_brackets_without_end(tmp_path):
+    """Names are hints for aliases: a header that the standard library cannot parse has none, and stops nothing."""
+    file = tmp_path / "a.eml"
+    file.write_text(f"From: Ann Lee <ann@x.org>\nTo: {'(' * 9000} Bob <bob@x.org>\n\nHello\n")
+    assert display_names(file) == {"ann@x.org": {"Ann Lee"}}
