@@ -37,6 +37,13 @@ def test_no_better_than_trivial(row):
     assert f"Not clearly better than {row['trivial']}" in result(evaluated(row))
 
 
+def test_no_example_could_be_used():
+    """A label column that holds other words than the classes, say: no figure then means anything."""
+    said = result(evaluated({**ACCURATE, "accuracy": 0.0, "examples": 1200, "without_loss": 1200}))
+    assert said.startswith("None of the 1,200 test examples could be used: labels are none of the classes")
+    assert "Test accuracy" in result(evaluated({**ACCURATE, "examples": 1200, "without_loss": 1199}))
+
+
 def test_nothing_was_evaluated():
     assert result({}) is None
     assert result(evaluated({**ACCURATE, "accuracy": None})) is None

@@ -112,7 +112,7 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
         head, rows = _figures(table)
         show.table(f"{name} (not covered by the guarantee; 95% intervals)", head, rows)
         if without := table["without_loss"][0]:
-            show.line(f"{without:,} of them have no loss (something is missing or not finite) and count as wrong")
+            show.line(f"{without:,} of them have no loss (a value or label cannot be used) and count as wrong")
     show.line()
     for sentence in verdict:
         show.line(sentence)

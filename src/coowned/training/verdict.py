@@ -19,10 +19,16 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
 
     Guarantees:
       - A model that is not clearly better than the trivial answer is said to be so.   (test_no_better_than_trivial)
+      - Where no example could be used, that is said in place of figures.   (test_no_example_could_be_used)
     """
     table = evaluations.get("test")
     row: dict[str, Any] = {} if table is None or table.is_empty() else table.row(0, named=True)
     measure = row.get("measure", "accuracy")
+    if row.get("examples") and row.get("without_loss") == row["examples"]:
+        return (
+            f"None of the {row['examples']:,} test examples could be used: labels are none of the classes, or values "
+            "are missing or not numbers; check the columns and classes of the model."
+        )
     if row.get(measure) is None:
         return None
     show = "{:.1%}".format if measure == "accuracy" else "{:.4g}".format
