@@ -1,5 +1,6 @@
 """What a training step reads: features and labels of the examples of a graph, from memory or made on demand."""
 
+import abc
 import dataclasses
 import hashlib
 import json
@@ -76,16 +77,16 @@ class InPlace(Protocol):
         ...
 
 
-class _Features:
+class _Features(abc.ABC):
     """What the two kinds of data with rows of features share."""
 
     graph: AttributionGraph
     rows: npt.NDArray[np.int64] | None
 
     @property
+    @abc.abstractmethod
     def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
         """(features, labels) in memory, if they are there."""
-        raise NotImplementedError
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         return {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
