@@ -42,7 +42,8 @@ _WORDS = {
 _OBJECTS = (inspect.StructType, inspect.DataclassType)
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 _ANY = inspect.AnyType()
-_LONG_KEY = re.compile(r"(?:[^\s=.\[\]]+\s*\.\s*){100}")  # tomllib needs quadratic time for the parts of a key
+# tomllib needs quadratic time for the parts of a key; possessive and begun at a part's start, so that this needs linear.
+_LONG_KEY = re.compile(r"(?<![^\s=.\[\]])(?:[^\s=.\[\]]++\s*+\.\s*+){100}")
 _SHOWN = 60  # characters of a wrong value that an error shows
 
 
