@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full test-peers setup lint bench audit-power faults fuzz experiments tables lock clean clean-kernels help
+.PHONY: demo test test-full test-peers setup wheel lint bench audit-power faults fuzz experiments tables lock clean clean-kernels help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,6 +23,9 @@ test-peers: .venv-peers/peers.stamp ## conformance with torch, transformers and 
 	.venv-peers/bin/python -m pytest tests/peers -m peers
 
 setup: .venv/all.stamp ## the whole development environment
+
+wheel: .venv/runtime.stamp ## build dist/coowned-VERSION-py3-none-any.whl
+	$(BIN)/python -m hatchling build -t wheel
 
 lint: .venv/all.stamp ## ruff, pyright, import order of the stages
 	$(BIN)/ruff check .
@@ -59,7 +62,8 @@ LOCK := uv pip compile -q --universal --python-version 3.11 --generate-hashes --
 lock: ## pin every dependency anew (needs uv on the PATH)
 	$(LOCK) --upgrade --extra dev --extra spark --extra cyclic pyproject.toml -o requirements/all.lock
 	$(LOCK) --upgrade --extra dev -c requirements/all.lock pyproject.toml -o requirements/core.lock
-	$(LOCK) --upgrade --extra build -c requirements/all.lock pyproject.toml -o requirements/runtime.lock
+	$(LOCK) --upgrade --extra train --extra build -c requirements/all.lock pyproject.toml -o requirements/runtime.lock
+	$(LOCK) --upgrade --extra docs -c requirements/all.lock pyproject.toml -o requirements/docs.lock
 
 clean-kernels: ## remove compiled kernels, for one may hold an older version of another
 	find src -name '*.nb[ic]' -delete

@@ -29,6 +29,7 @@ def test_errors_have_one_base():
         "InfeasibleScheduleError",
         "CertificateMismatchError",
         "UncertifiableError",
+        "MissingExtraError",
     ):
         assert issubclass(getattr(coowned, name), coowned.CoownedError)
     assert issubclass(coowned.InputError, ValueError)

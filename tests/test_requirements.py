@@ -34,7 +34,7 @@ def test_each_lock_holds_the_one_before():
     assert versions("runtime.lock") <= versions("core.lock") <= versions("all.lock")
 
 
-@pytest.mark.parametrize("name", ["runtime.lock", "core.lock", "all.lock"])
+@pytest.mark.parametrize("name", ["runtime.lock", "core.lock", "all.lock", "docs.lock"])
 def test_every_package_has_hashes_and_no_index(name):
     text = (LOCKS / name).read_text(encoding="utf-8")
     assert "://" not in text

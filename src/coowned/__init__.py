@@ -18,6 +18,7 @@ _HOME = {
     "InfeasibleScheduleError": "coowned.errors",
     "CertificateMismatchError": "coowned.errors",
     "UncertifiableError": "coowned.errors",
+    "MissingExtraError": "coowned.errors",
     "AttributionGraph": "coowned.attribution.graph",
     "AttributedExamples": "coowned.attribution.examples",
     "take": "coowned.attribution.examples",

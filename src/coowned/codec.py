@@ -42,7 +42,7 @@ _WORDS = {
 _OBJECTS = (inspect.StructType, inspect.DataclassType)
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 _ANY = inspect.AnyType()
-# tomllib needs quadratic time for the parts of a key; possessive and begun at a part's start, so that this needs linear.
+# tomllib needs quadratic time for the parts of a key. Possessive, from the start of a part: linear time here.
 _LONG_KEY = re.compile(r"(?<![^\s=.\[\]])(?:[^\s=.\[\]]++\s*+\.\s*+){100}")
 _SHOWN = 60  # characters of a wrong value that an error shows
 

@@ -17,6 +17,10 @@ class BatchCoupledLossError(InputError):
     """The loss of one example depends on other examples of the batch, so that clipping would bound nothing."""
 
 
+class MissingExtraError(CoownedError, ImportError):
+    """A part of the package was used whose packages are not installed."""
+
+
 class InfeasibleScheduleError(CoownedError):
     """No schedule of the asked size was found.
 

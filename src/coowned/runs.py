@@ -14,6 +14,7 @@ from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.tables import examples_of_nobody
 from coowned.errors import InputError
+from coowned.extras import require
 from coowned.mechanism.registry import mechanisms
 from coowned.progress import Progress, reporting
 from coowned.selection.registry import CLASSES
@@ -130,6 +131,7 @@ class Run:
         return table
 
     def _read(self, examples: AttributedExamples, *, labels: bool) -> tuple[Model, Parameters, Table]:
+        require("train", "prediction")
         specification = self.specification or self.stored.config(self.folder).model
         task = specification.from_run(self.folder).task(
             examples.payload.schema, folder=self.folder, is_private=False, labels=labels

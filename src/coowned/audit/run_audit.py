@@ -23,6 +23,7 @@ from coowned.audit.trainer_laws import TrainerLaws
 from coowned.audit.words import audit_key_source, audit_noise_tail
 from coowned.audit.worlds import World, audited_model
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.extras import require
 from coowned.files import check_writable
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import Purpose, RunKey
@@ -141,6 +142,7 @@ def audit_run(
       seed: makes the audit repeatable, together with `trials`; from 0 to 2^57 - 1. By default keys come from the
         operating system.
     """
+    require("train", "an audit")
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     validate.positive_number(seconds=seconds)
     if seed is not None:

@@ -12,6 +12,7 @@ from coowned.accounting.terms import UNIT
 from coowned.cli import show
 from coowned.cli.options import Json
 from coowned.errors import InputError
+from coowned.extras import require
 from coowned.files import check_writable
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def run(
 
         coowned demo
     """
+    require("train", "the demo")
     from coowned.accounting.statement import rounded_down
     from coowned.audit.bob import ATTRIBUTIONS, BobTest
     from coowned.audit.run_audit import audit_run

@@ -15,6 +15,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import ConfigError, InputError
+from coowned.extras import require
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
@@ -68,6 +69,7 @@ def run_configuration(
       announce: told what is being done; before training the claim, and in a second line what the noise means.
       advise: told what would help where a few users keep most examples out of S.
     """
+    require("train", "training")
     folder.refuse_if_finished()
     _check_devices(config.run.devices)
     config.model.check_files(config.folder)

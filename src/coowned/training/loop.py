@@ -14,6 +14,7 @@ import numpy.typing as npt
 from coowned import interrupts, validate
 from coowned.cache import keep_compiled_programs
 from coowned.errors import InputError
+from coowned.extras import require
 from coowned.mechanism.noise import NoiseStream
 from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
@@ -174,6 +175,7 @@ def run_plans(
     Returns:
       The parameters, each (num_models, *shape), and the metrics, which a sweep of several has none of.
     """
+    require("train", "training")
     plan = plans[0]
     keep_compiled_programs()
     validate.positive(devices=devices)
