@@ -1,4 +1,4 @@
-"""What does attribution to everyone cost, and what is a sender-only claim worth for a recipient? (beyond the paper)
+"""What does attribution to everyone cost, and what is a sender-only claim worth? (beyond the paper)
 
 Logistic regression on hashed words: was an abstract or message written in the later half of the years?
 """

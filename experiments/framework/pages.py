@@ -54,7 +54,8 @@ def verdict_section(name: str, module: ModuleType) -> str:
     cost = f"; a point took {statistics.median(seconds):.2g} processor seconds (median)" if seconds else ""
     lines = [f"Run: {run}{cost}." if run else "", ""]
     if rows:
-        lines += [f"![{first_line(module)}]({PICTURES.name}/{name}.svg)", ""]
+        question, _, source = first_line(module).partition(" (")
+        lines += [f"![{question}]({PICTURES.name}/{name}.svg)", "", f"({source}", ""]
     if verdicts := claims_of(name):
         lines += ["| claim | verdict | found | why |", "|---|---|---|---|"]
         lines += [f"| {v.claim} | **{v.verdict}** | {v.found} | {v.why} |" for v in verdicts]

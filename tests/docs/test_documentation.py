@@ -39,3 +39,13 @@ def test_a_wrong_block_is_caught():
     test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "planted", None, 0)
     output: list[str] = []
     assert doctest.DocTestRunner().run(test, out=output.append).failed == 1
+
+
+MARKDOWN = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: page.name)
+def test_lines_have_reading_length(page: Path):
+    lines = page.read_text(encoding="utf-8").splitlines()
+    long = [number for number, line in enumerate(lines, 1) if len(line) > 120 and not line.startswith("|")]
+    assert long == [], f"{page}: wrap these lines at 120 characters; rows of tables may be longer"
