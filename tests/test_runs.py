@@ -75,6 +75,16 @@ def run(tmp_path_factory):
     return fit(folder=tmp_path_factory.mktemp("runs") / "RUN")
 
 
+def test_metrics_and_messages_are_handed_over(caplog, tmp_path):
+    seen = []
+    with caplog.at_level("INFO", logger="coowned"):
+        trained = fit(folder=tmp_path / "RUN", on_metrics=seen.append)
+    stored = trained.stored.metrics().drop("covered_by_guarantee")
+    assert seen == stored.to_dicts()
+    assert {record.name.split(".")[0] for record in caplog.records} == {"coowned"}
+    assert [message.partition(":")[0] for message in caplog.messages] == ["selecting", "reading content", "training"]
+
+
 def test_fit_is_what_train_does(tmp_path):
     rows().write_parquet(tmp_path / "data.parquet")
     (tmp_path / "run.toml").write_text(CONFIGURATION, encoding="utf-8")

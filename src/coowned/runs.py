@@ -24,6 +24,7 @@ from coowned.training import run as stored_run
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
+from coowned.training.loop import OnMetrics
 from coowned.training.model import Model, Parameters
 from coowned.training.tasks import Specification, Table
 
@@ -178,6 +179,7 @@ def fit(
     devices: int = 1,
     baseline: bool = False,
     progress: Progress | None = None,
+    on_metrics: OnMetrics | None = None,
 ) -> Run:
     """Splits, selects, certifies, accounts, trains and evaluates: what `coowned train` does, on data in memory.
 
@@ -210,7 +212,9 @@ def fit(
       devices: among which a batch is split.
       baseline: also train without privacy on the same S, to compare with in evaluations and the report.
       progress: called now and then as progress(done, message): before the first step with what is being done, and with
-        advice where a few users keep most examples out of S.
+        advice where a few users keep most examples out of S. The same is logged under the name "coowned".
+      on_metrics: called at some steps as on_metrics({"step": ..., "loss": ..., "clipped_share": ..., "copies": ...});
+        NOT covered by the guarantee.
 
     Example:
       >>> from coowned import Greedy, LogisticRegression, from_table
@@ -255,10 +259,10 @@ def fit(
     text = _NOTE + codec.encode_toml(sections)
     config = dataclasses.replace(TrainConfig.from_toml(text, name="fit"), model=model)
     if folder is not None:
-        return _trained(config, Path(folder), examples, text, progress)
+        return _trained(config, Path(folder), examples, text, progress, on_metrics)
     path = tempfile.mkdtemp(prefix="coowned-")  # readable by its owner alone
     try:
-        run = _trained(config, Path(path), examples, text, progress)
+        run = _trained(config, Path(path), examples, text, progress, on_metrics)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -267,7 +271,12 @@ def fit(
 
 
 def _trained(
-    config: TrainConfig, path: Path, examples: AttributedExamples, text: str, progress: Progress | None
+    config: TrainConfig,
+    path: Path,
+    examples: AttributedExamples,
+    text: str,
+    progress: Progress | None,
+    on_metrics: OnMetrics | None,
 ) -> Run:
     report = reporting(progress)
     with RunFolder.open(path) as opened:
@@ -277,6 +286,7 @@ def _trained(
             examples=examples,
             text=text,
             progress=progress,
+            on_metrics=on_metrics,
             announce=lambda text: report(0.0, text),
             advise=lambda text: report(0.0, text),
         )

@@ -32,6 +32,8 @@ def complete(shell, words, **more):
     [
         ("coowned ins", 1, {"inspect"}),
         ("coowned select --sel", 2, {"--selector"}),
+        ("coowned select mail --selector int", 4, {"integer-program"}),
+        ("coowned plan mail --adjacency z", 4, {"zero-out"}),
         ("coowned inspect mail.db --quer", 3, {"--query"}),
         ("coowned inspect export --attribute-to p", 4, {"participants"}),
         ("coowned inspect mail --format s", 4, {"slack", "sql"}),

@@ -2,14 +2,22 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.options import Option
 from coowned.errors import InputError
+
+
+def offering(words: Iterable[str]) -> Callable[[], list[str]]:
+    """What a shell completes an option with; it keeps those that fit what was typed."""
+    offered = list(words)
+    return lambda: offered
+
 
 Delta = Annotated[
     float, typer.Option(metavar="D", help="Probability with which the promise may fail; far below 1 / users.")
@@ -18,14 +26,20 @@ AllowLargeDelta = Annotated[
     bool,
     typer.Option("--allow-large-delta", help="Accept a delta of 0.1 or more, which promises hardly anything."),
 ]
-Adjacency = Annotated[str, typer.Option(help="zero-out or replace; the other is shown beside it.")]
+Adjacency = Annotated[
+    str,
+    typer.Option(help="zero-out or replace; the other is shown beside it.", autocompletion=offering(ADJACENCIES)),
+]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 VerifyKey = Annotated[
     Path | None, typer.Option("--verify-key", metavar="FILE", help="Refuse a run that was not signed with this key.")
 ]
-Engine = Annotated[str, typer.Option(help="local, or spark for the same result on a cluster.")]
+Engine = Annotated[
+    str,
+    typer.Option(help="local, or spark for the same result on a cluster.", autocompletion=offering(("local", "spark"))),
+]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
 
 
@@ -50,11 +64,10 @@ def check_engine(engine: str, master: str | None, *paths: str) -> None:
 
 def declared_parameter(name: str, kind: type, option: Option, panel: str) -> inspect.Parameter:
     """A keyword parameter of a verb, None by default, for a declared option."""
-    offered = list(option.choices)
     described = typer.Option(
         metavar=option.metavar,
         help=option.help,
-        autocompletion=(lambda: offered) if offered else None,
+        autocompletion=offering(option.choices) if option.choices else None,
         rich_help_panel=panel,
     )
     return inspect.Parameter(

@@ -7,7 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
-from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, Seed
+from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, Seed, offering
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -33,7 +33,9 @@ def run(
     selectors: Annotated[
         str, typer.Option(metavar="A,B…", help="Selectors to try.")
     ] = "greedy,greedy-with-duplicates,priced",
-    mechanism: Annotated[str, typer.Option(help=f"{one_of([*PLANNED, 'all'])}.")] = "all",
+    mechanism: Annotated[
+        str, typer.Option(help=f"{one_of([*PLANNED, 'all'])}.", autocompletion=offering([*PLANNED, "all"]))
+    ] = "all",
     parameters: Annotated[
         int | None,
         typer.Option(

@@ -13,7 +13,7 @@ from coowned.attribution.options import Option
 from coowned.cli import show
 from coowned.cli.certificates import certificate_beside, certificate_path_of
 from coowned.cli.data_options import reads_data
-from coowned.cli.options import Engine, Json, Master, Seed, check_engine, declared_parameter, with_parameters
+from coowned.cli.options import Engine, Json, Master, Seed, check_engine, declared_parameter, offering, with_parameters
 from coowned.cli.overwriting import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -64,7 +64,7 @@ def run(
     ],
     selector: Annotated[
         str,
-        typer.Option(help=f"{one_of(CLASSES)}."),
+        typer.Option(help=f"{one_of(CLASSES)}.", autocompletion=offering(CLASSES)),
     ] = "greedy",
     seed: Seed = 0,
     engine: Engine = "local",

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
-from coowned.training.loop import TrainedModel, train, train_without_privacy
+from coowned.training.loop import OnMetrics, TrainedModel, train, train_without_privacy
 from coowned.training.model import num_parameters
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import claim
@@ -35,6 +36,7 @@ from coowned.training.splits import split_examples
 if TYPE_CHECKING:
     import polars as pl
 
+_LOG = logging.getLogger(__name__)
 PRIVATE_LOG = "Not covered by the guarantee: counts of what selected and held-out examples hold. Never for a release."
 
 
@@ -45,6 +47,7 @@ def run_configuration(
     examples: AttributedExamples | None = None,
     text: str = "",
     progress: Progress | None = None,
+    on_metrics: OnMetrics | None = None,
     announce: Callable[[str], None] = lambda text: None,
     advise: Callable[[str], object] = lambda text: None,
 ) -> TrainedModel:
@@ -65,31 +68,37 @@ def run_configuration(
       config, text: the configuration, and the file as it was written, for `config.toml`.
       folder: an open `RunFolder`.
       examples: data in memory, in place of those that the configuration names.
-      progress: as for `train`.
+      progress, on_metrics: as for `train`.
       announce: told what is being done; before training the claim, and in a second line what the noise means.
       advise: told what would help where a few users keep most examples out of S.
     """
+
+    def tell(text: str) -> None:
+        _LOG.info(text)
+        announce(text)
+
     require("train", "training")
     folder.refuse_if_finished()
     _check_devices(config.run.devices)
     config.model.check_files(config.folder)
     run_key = folder.run_key(config.run.seed)
     if examples is None:
-        announce("reading")
+        tell("reading")
         examples = config.source().read()
     task = config.task(examples.payload.schema)
     splits = split_examples(examples.graph, config.splits)
     graph = examples.graph.subgraph(splits["train"])
     resumed = folder.is_begun
     if resumed:
-        announce("recounting the selection")
+        tell("recounting the selection")
         plan = _stored_plan(config, folder, graph, run_key)
     else:
-        announce("selecting")
+        tell("selecting")
         plan = make_plan(config, graph, run_key)
         if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
+            _LOG.info(advice)
             advise(advice)
-    announce("reading content")
+    tell("reading content")
     content = task.load(examples, splits, plan.selected.copies)
     if not resumed:
         _prepare_files(plan, folder, graph, text, content.private_log)
@@ -97,7 +106,7 @@ def run_configuration(
     def at_end(trained: TrainedModel) -> None:
         baseline = None
         if config.run.baseline:
-            announce("training without privacy, to compare with")
+            tell("training without privacy, to compare with")
             baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
         for name in ("validation", "test"):
             found = evaluation.evaluate(
@@ -108,7 +117,7 @@ def run_configuration(
             folder.write(name, file, mode=0o644)
 
     noise = plan.signal_to_noise(num_parameters(content.model))
-    announce(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
+    tell(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
     return train(
         plan,
         content.model,
@@ -119,6 +128,7 @@ def run_configuration(
         checkpoint_every=config.run.checkpoint_every,
         devices=config.run.devices,
         progress=progress,
+        on_metrics=on_metrics,
         at_end=at_end,
     )
 

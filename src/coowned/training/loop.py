@@ -34,7 +34,11 @@ NOT_COVERED = (
     "Not covered by the guarantee: losses, clipped shares and batch sizes are functions of raw content and of the "
     "secret coins. Keep them to those who may see the data."
 )
-_METRICS = ("step", "loss", "clipped", "copies")  # as numbers; a table has the share of the copies
+_METRICS = ("step", "loss", "clipped", "copies")  # as a checkpoint has them
+_COLUMNS = ("step", "loss", "clipped_share", "copies")  # as a table and `on_metrics` have them
+
+OnMetrics = Callable[[dict[str, Any]], object]
+"""Called as on_metrics({"step": 20, "loss": 0.41, "clipped_share": 0.9, "copies": 251}) at some steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +74,7 @@ def train(
     checkpoint_every: int | None = None,
     devices: int = 1,
     progress: Progress | None = None,
+    on_metrics: OnMetrics | None = None,
     at_end: Callable[["TrainedModel"], None] | None = None,
 ) -> TrainedModel:
     """Trains one model under its plan, or resumes the run that a folder holds: a sweep of one.
@@ -93,6 +98,7 @@ def train(
       checkpoint_every: steps between two checkpoints (default: a twentieth of the run).
       devices: among which a batch is split.
       progress: called now and then.
+      on_metrics: called with each row of `TrainedModel.metrics` as it is computed; NOT covered by the guarantee.
       at_end: called with the model before the folder is closed for good; a kill before that calls it again.
 
     Example:
@@ -123,6 +129,7 @@ def train(
         checkpoint_every=checkpoint_every,
         devices=devices,
         report=Report(plan, progress),
+        on_metrics=on_metrics,
     )
     parameters = {name: array[0] for name, array in parameters.items()}
     trained = TrainedModel(model=model, parameters=parameters, plan=plan, metrics=metrics)
@@ -169,6 +176,7 @@ def run_plans(
     checkpoint_every: int | None,
     devices: int,
     report: Callable[[int], None],
+    on_metrics: OnMetrics | None = None,
 ) -> tuple[dict[str, npt.NDArray[np.float32]], "pl.DataFrame"]:
     """Checks, then trains the members of a sweep, one model or many; `train` and `sweep` say what the arguments are.
 
@@ -212,6 +220,8 @@ def run_plans(
 
     def after(step: int, current: Any, log: list) -> None:
         report(step + 1)
+        if on_metrics is not None and log and log[-1][0] == step:
+            on_metrics(dict(zip(_COLUMNS, _metrics_row(log[-1]), strict=True)))
         if folder is not None and (step + 1) % every == 0:
             folder.save(step + 1, trainer.tensors(current, log))
 
@@ -423,9 +433,15 @@ def _digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
 def _metrics_table(rows: list) -> "pl.DataFrame":
     import polars as pl
 
-    rows = [(step, float(loss), float(clipped) / max(1, copies), copies) for step, loss, clipped, copies in rows]
-    schema = {"step": pl.Int64, "loss": pl.Float64, "clipped_share": pl.Float64, "copies": pl.Int64}
-    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(covered_by_guarantee=pl.lit(False))
+    schema: dict[str, Any] = dict(zip(_COLUMNS, (pl.Int64, pl.Float64, pl.Float64, pl.Int64), strict=True))
+    table = pl.DataFrame([_metrics_row(row) for row in rows], schema=schema, orient="row")
+    return table.with_columns(covered_by_guarantee=pl.lit(False))
+
+
+def _metrics_row(row: tuple[int, Any, Any, int]) -> tuple[int, float, float, int]:
+    """A step's metrics as `_COLUMNS` names them."""
+    step, loss, clipped, copies = row
+    return step, float(loss), float(clipped) / max(1, copies), copies
 
 
 def _metrics_file(metrics: "pl.DataFrame") -> bytes:
