@@ -26,7 +26,7 @@ from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.training.models.bert_model import BertModel
-from coowned.training.optimizers import make_optimizer
+from coowned.training.optimizers import OptimizerOptions, Rates, Rule, make_optimizer
 from coowned.training.step import Step
 
 BATCH, PEER_BATCH = 128, 32
@@ -55,11 +55,11 @@ def step_rows(name: str, model: BertModel) -> list[dict]:
         iterations=10**6,
     )
 
+    rule = Rule("adam")
+
     def steps(private: bool) -> Callable[[], object]:
-        step = Step(model, "adam", np.float32([1e-4]), BATCH, (grid,) if private else None)
-        parameters = initial(model)
-        alone = parameters, make_optimizer("adam", 1e-4).init(parameters)
-        state = [jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)]
+        step = Step(model, rule, Rates.of([(1e-4, 1, OptimizerOptions())]), BATCH, (grid,) if private else None)
+        state = [jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], rule.initial(initial(model)))]
 
         def go():
             state[0], clipped = step(state[0], batch, mask, noise.next() if private else None)

@@ -171,6 +171,13 @@ def fit(
     clip_norm: float | None = 1.0,
     learning_rate: float = 0.01,
     optimizer: str = "adam",
+    momentum: float | None = None,
+    warmup: float | None = None,
+    decay: str | None = None,
+    final_rate: float | None = None,
+    weight_decay: float | None = None,
+    average: str | None = None,
+    average_window: float | None = None,
     splits: Sequence[float] | None = None,
     selection_seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -204,6 +211,8 @@ def fit(
       num_bands: of the correlated noise.
       clip_norm: longest gradient of one copy; None only without a guarantee.
       learning_rate, optimizer: any optimizer of optax that needs only a learning rate.
+      momentum, warmup, decay, final_rate, weight_decay, average, average_window: what goes around the optimizer, as in
+        `[optimizer]` of a configuration; None for the default.
       splits: shares of train, validation and test; by default the model's.
       selection_seed: public; breaks ties in the selector's order.
       folder: where the run goes; None: a private temporary folder that is removed when the `Run` is no longer used.
@@ -253,7 +262,17 @@ def fit(
         },
         "mechanism": {"kind": mechanism, "clip_norm": clip_norm, "num_bands": num_bands, **schedule},
         "model": model.settings(),
-        "optimizer": {"name": optimizer, "learning_rate": learning_rate},
+        "optimizer": {
+            "name": optimizer,
+            "learning_rate": learning_rate,
+            "momentum": momentum,
+            "warmup": warmup,
+            "decay": decay,
+            "final_rate": final_rate,
+            "weight_decay": weight_decay,
+            "average": average,
+            "average_window": average_window,
+        },
         "run": {"seed": seed, "checkpoint_every": checkpoint_every, "devices": devices, "baseline": baseline},
     }
     text = _NOTE + codec.encode_toml(sections)

@@ -56,9 +56,11 @@ def resume(place, plan, data, model=MODEL, **options):
 
 
 @pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
-@pytest.mark.parametrize("steps", [1, 5])
-def test_resumed_run_is_bit_identical(small, tmp_path, monkeypatch, kind, steps):
-    plan = begin_and_stop(tmp_path / "run", small, steps, monkeypatch, kind)
+@pytest.mark.parametrize(
+    ("steps", "options"), [(1, {}), (5, {}), (7, {"decay": "cosine", "average": "tail", "average_window": 0.75})]
+)
+def test_resumed_run_is_bit_identical(small, tmp_path, monkeypatch, kind, steps, options):
+    plan = begin_and_stop(tmp_path / "run", small, steps, monkeypatch, kind, **options)
     whole = train(plan, MODEL, small.data)
     again = resume(tmp_path / "run", plan, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])

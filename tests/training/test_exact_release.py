@@ -15,8 +15,8 @@ from coowned.mechanism.grid import Grid
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream, release
 from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.optimizers import make_optimizer
-from coowned.training.step import Step, compiled_update
+from coowned.training.optimizers import OptimizerOptions, Rates, Rule, compiled_update
+from coowned.training.step import Step
 
 SIGMA, CLIP_NORM, BATCH_SIZE, FEATURES = 1.3, 1.0, 50, 20
 MODEL = LogisticRegression(num_features=FEATURES)
@@ -170,18 +170,18 @@ class CompiledPerPaddedSize(Step):
         noisy = np.float32((summed["coefficients"] + noise["coefficients"]) * self.grids[0].unit)
         size = np.float32(self.batch_size)
         mean = noisy * (1 / size) if len(mask) > BATCH_SIZE else noisy / size
-        return compiled_update(self.optimizer)(state, {"coefficients": mean}, self.learning_rates), clipped
+        return compiled_update(self.rule)(state, {"coefficients": mean}, self.rates), clipped
 
 
 @pytest.mark.parametrize(("kind", "tells"), [(Step, False), (CompiledPerPaddedSize, True)])
 def test_the_padded_size_leaves_no_trace(kind, tells):
     """It follows from how many were drawn: the same copies and noise must move the parameters to the same bits."""
     generator = np.random.default_rng(0)
-    step = kind(MODEL, "sgd", np.float32([0.1]), BATCH_SIZE, (GRID,))
+    step = kind(MODEL, Rule("sgd"), Rates.of([(0.1, 1, OptimizerOptions())]), BATCH_SIZE, (GRID,))
     noise, moved = {"coefficients": noise_rows(1)}, []
     features = generator.standard_normal((2 * BATCH_SIZE, FEATURES)).astype(np.float32)
     for size in (BATCH_SIZE, 2 * BATCH_SIZE):
-        state = {"coefficients": jnp.zeros((1, FEATURES + 1))}, make_optimizer("sgd", 0.1).init({})
+        state = step.rule.initial({"coefficients": jnp.zeros((1, FEATURES + 1))})
         batch = {"features": features[:size], "labels": np.zeros(size, np.float32)}
         (parameters, _), _ = step(state, batch, np.arange(size) < BATCH_SIZE, noise)
         moved.append(np.asarray(parameters["coefficients"]))

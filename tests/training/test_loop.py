@@ -18,6 +18,7 @@ from coowned.errors import CertificateMismatchError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.noise import NoiseStream
 from coowned.synthetic.logistic_data import LogisticData
+from coowned.training import optimizers
 from coowned.training.data import FeatureTable, WorldData, with_norms
 from coowned.training.loop import Trainer, train, train_without_privacy
 from coowned.training.models.logistic_regression import LogisticRegression
@@ -176,14 +177,12 @@ def test_stored_and_made_features_agree(small):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_one_program_whatever_the_batch(small, optimizer, monkeypatch):
     """Batches of many padded sizes; what follows the noise is compiled once, and gets one shape."""
-    from coowned.training import step
-
-    step.compiled_update.cache_clear()
+    optimizers.compiled_update.cache_clear()
     plan = small.plan(batch_size=60, iterations=12, optimizer=optimizer)
     sizes = {batch.physical_size for batch in plan.batches()}
     assert len(sizes) > 1
     train(plan, MODEL, small.data)
-    assert step.compiled_update(optimizer)._cache_size() == 1
+    assert optimizers.compiled_update(optimizers.Rule(optimizer))._cache_size() == 1
 
 
 def test_without_privacy(small):

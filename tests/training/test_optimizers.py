@@ -1,15 +1,31 @@
-"""Optimizers by name."""
+"""Optimizers by name, and what goes around them."""
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.training.conftest import NUM_FEATURES
 
 from coowned import InputError
-from coowned.training.optimizers import make_optimizer, optimizer_names
+from coowned.training import step
+from coowned.training.data import with_norms
+from coowned.training.loop import Trainer, train
+from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.optimizers import (
+    OptimizerOptions,
+    Rates,
+    average_weight_at,
+    learning_rate_at,
+    make_optimizer,
+    optimizer_names,
+)
+
+MODEL = LogisticRegression(num_features=NUM_FEATURES)
 
 
 def test_optimizers():
@@ -42,3 +58,142 @@ def test_every_optimizer_takes_steps():
         assert jax.tree.structure(before) == jax.tree.structure(after), name
         for key, array in parameters.items():
             assert bool((moved[key] < array).all()), name
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def rates_of(options: OptimizerOptions, iterations: int) -> list[float]:
+    rates = jax.tree.map(lambda array: array[0], Rates.of([(2.0, iterations, options)]))
+    return [float(learning_rate_at(rates, count)) for count in range(iterations)]
+
+
+def plain_rate(options: OptimizerOptions, count: int, iterations: int) -> float:
+    rising = round(options.warmup * iterations)
+    if count < rising:
+        return 2.0 * (count + 1) / rising
+    done = (count - rising) / max(1, iterations - rising)
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[options.decay]
+    return 2.0 if options.decay == "constant" else 2.0 * (options.final_rate + (1 - options.final_rate) * left)
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+def test_learning_rates(decay):
+    for warmup, final_rate in ((0.0, 0.0), (0.25, 0.0), (0.5, 0.1), (1.0, 1.0)):
+        options = OptimizerOptions(decay=decay, warmup=warmup, final_rate=final_rate)
+        expected = [plain_rate(options, count, 40) for count in range(40)]
+        np.testing.assert_allclose(rates_of(options, 40), expected, rtol=1e-5)
+        assert min(expected) > 0
+    assert rates_of(OptimizerOptions(decay=decay, warmup=0.5), 1) == [2.0]
+
+
+@pytest.mark.parametrize(("average", "window"), [("tail", 0.25), ("tail", 1.0), ("exponential", 0.25)])
+def test_averages(average, window):
+    """Step by step, against all iterates at once."""
+    iterations, iterates = 40, np.random.default_rng(0).normal(size=40)
+    rates = jax.tree.map(
+        lambda array: array[0],
+        Rates.of([(1.0, iterations, OptimizerOptions(average=average, average_window=window))]),
+    )
+    found = 0.0
+    for count, iterate in enumerate(iterates):
+        weight = float(average_weight_at(rates, count))
+        found = (1 - weight) * found + weight * iterate
+    kept = round(window * iterations)
+    decay = (kept - 1) / (kept + 1)
+    weights = decay ** np.arange(iterations)[::-1] if average == "exponential" else np.arange(40) >= iterations - kept
+    np.testing.assert_allclose(found, np.average(iterates, weights=weights), rtol=1e-5)
+
+
+def iterates_of(plan, data):
+    """((steps, parameters) of every step, what is released)."""
+    trainer, path = Trainer([plan], MODEL), []
+    state = trainer.run(
+        with_norms(data),
+        trainer.initial_state(MODEL.initial()),
+        [],
+        start=0,
+        after=lambda step, state, rows: path.append(np.array(state[0]["coefficients"][0])),
+    )
+    return np.stack(path), trainer.released(state)["coefficients"][0]
+
+
+def test_the_average_is_released(small):
+    """Averaging changes no iterate."""
+    last, released = iterates_of(small.plan(), small.data)
+    assert np.array_equal(last[-1], released)
+    path, released = iterates_of(small.plan(average="tail", average_window=0.25), small.data)
+    np.testing.assert_allclose(path, last, rtol=1e-5)
+    np.testing.assert_allclose(released, path[-3:].mean(axis=0), rtol=1e-5)
+    trained = train(small.plan(average="tail", average_window=0.25), MODEL, small.data)
+    assert np.array_equal(trained.parameters["coefficients"], released)
+
+
+def test_weight_decay_and_schedule_are_those_of_optax(small):
+    """Decoupled weight decay with a cosine: optax's adamw on the same noisy gradients."""
+    options = {"decay": "cosine", "weight_decay": 0.1}
+    plan = small.plan(**options)
+    plain, noisy = np.zeros(NUM_FEATURES + 1, np.float32), []
+
+    def keep(sums, noise, units, batch_size, release=step.release):
+        noisy.append(release(sums, noise, units, batch_size))
+        return noisy[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "release", keep)
+        path, _ = iterates_of(plan, small.data)
+    optimizer = optax.adamw(optax.cosine_decay_schedule(plan.learning_rate, plan.iterations), weight_decay=0.1)
+    state = optimizer.init(plain)
+    for gradient, found in zip(noisy, path, strict=True):
+        updates, state = optimizer.update(jnp.asarray(gradient["coefficients"][0]), state, plain)
+        plain = optax.apply_updates(plain, updates)
+        np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_momentum_is_that_of_sgd(small):
+    heavy, light = (
+        train(small.plan(optimizer="sgd", momentum=m), MODEL, small.data).parameters["coefficients"] for m in (0.9, 0.0)
+    )
+    assert np.linalg.norm(heavy) > 1.5 * np.linalg.norm(light)
+
+
+ALL_OPTIONS = {"warmup": 0.5, "decay": "linear", "weight_decay": 0.1, "average": "exponential"}
+
+
+def test_options_see_noisy_gradients_alone(small, monkeypatch):
+    """With steps too small to move anything, every step releases the same bits whatever the options are."""
+    released, honest = [], step.release
+
+    def keep(*given):
+        released[-1].append(honest(*given)["coefficients"])
+        return honest(*given)
+
+    monkeypatch.setattr(step, "release", keep)
+    for options in ({}, ALL_OPTIONS):
+        released.append([])
+        train(small.plan(learning_rate=1e-37, **options), MODEL, small.data)
+    assert np.array_equal(*released)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": "cosines"}, "decay"),
+        ({"average": "mean"}, "average"),
+        ({"warmup": 1.5}, "warmup"),
+        ({"average_window": 0.0}, "average_window"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"momentum": 0.9}, "momentum is an option of sgd, not of adam"),
+    ],
+)
+def test_wrong_options_are_refused(small, options, message):
+    with pytest.raises(InputError, match=message):
+        small.plan(**options)
+
+
+def test_options_are_part_of_the_plan(small):
+    plain = small.plan()
+    assert plain.describe()["optimizer"] == ["adam", 0.05]  # as it was stored before there were options
+    plan = dataclasses.replace(plain, **ALL_OPTIONS)
+    assert plan.describe()["optimizer"] == ["adam", 0.05, ALL_OPTIONS]
+    assert plan.digest != plain.digest

@@ -55,6 +55,26 @@ def test_sweep_equals_single_runs(small, kind):
     assert len(different) == 8
 
 
+def test_members_differ_in_options(small):
+    plan = small.plan()
+    options = {"decay": ["constant", "cosine"], "average": ["none", "tail", "exponential"], "weight_decay": [0.0, 0.5]}
+    plans = grid(
+        plan.certificate, plan.selected, plan.mechanism, noise_multipliers=[0.4], learning_rates=[0.1],
+        clip_norms=[1.0], delta=1e-5, adjacency="zero-out", run_key=plan.run_key, **options,
+    )  # fmt: skip
+    swept = sweep(plans, MODEL, small.data)
+    assert swept.members()["average"].to_list() == [member.average for member in plans]
+    for number, member in enumerate(plans):
+        alone = train(member, MODEL, small.data).parameters["coefficients"]
+        assert np.linalg.norm(swept.member(number)["coefficients"] - alone) <= 1e-4 * np.linalg.norm(alone)
+    assert len({tuple(np.round(row, 4)) for row in swept.parameters["coefficients"].tolist()}) == 12
+    with pytest.raises(InputError, match="averages"):
+        grid(
+            plan.certificate, plan.selected, plan.mechanism, noise_multipliers=[0.4], learning_rates=[0.1],
+            clip_norms=[1.0], delta=1e-5, adjacency="zero-out", run_key=plan.run_key, averages=["tail"],
+        )  # fmt: skip
+
+
 def test_a_sweep_of_one(small):
     plan = small.plan()
     swept = sweep([plan], MODEL, small.data)

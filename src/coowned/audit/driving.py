@@ -20,6 +20,7 @@ from coowned.training.checkpoint import Checkpoint
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.loop import Trainer
 from coowned.training.model import Model
+from coowned.training.optimizers import OPTION_DEFAULTS
 from coowned.training.plan import TrainingPlan
 
 _SMALL = 2.0**-50  # change of a parameter by one clip norm: far too small to change any gradient
@@ -40,7 +41,9 @@ def audited(
     assert plan.clip_norm is not None
     key = RunKey(run_key.secret, 0 if plan.run_key.is_test_run else None)
     rate = math.ldexp(change, round(math.log2(plan.batch_size / plan.clip_norm)))  # times a power of two: exact
-    return dataclasses.replace(plan, selected=selected, run_key=key, optimizer="sgd", learning_rate=rate)
+    return dataclasses.replace(
+        plan, selected=selected, run_key=key, optimizer="sgd", learning_rate=rate, **OPTION_DEFAULTS
+    )
 
 
 def drive(

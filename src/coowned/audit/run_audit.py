@@ -233,7 +233,7 @@ def plan_of(run: Run) -> TrainingPlan:
         noise_multiplier=run.guarantee.noise_multiplier,
         adjacency=run.guarantee.adjacency,
     )
-    optimizer, learning_rate = described["optimizer"]
+    optimizer, learning_rate, *options = described["optimizer"]
     plan = TrainingPlan(
         certificate=run.certificate,
         selected=World.like(run.certificate, claim, users=1).selected,
@@ -242,6 +242,7 @@ def plan_of(run: Run) -> TrainingPlan:
         clip_norm=described["clip_norm"],
         optimizer=optimizer,
         learning_rate=learning_rate,
+        **(options[0] if options else {}),
         run_key=RunKey.from_seed(0) if run.guarantee.test_run else RunKey.from_operating_system(),
     )
     if codec.to_plain(plan.describe()) != described:

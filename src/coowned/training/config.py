@@ -18,7 +18,7 @@ from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import mechanism_class, mechanisms
 from coowned.selection.registry import CLASSES, selector_class
 from coowned.training.models.registry import MODELS, USUAL_MODEL, model_class
-from coowned.training.optimizers import LEARNING_RATES, check_optimizer
+from coowned.training.optimizers import LEARNING_RATES, OptimizerOptions, check_optimizer
 from coowned.training.tasks import Specification, Task
 
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
@@ -116,14 +116,15 @@ class MechanismSection:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerSection:
-    """Any optimizer of optax that needs only a learning rate."""
+class OptimizerSection(OptimizerOptions):
+    """Any optimizer of optax that needs only a learning rate, and what goes around it."""
 
     learning_rate: float
     name: str = "adam"
 
     def __post_init__(self) -> None:
         check_optimizer(self.name)
+        self.check_options(self.name)
         validate.in_range(*LEARNING_RATES, learning_rate=self.learning_rate)
 
 
@@ -346,6 +347,13 @@ label = "label"                  # 0 or 1; other labels are declared: classes = 
 [optimizer]
 name = "adam"                    # any of optax that needs only a learning rate
 learning_rate = 0.05
+# warmup = 0.05                  # fraction of the steps in which the learning rate rises; it then falls by
+# decay = "cosine"               # "linear" or "cosine" (default: "constant")
+# final_rate = 0.0               # to this fraction of itself
+# weight_decay = 0.01            # decoupled, as in AdamW
+# momentum = 0.9                 # of sgd
+# average = "tail"               # release the mean of the last iterates, or "exponential"; free by post-processing
+# average_window = 0.25          # fraction of the steps that are averaged
 
 [run]
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee

@@ -173,6 +173,7 @@ def _plan(
         clip_norm=math.inf if clip_norm is None else clip_norm,
         learning_rate=config.optimizer.learning_rate,
         optimizer=config.optimizer.name,
+        **config.optimizer.options(),
         run_key=run_key,
         public=config.privacy.public,
     )

@@ -21,7 +21,7 @@ from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, mach
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.model import Model, num_parameters
-from coowned.training.optimizers import make_optimizer
+from coowned.training.optimizers import Rates, Rule
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
 from coowned.training.records import RunRecord
@@ -86,7 +86,10 @@ def train(
       - A run that was killed anywhere ends in the same bits.   (test_killed_run_is_bit_identical)
       - Two devices give what one gives.   (test_two_devices_equal_one)
       - A key that has served another run in this process is refused.   (test_a_key_serves_one_run)
-    Cost: memory of a few batches, the parameters and num_bands rows of noise, whatever `iterations` is.
+      - An average of the iterates is kept from step to step, and is what is evaluated and stored.
+        (test_the_average_is_released)
+    Cost: memory of a few batches, the parameters, once more for an average, and num_bands rows of noise, whatever
+    `iterations` is.
 
     Args:
       plan: what runs and what is claimed; without a guarantee the same loop adds no noise.
@@ -227,7 +230,7 @@ def run_plans(
 
     read = data if plan.clip_norm is None else with_norms(data)
     state = trainer.run(read, state, rows, start=start, after=after)
-    return {name: np.asarray(array) for name, array in state[0].items()}, _metrics_table(rows)
+    return trainer.released(state), _metrics_table(rows)
 
 
 class Trainer:
@@ -250,8 +253,8 @@ class Trainer:
         self._split, self._replicated = _shardings(devices)
         self._step = Step(
             model,
-            plan.optimizer,
-            np.array([p.learning_rate for p in plans], np.float32),
+            Rule.of(plan.optimizer, plans),
+            Rates.of([(p.learning_rate, p.iterations, p) for p in plans]),
             plan.batch_size,
             tuple(model.grid(p.clip_norm or math.inf) for p in plans) if self._clips else None,
             tuple(jax.devices()[:devices]) if devices > 1 else (),
@@ -261,12 +264,12 @@ class Trainer:
         self._batches = plan.batches(multiple_of=8 * devices)
 
     def initial_state(self, parameters: Mapping[str, npt.NDArray[np.float32]]) -> tuple[Any, Any]:
-        """(parameters, optimizer state) before the first step, the same for every member."""
+        """What `Rule.initial` gives, the same for every member."""
         import jax
         import jax.numpy as jnp
 
         arrays = {name: jnp.array(array) for name, array in parameters.items()}
-        state = arrays, make_optimizer(self._plans[0].optimizer, self._plans[0].learning_rate).init(arrays)
+        state = self._step.rule.initial(arrays)
         # On the host: each operation by itself would be compiled before the first step.
         return jax.tree.map(lambda leaf: jnp.array(np.repeat(np.asarray(leaf)[None], len(self._plans), axis=0)), state)
 
@@ -275,7 +278,11 @@ class Trainer:
     ) -> dict[str, npt.NDArray[np.float32]]:
         """All steps, without a folder and without checks; gives the parameters, each (num_models, *shape)."""
         state = self.run(data, self.initial_state(initial), [], start=0, after=lambda step, state, rows: None)
-        return {name: np.asarray(array) for name, array in state[0].items()}
+        return self.released(state)
+
+    def released(self, state: Any) -> dict[str, npt.NDArray[np.float32]]:
+        """The parameters that are evaluated and stored, each (num_models, *shape)."""
+        return {name: np.asarray(array) for name, array in self._step.rule.released(state).items()}
 
     def run(
         self, data: TrainingData, state: Any, rows: list, *, start: int, after: Callable[[int, Any, list], None]

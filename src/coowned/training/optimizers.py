@@ -1,10 +1,19 @@
-"""Optimizers of optax, by name."""
+"""How noisy mean gradients move the parameters: an optimizer of optax, and what goes around it.
 
+All of it is post-processing of what the mechanism releases, and costs no privacy.
+"""
+
+import dataclasses
 import difflib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from coowned import validate
 from coowned.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,6 +27,196 @@ _NO_OPTIMIZERS = (
     "scale_by_learning_rate", "scale_by_rprop",  # parts of optimizers
     "sm3",  # no parameter without an axis, such as an intercept
 )  # fmt: skip
+DECAYS = ("constant", "linear", "cosine")
+AVERAGES = ("none", "exponential", "tail")
+
+Arrays = dict[str, Any]
+State = tuple[Arrays, Any]
+"""(parameters, state of the optimizer and the average), every array with a leading axis for the models."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """What goes around an optimizer; fractions are of the number of steps, so that they suit a run of any length.
+
+    Guarantees:
+      - Every option changes only what follows the noise.   (test_options_see_noisy_gradients_alone)
+
+    Attributes:
+      momentum: of sgd; other optimizers have their own.
+      warmup: fraction of the steps in which the learning rate rises linearly.
+      decay: how the learning rate falls afterwards: "constant", "linear" or "cosine".
+      final_rate: where it falls to, as a fraction of the learning rate.
+      weight_decay: decoupled, as in AdamW: a step multiplies the parameters by 1 - rate * weight_decay.
+      average: what is evaluated and released: "none" the last iterate, "tail" the mean of the last iterates,
+        "exponential" an exponential moving average with bias correction.
+      average_window: fraction of the steps that are averaged. An exponential average over n steps has the decay
+        (n - 1) / (n + 1), so that its iterates are as old on average as those of a tail.
+    """
+
+    momentum: float = 0.0
+    warmup: float = 0.0
+    decay: str = "constant"
+    final_rate: float = 0.0
+    weight_decay: float = 0.0
+    average: str = "none"
+    average_window: float = 0.25
+
+    def check_options(self, optimizer: str) -> None:
+        """Refuses, with InputError, what means nothing, alone or with this optimizer."""
+        validate.one_of(DECAYS, decay=self.decay)
+        validate.one_of(AVERAGES, average=self.average)
+        validate.in_range(0, 1, open_high=True, momentum=self.momentum)
+        validate.in_range(0, 1, warmup=self.warmup, final_rate=self.final_rate)
+        validate.in_range(0, 1, open_low=True, average_window=self.average_window)
+        validate.in_range(0, math.inf, open_high=True, weight_decay=self.weight_decay)
+        if self.momentum and optimizer != "sgd":
+            raise InputError(f"momentum is an option of sgd, not of {optimizer}; leave it out, or use sgd")
+
+    def options(self) -> dict[str, Any]:
+        """The options that are not the default, as plain values."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(OptimizerOptions)}
+        return {name: value for name, value in found.items() if value != OPTION_DEFAULTS[name]}
+
+
+OPTION_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(OptimizerOptions)}
+
+
+class Rates(NamedTuple):
+    """Rates and options as numbers: (num_models,) float32 each, so that members of a sweep may differ in them."""
+
+    learning_rate: Any
+    iterations: Any
+    warmup: Any
+    decay: Any  # index in DECAYS
+    final_rate: Any
+    weight_decay: Any
+    average: Any  # index in AVERAGES
+    average_window: Any
+
+    @classmethod
+    def of(cls, members: Sequence[tuple[float, int, OptimizerOptions]]) -> "Rates":
+        """From (learning rate, iterations, options) of every member."""
+        rows = [
+            (
+                rate,
+                iterations,
+                options.warmup,
+                DECAYS.index(options.decay),
+                options.final_rate,
+                options.weight_decay,
+                AVERAGES.index(options.average),
+                options.average_window,
+            )
+            for rate, iterations, options in members
+        ]
+        return cls(*np.array(rows, np.float32).T.copy())
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The form of an update, which all models of a run share.
+
+    Attributes:
+      optimizer: name of the optimizer.
+      momentum: of sgd.
+      counts: whether steps are counted, for anything that is not the same in all of them.
+      averages: whether an average is kept beside the parameters: memory of the parameters once more.
+    """
+
+    optimizer: str
+    momentum: float = 0.0
+    counts: bool = False
+    averages: bool = False
+
+    @classmethod
+    def of(cls, optimizer: str, members: Sequence[OptimizerOptions]) -> "Rule":
+        averages = any(options.average != "none" for options in members)
+        decays = any(options.decay != "constant" or options.warmup or options.weight_decay for options in members)
+        return cls(optimizer, members[0].momentum, decays or averages, averages)
+
+    def make(self, learning_rate: Any) -> "optax.GradientTransformation":
+        return make_optimizer(self.optimizer, learning_rate, momentum=self.momentum)
+
+    def initial(self, parameters: Arrays) -> State:
+        """The state of one model before the first step."""
+        state: dict[str, Any] = {"optimizer": self.make(1.0).init(parameters)}
+        if self.counts:
+            state["count"] = np.int32(0)
+        if self.averages:
+            state["average"] = parameters
+        return parameters, state
+
+    def released(self, state: State) -> Arrays:
+        """The parameters that are evaluated and stored."""
+        return state[1]["average"] if self.averages else state[0]
+
+    def move(self, rates: Rates, gradients: Arrays, state: State) -> State:
+        """One step of one model, to be compiled."""
+        import jax
+        import optax
+
+        parameters, kept = state
+        rate = learning_rate_at(rates, kept["count"]) if self.counts else rates.learning_rate
+        updates, optimizer = self.make(rate).update(gradients, kept["optimizer"], parameters)
+        after: dict[str, Any] = {"optimizer": optimizer}
+        if self.counts:
+            after["count"] = kept["count"] + 1
+            shrink = 1 - rate * rates.weight_decay
+            parameters = jax.tree.map(lambda array: array * shrink, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        if self.averages:
+            weight = average_weight_at(rates, kept["count"])
+            after["average"] = jax.tree.map(
+                lambda average, array: (1 - weight) * average + weight * array, kept["average"], parameters
+            )
+        return parameters, after  # pyright: ignore[reportReturnType]
+
+
+def learning_rate_at(rates: Rates, count: Any) -> Any:
+    """The learning rate of the step after `count` others.
+
+    It is above 0 in every step: a rise ends at, and a fall begins with, the learning rate itself.
+
+    Guarantees:
+      - It is that of the formulas in plain numbers.   (test_learning_rates)
+    """
+    import jax.numpy as jnp
+
+    rising = jnp.round(rates.warmup * rates.iterations)
+    rise = jnp.minimum(1.0, (count + 1) / jnp.maximum(1.0, rising))
+    done = jnp.maximum(0.0, count - rising) / jnp.maximum(1.0, rates.iterations - rising)
+    left = jnp.where(
+        rates.decay == 1, 1 - done, jnp.cos(jnp.pi / 2 * done) ** 2
+    )
+    left = jnp.where(rates.decay == 0, 1.0, rates.final_rate + (1 - rates.final_rate) * left)
+    return rates.learning_rate * rise * left
+
+
+def average_weight_at(rates: Rates, count: Any) -> Any:
+    """The weight of the iterate after `count` + 1 steps in the average so far; the rest is that of the average.
+
+    Guarantees:
+      - The averages are those of all iterates with plain weights.   (test_averages)
+    """
+    import jax.numpy as jnp
+
+    window = jnp.maximum(1.0, jnp.round(rates.average_window * rates.iterations))
+    since = jnp.maximum(0.0, count - (rates.iterations - window))
+    decay = (window - 1) / (window + 1)
+    exponential = (1 - decay) / (1 - decay ** (count + 1))
+    return jnp.where(rates.average == 0, 1.0, jnp.where(rates.average == 1, exponential, 1 / (since + 1)))
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_update(rule: Rule) -> Callable[[State, Arrays, Rates], State]:
+    """(state, gradients, rates) -> the state after one step."""
+    import jax
+
+    def update(state: State, gradients: Arrays, rates: Rates) -> State:
+        return jax.vmap(rule.move)(rates, gradients, state)
+
+    return jax.jit(update, donate_argnums=0)
 
 
 @functools.cache
@@ -56,8 +255,8 @@ def check_optimizer(name: str) -> None:
         raise InputError(f"optax has no optimizer {name!r} that needs only a learning rate{hint}")
 
 
-def make_optimizer(name: str, learning_rate: Any) -> "optax.GradientTransformation":
-    """The optax optimizer of this name.
+def make_optimizer(name: str, learning_rate: Any, *, momentum: float = 0.0) -> "optax.GradientTransformation":
+    """The optax optimizer of this name; momentum is sgd's.
 
     >>> make_optimizer("sgd", 0.1).init({})
     (EmptyState(), EmptyState())
@@ -65,4 +264,4 @@ def make_optimizer(name: str, learning_rate: Any) -> "optax.GradientTransformati
     import optax
 
     check_optimizer(name)
-    return getattr(optax, name)(learning_rate)
+    return optax.sgd(learning_rate, momentum) if momentum else getattr(optax, name)(learning_rate)

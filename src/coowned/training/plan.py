@@ -19,12 +19,12 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.config import CLIP_NORMS
-from coowned.training.optimizers import LEARNING_RATES, check_optimizer
+from coowned.training.optimizers import LEARNING_RATES, OptimizerOptions, check_optimizer
 from coowned.training.run import NO_GUARANTEE, PUBLIC, claim_terms, plan_digest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingPlan:
+class TrainingPlan(OptimizerOptions):
     """What is trained on, how batches and noise are made, and what may be claimed afterwards.
 
     Sampler, noise and claim are read from one mechanism and one guarantee; nothing can be set twice.
@@ -40,7 +40,7 @@ class TrainingPlan:
       mechanism: how batches are drawn; `batch_size` must be set.
       guarantee: the claim, with the noise; None trains without privacy.
       clip_norm: longest gradient of one copy. Without a guarantee it may be infinite, or None for the plain gradient.
-      optimizer, learning_rate: any of optax by name.
+      optimizer, learning_rate: any of optax by name; `OptimizerOptions` has the rest.
       run_key: where coins and noise come from.
       configuration: names the member of a sweep, in its noise keys.
       public: without a guarantee because the data are public, not because privacy was left out.
@@ -81,6 +81,7 @@ class TrainingPlan:
                 "the mechanism has no batch_size, which gradients are divided by; make it with from_certificate"
             )
         check_optimizer(self.optimizer)
+        self.check_options(self.optimizer)
         object.__setattr__(self, "learning_rate", float(self.learning_rate))
         if self.guarantee is None:
             if self.clip_norm is not None:
@@ -168,11 +169,11 @@ class TrainingPlan:
 
     def describe(self) -> dict[str, Any]:
         """Every choice of the run but its data, code and key, as plain values; a run is resumed only under the same."""
-        clip_norm = self.clip_norm
+        clip_norm, options = self.clip_norm, self.options()
         return {
             **claim_terms(self.certificate, self.mechanism, self.guarantee),
             "clip_norm": str(clip_norm) if clip_norm == math.inf else clip_norm,  # JSON has no infinity
-            "optimizer": [self.optimizer, self.learning_rate],
+            "optimizer": [self.optimizer, self.learning_rate, *([options] if options else ())],
             "configuration": self.configuration,
             "coefficients": self.coefficients.tolist(),
             "public": self.public,

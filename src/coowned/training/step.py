@@ -9,16 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.noise import release
 from coowned.training.model import Model
-from coowned.training.optimizers import make_optimizer
-
-Arrays = dict[str, Any]
-State = tuple[Arrays, Any]
-"""(parameters, optimizer state), every array with a leading axis for the models."""
+from coowned.training.optimizers import Arrays, Rates, Rule, State, compiled_update
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,45 +26,29 @@ class Step:
 
     Attributes:
       model: whose gradients are summed.
-      optimizer: name of the optimizer.
-      learning_rates: (num_models,).
+      rule: the form of the update.
+      rates: of every model.
       batch_size: the public one.
       grids: of each model; None: gradients are not clipped and have no noise.
       devices: that share the work on clipped gradients; none: the default one.
     """
 
     model: Model
-    optimizer: str
-    learning_rates: npt.NDArray[np.float32]
+    rule: Rule
+    rates: Rates
     batch_size: int
     grids: tuple[Grid, ...] | None
     devices: tuple[Any, ...] = ()
 
     def __call__(self, state: State, batch: Arrays, mask: Any, noise: Arrays | None) -> tuple[State, Any]:
         """(the state after one step, number of clipped copies)."""
-        update = compiled_update(self.optimizer)
+        update = compiled_update(self.rule)
         if self.grids is None:
             gradients, clipped = compiled_mean(self.model)(state[0], batch, mask, np.float32(self.batch_size))
-            return update(state, gradients, self.learning_rates), clipped
+            return update(state, gradients, self.rates), clipped
         sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices)
         units = np.array([grid.unit for grid in self.grids])
-        return update(state, release(sums, noise, units, self.batch_size), self.learning_rates), clipped
-
-
-@functools.lru_cache(maxsize=32)
-def compiled_update(optimizer: str) -> Callable[[State, Arrays, Any], State]:
-    """(state, gradients, learning rates) -> the state after one step."""
-    import jax
-    import optax
-
-    def move(learning_rate: Any, gradients: Arrays, state: State) -> State:
-        updates, optimizer_state = make_optimizer(optimizer, learning_rate).update(gradients, state[1], state[0])
-        return optax.apply_updates(state[0], updates), optimizer_state  # pyright: ignore[reportReturnType]
-
-    def update(state: State, gradients: Arrays, learning_rates: Any) -> State:
-        return jax.vmap(move)(learning_rates, gradients, state)
-
-    return jax.jit(update, donate_argnums=0)
+        return update(state, release(sums, noise, units, self.batch_size), self.rates), clipped
 
 
 @functools.lru_cache(maxsize=32)

@@ -7,11 +7,12 @@ import itertools
 import json
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coowned import validate
 from coowned.accounting.calculators import sweep_noise_multiplier
 from coowned.accounting.guarantee import guarantee
 from coowned.certificate import ContributionCertificate
@@ -25,12 +26,13 @@ from coowned.training.data import TrainingData
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import run_plans
 from coowned.training.model import Model
+from coowned.training.optimizers import OPTION_DEFAULTS
 from coowned.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
     import polars as pl
 
-_SHARED = ("certificate", "mechanism", "optimizer", "run_key")
+_SHARED = ("certificate", "mechanism", "optimizer", "momentum", "run_key")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,15 +75,10 @@ class SweptModels:
         """Number, configuration and settings of every member: what was asked for, nothing of the data."""
         import polars as pl
 
-        return pl.DataFrame(
-            {
-                "number": range(len(self.plans)),
-                "configuration": [plan.configuration for plan in self.plans],
-                "learning_rate": [plan.learning_rate for plan in self.plans],
-                "clip_norm": [plan.clip_norm for plan in self.plans],
-                "noise_multiplier": [plan.noise_multiplier for plan in self.plans],
-            }
-        )
+        options = dict.fromkeys(name for plan in self.plans for name in plan.options())  # those anybody set
+        shown = ("configuration", "learning_rate", "clip_norm", "noise_multiplier", *options)
+        columns = {name: [getattr(plan, name) for plan in self.plans] for name in shown}
+        return pl.DataFrame({"number": range(len(self.plans)), **columns})
 
     def statement(self, released: int) -> str:
         """What may be said where the model of this number is released and no other is.
@@ -137,8 +134,9 @@ def sweep(
     With a folder, resumes the sweep that it holds; at the end every member is in a file of its own there, with the
     statement for the case that it is the one released.
 
-    They may differ in learning rate, clip norm and noise multiplier. Every member has noise of its own (its keys name
-    its `configuration`) and the batches of all: a sweep's statement covers one released model only.
+    They may differ in learning rate, clip norm, noise multiplier and the options of the optimizer but momentum. Every
+    member has noise of its own (its keys name its `configuration`) and the batches of all: a sweep's statement covers
+    one released model only.
 
     Guarantees:
       - Each member is what it would be alone, up to rounding and the noise for it (`regrouping_factor`).
@@ -263,10 +261,11 @@ def grid(
     noise_multipliers: Sequence[float] = (),
     optimizer: str = "adam",
     run_id: str | None = None,
+    **options: Sequence[Any],
 ) -> list[TrainingPlan]:
-    """A plan for every combination of guarantee, clip norm and learning rate: what `sweep` trains in one pass.
+    """A plan for every combination of guarantee, clip norm, learning rate and options: what `sweep` trains in one pass.
 
-    The order is that of nested loops: guarantees first, then clip norms, then learning rates.
+    The order is that of nested loops: guarantees first, then clip norms, learning rates, and options as they are given.
 
     Guarantees:
       - All guarantees have one run_id, so that members cannot be composed as independent runs.
@@ -278,6 +277,7 @@ def grid(
       epsilons: targets, each calibrated; or
       noise_multipliers: as they are. Exactly one of the two.
       run_id: a name for the one run that all members are; made up at random by default.
+      options: values to try of each of `TrainingPlan`'s options of the optimizer: decay=["constant", "cosine"], say.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
@@ -290,6 +290,8 @@ def grid(
       >>> [plan.learning_rate for plan in plans], len({plan.noise_multiplier for plan in plans})
       ([0.01, 0.1, 0.01, 0.1], 2)
     """
+    for name in options:
+        validate.one_of(tuple(OPTION_DEFAULTS), option=name)
     if bool(epsilons) == bool(noise_multipliers):
         raise InputError("a grid needs either epsilons or noise_multipliers, at least one of them")
     one_run = secrets.token_hex(8) if run_id is None else run_id
@@ -316,7 +318,15 @@ def grid(
             learning_rate=rate,
             run_key=run_key,
             optimizer=optimizer,
-            configuration=f"learning_rate={rate!r} clip_norm={clip_norm!r} noise_multiplier={claim.noise_multiplier!r}",
+            configuration=_named(
+                learning_rate=rate, clip_norm=clip_norm, noise_multiplier=claim.noise_multiplier, **chosen
+            ),
+            **chosen,
         )
         for claim, clip_norm, rate in itertools.product(claims, clip_norms, learning_rates)
+        for chosen in (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     ]
+
+
+def _named(**settings: Any) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in settings.items())
