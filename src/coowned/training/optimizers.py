@@ -186,9 +186,7 @@ def learning_rate_at(rates: Rates, count: Any) -> Any:
     rising = jnp.round(rates.warmup * rates.iterations)
     rise = jnp.minimum(1.0, (count + 1) / jnp.maximum(1.0, rising))
     done = jnp.maximum(0.0, count - rising) / jnp.maximum(1.0, rates.iterations - rising)
-    left = jnp.where(
-        rates.decay == 1, 1 - done, jnp.cos(jnp.pi / 2 * done) ** 2
-    )
+    left = jnp.where(rates.decay == 1, 1 - done, jnp.cos(jnp.pi / 2 * done) ** 2)
     left = jnp.where(rates.decay == 0, 1.0, rates.final_rate + (1 - rates.final_rate) * left)
     return rates.learning_rate * rise * left
 
