@@ -6,11 +6,12 @@ import pytest
 from coowned import threads
 from coowned.errors import InputError
 from coowned.mechanism import gradient_leaves
-from coowned.mechanism.gradient_leaves import EmbeddingGradients, LookupGradients
+from coowned.mechanism.gradient_leaves import EmbeddingGradients, FirstRowsGradients, LookupGradients
 from coowned.mechanism.gradient_sums import GradientSum, clipped_gradient_sums, gradients_of
 from coowned.mechanism.grid import Grid
+from coowned.mechanism.outer_gradients import Outer, OuterGradients
 
-SHAPES = {"words": (53, 60), "types": (11, 5), "w": (7, 3), "b": ()}
+SHAPES = {"words": (53, 60), "types": (11, 5), "positions": (9, 4), "layer": (6, 8), "w": (7, 3), "b": ()}
 GRID = Grid.for_gradients(0.7)
 
 
@@ -24,7 +25,8 @@ def gradients(copies: int, seed: int = 0, size: float = 1.0) -> dict:
         normal(4, 53) / 10, normal(4, 60), generator.integers(0, 53, (copies, 9)).astype(np.int32), normal(9, 60)
     )
     types = LookupGradients(generator.integers(0, 11, (copies, 13)).astype(np.int32), normal(13, 5))
-    return {"words": words, "types": types, "w": normal(7, 3), "b": normal()}
+    positions, layer = FirstRowsGradients(normal(5, 4)), OuterGradients(normal(6), normal(8) / max(size, 1e-30))
+    return {"words": words, "types": types, "positions": positions, "layer": layer, "w": normal(7, 3), "b": normal()}
 
 
 def rows(given: dict, chosen) -> dict:
@@ -34,8 +36,12 @@ def rows(given: dict, chosen) -> dict:
     }
 
 
-def built(words: EmbeddingGradients | LookupGradients) -> np.ndarray:
+def built(words) -> np.ndarray:
     """(copies, words, width) in float64."""
+    if isinstance(words, OuterGradients):
+        return np.einsum("io,ij->ioj", np.float64(words.left), np.float64(words.right))
+    if isinstance(words, FirstRowsGradients):
+        return np.pad(np.float64(words.rows), ((0, 0), (0, 4), (0, 0)))
     if isinstance(words, EmbeddingGradients):
         found = np.einsum("imw,imh->iwh", np.float64(words.residuals), np.float64(words.projected))
     else:
@@ -89,7 +95,7 @@ def test_a_wrong_norm_is_found_out(monkeypatch, share):
     """The bug: squared norms come out too small. The integers are looked at: what is too long is taken out again."""
     given = gradients(5, size=100.0)
     honest = contributions(given)
-    for kind in (gradient_leaves.Rows, gradient_leaves.Lookup, gradient_leaves.Embedding):
+    for kind in (gradient_leaves.Rows, gradient_leaves.Lookup, gradient_leaves.Embedding, Outer):
         squares = kind.squares
         monkeypatch.setattr(kind, "squares", lambda self, squares=squares: share * squares(self))
     found = contributions(given)

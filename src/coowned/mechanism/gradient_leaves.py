@@ -33,12 +33,27 @@ class EmbeddingGradients(NamedTuple):
     tokens: Any  # (copies, t) int32
     looked_up: Any  # (copies, t, width) float32
 
+    def leaf(self) -> "Leaf":
+        return Embedding(self)
+
 
 class LookupGradients(NamedTuple):
     """Gradients of an embedding that is only looked up: row w of copy i's is the sum of those with tokens[i, t] = w."""
 
     tokens: Any  # (copies, t) int32
     looked_up: Any  # (copies, t, width) float32
+
+    def leaf(self) -> "Leaf":
+        return Lookup(self)
+
+
+class FirstRowsGradients(NamedTuple):
+    """Gradients of a parameter of which an example uses the first rows alone."""
+
+    rows: Any  # (copies, t, width) float32
+
+    def leaf(self) -> "Leaf":
+        return Rows(_flat(self.rows, len(self.rows)))
 
 
 class Leaf(Protocol):
@@ -58,18 +73,19 @@ class Leaf(Protocol):
 
 
 def leaf_of(gradients: Any, copies: int) -> Leaf:
-    if isinstance(gradients, EmbeddingGradients):
-        return Embedding(gradients)
-    if isinstance(gradients, LookupGradients):
-        return Lookup(gradients)
-    return Rows(np.ascontiguousarray(gradients, np.float32).reshape(copies, -1))
+    """The leaf of an array, or of a form that makes its own."""
+    return gradients.leaf() if hasattr(gradients, "leaf") else Rows(_flat(gradients, copies))
+
+
+def _flat(gradients: Any, copies: int) -> npt.NDArray[np.float32]:
+    return np.ascontiguousarray(gradients, np.float32).reshape(copies, -1)
 
 
 # ---- gradients that are there ----------------------------------------------------------------------------------------
 
 
 class Rows:
-    """(copies, size) gradients."""
+    """(copies, size) gradients, of the first so many numbers of the parameter."""
 
     def __init__(self, rows: npt.NDArray[np.float32]):
         self._rows = rows
@@ -80,6 +96,7 @@ class Rows:
         return squares
 
     def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        totals = totals[: self._rows.shape[1]]
         blocks = -(-totals.size // _BLOCK)
         squares = np.zeros((blocks, factors.size))
         in_parts(_add_blocks, (self._rows, factors, totals, squares), blocks)

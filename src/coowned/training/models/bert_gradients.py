@@ -2,7 +2,8 @@
 
 One forward and one backward pass give what each layer is fed and the gradient at what it gives; from these follows the
 gradient of each layer's weights, of one example or of all. The word embedding, most of a small model, is left in
-factors (`EmbeddingGradients`, `LookupGradients`), which are far smaller than what they make.
+factors (`EmbeddingGradients`, `LookupGradients`), which are far smaller than what they make, and so is a layer that
+sees one row of each example (`OuterGradients`): a classifier's whole last layer but for keys and values.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from coowned.mechanism.gradient_leaves import EmbeddingGradients, LookupGradients
+from coowned.mechanism.gradient_leaves import EmbeddingGradients, FirstRowsGradients, LookupGradients
+from coowned.mechanism.outer_gradients import OuterGradients
 from coowned.training.models import bert_network as network
 from coowned.training.models.bert_heads import Head
 from coowned.training.models.bert_network import Arrays, Tape, product
@@ -27,20 +29,19 @@ class _Passes(NamedTuple):
 
 
 def example_gradients(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Arrays:
-    """By parameter: (batch, ...) the gradient of every example; those of embeddings in factors."""
+    """By parameter: (batch, ...) the gradient of every example, or its factors."""
     tokens = batch["tokens"]
     found = _passes(head, config, parameters, batch, jnp.ones(len(tokens)))
-    order = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     gradients: Arrays = {
-        network.POSITIONS: LookupGradients(order, found.embedded),
-        network.TYPES: LookupGradients(jnp.zeros_like(tokens[:, :1]), jnp.sum(found.embedded, axis=1, keepdims=True)),
+        network.POSITIONS: FirstRowsGradients(found.embedded),
+        network.TYPES: FirstRowsGradients(jnp.sum(found.embedded, axis=1, keepdims=True)),
         head.bias: jnp.einsum("bm,bmv->bv", found.weights, found.residuals, precision="highest"),
     }
     if head.projection == network.WORDS:
         gradients[network.WORDS] = EmbeddingGradients(found.residuals, found.projected, tokens, found.embedded)
     else:
         gradients[network.WORDS] = LookupGradients(tokens, found.embedded)
-        gradients[head.projection] = jnp.einsum("bmv,bmh->bvh", found.residuals, found.projected, precision="highest")
+        gradients[head.projection] = _products(found.residuals, found.projected)
     for name, slopes in found.slopes.items():
         gradients |= _layer(name, found.inputs[name], slopes, "b")
     return gradients
@@ -114,13 +115,21 @@ def _layer(names: str, inputs: Any, slopes: Any, examples: str) -> Arrays:
     axes = (1,) if examples else (0, 1)
     if names.endswith("LayerNorm"):
         return {f"{names}.weight": jnp.sum(inputs * slopes, axis=axes), f"{names}.bias": jnp.sum(slopes, axis=axes)}
-    apart = names.split("+")
-    weight = jnp.einsum(f"bto,bti->{examples}oi", slopes, inputs, precision="highest")
-    bias = jnp.sum(slopes, axis=axes)
-    weights, biases = jnp.split(weight, len(apart), axis=-2), jnp.split(bias, len(apart), axis=-1)
-    return {f"{name}.weight": weights[i] for i, name in enumerate(apart)} | {
-        f"{name}.bias": biases[i] for i, name in enumerate(apart)
-    }
+    found: Arrays = {}
+    for name, own in zip(names.split("+"), jnp.split(slopes, names.count("+") + 1, axis=-1), strict=True):
+        if examples:
+            found[f"{name}.weight"] = _products(own, inputs)
+        else:
+            found[f"{name}.weight"] = jnp.einsum("bto,bti->oi", own, inputs, precision="highest")
+        found[f"{name}.bias"] = jnp.sum(own, axis=axes)
+    return found
+
+
+def _products(left: Any, right: Any) -> Any:
+    """(batch, outputs, inputs): of each example the sum over rows of the products; of one row its factors."""
+    if left.shape[1] == 1:
+        return OuterGradients(left[:, 0], right[:, 0])
+    return jnp.einsum("bto,bti->boi", left, right, precision="highest")
 
 
 def _in_parts(batch: Arrays, microbatch: int) -> tuple[Arrays, int]:
