@@ -30,7 +30,15 @@ KEY = RunKey.from_seed(0)
 
 def run() -> list[dict]:
     """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
-    return [*clipping_rows(), *many_models_rows(), *correlated_noise_rows(), *sampler_rows(), *stream_rows()]
+    rows = (
+        clipping_rows(),
+        many_models_rows(),
+        correlated_noise_rows(),
+        large_noise_rows(),
+        sampler_rows(),
+        stream_rows(),
+    )
+    return [row for own in rows for row in own]
 
 
 def clipping_rows() -> list[dict]:
@@ -119,9 +127,28 @@ def correlated_noise_rows() -> list[dict]:
     ]
 
 
-def noise_stream(size: int, grid: Grid, coefficients=(1.0,)) -> NoiseStream:
-    deviations = [grid.noise_deviation(1.3)]
-    return NoiseStream(KEY, deviations=deviations, coefficients=coefficients, shapes={"w": (size,)}, iterations=10**6)
+def large_noise_rows() -> list[dict]:
+    """The noise of a step alone, where the noise multiplier is 200, against 1: more numbers are close to a boundary."""
+    grid, rows = Grid.for_linear(1.0), []
+    for models, num_bands in ((168, 1), (168, 16), (1, 1), (1, 16)):
+        coefficients = BandedStrategy(num_bands=num_bands, iterations=100_000).coefficients
+        streams = {sigma: noise_stream(NUM_FEATURES + 1, grid, coefficients, sigma, models) for sigma in (1, 200)}
+        seconds = interleaved({sigma: stream.next for sigma, stream in streams.items()}, repetitions=40)
+        ratio = seconds[200] / seconds[1]
+        name = f"noise of {models} x {NUM_FEATURES + 1} parameters, bands {num_bands}: sigma 200 against 1"
+        rows.append(figure(name, ratio, "x", "<= 1.5", ratio <= 1.5))
+    return rows
+
+
+def noise_stream(size: int, grid: Grid, coefficients=(1.0,), sigma: float = 1.3, models: int = 1) -> NoiseStream:
+    return NoiseStream(
+        KEY,
+        deviations=[grid.noise_deviation(sigma)] * models,
+        coefficients=coefficients,
+        shapes={"w": (size,)},
+        iterations=10**6,
+        configurations=[str(model) for model in range(models)],
+    )
 
 
 def sampler_rows() -> list[dict]:

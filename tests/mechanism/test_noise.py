@@ -1,6 +1,7 @@
 """Rows of integer noise: exact roundings of the ideal normals, that follow from the key."""
 
 import math
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +15,7 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.kernels import WORDS, fill_words
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.mechanism.noise import NoiseStream, Part, exact_number
+from coowned.mechanism.normals import TAIL_ERROR, Digits, tail_table, upper_tail
 
 KEY = RunKey.from_seed(0)
 STRATEGY = BandedStrategy(num_bands=5, iterations=40)
@@ -83,21 +85,83 @@ def test_rows_of_extreme_words_are_exact(monkeypatch, word):
 
 @pytest.mark.parametrize("num_bands", [1, 5])
 def test_a_worse_error_bound_changes_nothing(monkeypatch, num_bands):
-    """All of a row refined, a few of it, none of it: the same integers."""
+    """Numbers decided in float64, by their words, or in exact arithmetic, all of a row or a few: the same integers."""
     coefficients = BandedStrategy(num_bands=num_bands, iterations=40).coefficients
     refined = []
     exact = noise_module.exact_number
     monkeypatch.setattr(noise_module, "exact_number", lambda *given: refined.append(1) or exact(*given))
 
-    def rows(bound):
+    def rows(bound, of_words):
         monkeypatch.setattr(noise_module, "RELATIVE_ERROR", bound)
+        monkeypatch.setattr(noise_module, "tail_table", lambda: tail_table()._replace(error=of_words))
         refined.clear()
         made = stream(coefficients=coefficients, shapes={"w": (400,)})
         return [made.next()["w"][0].tolist() for _ in range(3)], len(refined)
 
-    (fast, none), (slow, some), (slowest, every) = rows(2.0**-46), rows(2.0**-29), rows(1.0)
-    assert fast == slow == slowest
-    assert none < 5 < some < every == 1200
+    fast, none = rows(2.0**-46, math.inf)
+    for bound, of_words, least, most in [
+        (2.0**-29, TAIL_ERROR, 0, 0),  # dozens of the 1200 are doubtful
+        (1.0, TAIL_ERROR, 0, 5),  # all are, among 2^24 candidates each
+        (1.0, 2.0**18, 0, 400),
+        (2.0**-29, math.inf, 6, 400),
+        (1.0, math.inf, 1200, 1200),
+    ]:
+        found, count = rows(bound, of_words)
+        assert found == fast
+        assert least <= count <= most
+    assert none < 5
+
+
+@pytest.mark.parametrize("num_bands", [1, 64])
+def test_large_noise_is_exact(monkeypatch, num_bands):
+    """A noise multiplier of 200 on the finest grid, where one number in 23 is doubtful: as in exact arithmetic."""
+    coefficients = BandedStrategy(num_bands=num_bands, iterations=100).coefficients
+    settings = {"deviations": [200 * 2.0**33], "coefficients": coefficients, "shapes": {"w": (20,)}, "iterations": 100}
+    fast = stream(**settings)
+    monkeypatch.setattr(noise_module, "RELATIVE_ERROR", 2.0**-36)  # all are doubtful
+    by_words = stream(**settings)
+    monkeypatch.setattr(noise_module, "tail_table", lambda: tail_table()._replace(error=math.inf))
+    exact = stream(**settings)
+    for _ in range(70):
+        row = exact.next()["w"]
+        assert np.array_equal(fast.next()["w"], row)
+        assert np.array_equal(by_words.next()["w"], row)
+
+
+@pytest.mark.parametrize("deviation", [2.0**20, 1.7 * 2.0**41, 1.1 * 2.0**46])
+@pytest.mark.parametrize("first", [1.0, 0.37])
+def test_words_decide_rightly_or_not_at_all(deviation, first):
+    """Words at, and next to, the tail probability of a boundary; the answer is that of exact arithmetic, or none."""
+    generator = random.Random(0)
+    answers = []
+    for z in [
+        *(generator.uniform(0, 4.6) for _ in range(60)),
+        0.0,
+        1 / 256,
+        4.5 - 2**-30,
+        *(2.0**-k for k in range(60)),
+    ]:
+        size = 2.0**44 * generator.uniform(-1, 1)
+        exact, inexact = float(round(size)), generator.uniform(-1, 1) * 2.0**20
+        sign = generator.choice([-1, 1])
+        number = round((sign * z * deviation - exact - inexact) / first + 0.5)
+        boundary = Fraction(first) * (number - Fraction(1, 2)) + Fraction(exact) + Fraction(inexact)
+        threshold = boundary / Fraction(deviation)
+        if not threshold or abs(threshold) > 5:
+            continue
+        low, _, unit = upper_tail(abs(threshold).numerator, threshold.denominator, 40)
+        for away in (-(2**30), -3, -2, -1, 0, 1, 2, 3, 2**30):
+            tail = min(max(low * 2**64 // unit + away, 0), 2**63 - 1)
+            for word in (tail, tail + 2**63):
+                digits = Digits([word, 2**63, *[0] * 9].__getitem__)
+                right = 1 if digits.exceeds(threshold.numerator, threshold.denominator) else -1
+                found = noise_module._reaches(
+                    np.uint64(word), number, deviation, 1 / deviation, first, exact, inexact, 0.0, tail_table()
+                )
+                assert found in (0, right)
+                answers.append((abs(away) < 2, abs(threshold) < 4.5 and deviation > 2**40, found != 0))
+    assert all(known for near, inside, known in answers if inside and not near)
+    assert not all(known for near, inside, known in answers if near)
 
 
 class Rational:

@@ -8,8 +8,9 @@ of a banded strategy C feeds back the integers of earlier rows,
 so that X + n, for integer sums X, is a rounding of what the ideal mechanism C X + s Z releases and of earlier releases
 (docs/mechanism.md has the proof). Nothing accumulates: each row is rounded exactly.
 
-Exactly: every value is computed in float64 with a proven error bound; where an integer boundary lies within the bound,
-the normal is compared with that boundary to as many digits as it takes (`coowned.mechanism.normals`).
+Exactly: every value is computed in float64 with a proven error bound. Where an integer boundary lies within the bound,
+the normal is compared with that boundary, first by its 64-bit word and a table of the tail in compiled code, then to as
+many digits as it takes (`coowned.mechanism.normals`).
 """
 
 import functools
@@ -30,9 +31,14 @@ from coowned.mechanism.normals import (
     MAGNITUDE,
     RELATIVE_ERROR,
     SCARCE,
+    SIGN,
+    TAIL_END,
     Digits,
+    TailTable,
     approximate,
     approximate_with,
+    tail_difference,
+    tail_table,
 )
 
 Rows = dict[str, npt.NDArray[np.int64]]
@@ -135,7 +141,7 @@ class NoiseStream:
         keys = self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
         ring = self._rings[name]
         row = np.empty((len(keys), ring.shape[2]), np.int64)
-        rounding = self._rounding.after(self._largest[name].max(initial=0))
+        rounding = self._rounding.after(int(self._largest[name].max(initial=0)))
         newest = (step - 1) % self._kept if self._kept else 0
 
         def fill(begin: int) -> None:
@@ -201,15 +207,19 @@ class Part(NamedTuple):
 class _Rounding(NamedTuple):
     """How values become integers: v = (deviation z - sum_j coefficients[j] n_j) / coefficients[0] + 1/2, rounded down.
 
-    Coefficients are split into two parts: products with the first, and their sums, are exact in float64; those with the
-    second are small. So v is off by at most per_normal |z| + fixed + 2^-50 |v|.
+    A coefficient is split into a + b, an earlier number into m + r with m a multiple of `step`. Products a m, and their
+    sums, are exact in float64; what is left, a r + b n, is small: its sum is off by at most of_sum. So v is off by at
+    most per_normal |z| + fixed + 2^-50 |v|.
     """
 
     deviations: npt.NDArray[np.float64]  # (configurations,)
     coefficients: npt.NDArray[np.float64]  # (num_bands,)
-    parts: npt.NDArray[np.float64]  # (2, num_bands - 1) whose sum is coefficients[1:]
+    parts: npt.NDArray[np.float64]  # (2, num_bands - 1) a and b, whose sum is coefficients[1:]
+    step: float  # a power of two
     per_normal: npt.NDArray[np.float64]  # (configurations,)
     fixed: npt.NDArray[np.float64]  # (configurations,)
+    of_sum: float
+    table: TailTable
 
     @classmethod
     def of(cls, deviations: npt.NDArray[np.float64], coefficients: npt.NDArray[np.float64]) -> "_Rounding":
@@ -217,20 +227,24 @@ class _Rounding(NamedTuple):
             raise InputError("coefficients must be finite numbers, the first above 0")
         if not ((deviations >= 0) & (deviations / coefficients[0] < 2.0**48)).all():
             raise InputError("deviations must be between 0 and 2^48 grid units")
-        per_normal = deviations * (RELATIVE_ERROR + 4 * 2.0**-53) / coefficients[0]
-        parts = np.zeros((2, len(coefficients) - 1))
-        return cls(deviations, coefficients, parts, per_normal * (1 + 2.0**-20), np.zeros_like(deviations)).after(0)
+        per_normal = deviations * (RELATIVE_ERROR + 4 * 2.0**-53) / coefficients[0] * (1 + 2.0**-20)
+        parts, fixed = np.zeros((2, len(coefficients) - 1)), np.zeros_like(deviations)
+        return cls(deviations, coefficients, parts, 1.0, per_normal, fixed, 0.0, tail_table()).after(0)
 
     def after(self, largest: int) -> "_Rounding":
         """With the error of the sum over earlier rows, none of whose numbers is larger than this."""
         others = self.coefficients[1:]
-        # Multiples of 2^-bits, times integers up to `largest`, add up to less than 2^52 such multiples.
-        bits = 51 - math.ceil(math.log2(max(1.0, 2 * largest * (float(np.abs(others).sum()) + len(others)))))
-        whole = np.ldexp(np.rint(np.ldexp(others, bits)), -bits) if bits >= 0 else np.zeros_like(others)
+        total, size = float(np.abs(others).sum()) + 1, max(1, largest).bit_length()
+        step = 2.0 ** (size // 2)
+        # Multiples of 2^-bits, times multiples m of `step`, |m| <= 2 largest, add up to less than 2^53 step 2^-bits.
+        bits = 52 + size // 2 - size - math.ceil(math.log2(total))
+        whole = np.ldexp(np.rint(np.ldexp(others, bits)), -bits)
         rest = others - whole  # exact
-        of_sum = (len(others) + 4) * 2.0**-53 * float(np.abs(rest).sum()) * largest
+        of_sum = (2 * len(others) + 6) * 2.0**-53 * (total * step + float(np.abs(rest).sum()) * largest)
+        if largest >= 2**52 or float(np.abs(whole).sum()) > total:  # beyond what was proven
+            of_sum = math.inf
         fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / self.coefficients[0] * (1 + 2.0**-20) + 2.0**-60
-        return self._replace(parts=np.stack([whole, rest]), fixed=fixed)
+        return self._replace(parts=np.stack([whole, rest]), step=step, fixed=fixed, of_sum=of_sum)
 
 
 def _fill_part(part: Part, rounding: _Rounding, out: npt.NDArray[np.int64]) -> None:
@@ -294,7 +308,7 @@ def round_normals(part, rounding, out, doubtful):
     together = max(1, 8 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
     room = together * min(columns, WORDS)
     words, normals = np.empty(room, np.uint64), np.empty(room)
-    values, sums = np.empty(WORDS), np.empty((2, WORDS))
+    values, sums = np.empty(WORDS), np.zeros((2, WORDS))
     count = 0
     for first in range(0, rows, together):
         number = min(together, rows - first)
@@ -309,12 +323,16 @@ def round_normals(part, rounding, out, doubtful):
                 row = first + i
                 if scarce:
                     _read_on(own_words[i], part.keys[row], begin // WORDS, own_normals[i])
-                ring = part.ring[row, :, begin:end]
-                _feed_back(own_normals[i], row, rounding, ring, part.newest, values, sums)
+                _feed_back(own_normals[i], row, rounding, part, begin, values, sums)
                 errors = rounding.per_normal[row], rounding.fixed[row]
-                found = _round(own_normals[i], values, errors, out[row, begin:end], doubtful[count:])
-                for j in range(count, count + found):
-                    doubtful[j] += row * out.shape[1] + begin
+                own, unsettled = out[row, begin:end], doubtful[count:]
+                found = _round(own_normals[i], values, errors, own, unsettled)
+                if found:
+                    found = _settle(
+                        own_words[i], own_normals[i], values, errors, row, rounding, sums, own, unsettled[:found]
+                    )
+                for j in range(found):
+                    unsettled[j] += row * out.shape[1] + begin
                 count += found
     return count
 
@@ -328,22 +346,26 @@ def _read_on(words, key, chunk, normals):
 
 
 @_njit
-def _feed_back(normals, row, rounding, ring, newest, values, room):
+def _feed_back(normals, row, rounding, part, begin, values, sums):
     """values = (deviation normals - sum of earlier rows times their coefficients) / coefficients[0] + 1/2."""
-    deviation, first, kept = rounding.deviations[row], rounding.coefficients[0], ring.shape[0]
+    deviation, first, kept = rounding.deviations[row], rounding.coefficients[0], part.ring.shape[1]
     if not kept:
         for j in range(normals.size):
             values[j] = deviation * normals[j] / first + 0.5
         return
-    room[:] = 0
+    sums[:] = 0
+    exact, small = sums
+    shift = 1.5 * 2.0**52 * rounding.step  # added and subtracted again, it rounds to a multiple of `step`
     for lag in range(kept):
-        earlier, whole, rest = ring[(newest - lag) % kept], rounding.parts[0, lag], rounding.parts[1, lag]
+        earlier = part.ring[row, (part.newest - lag) % kept][begin : begin + normals.size]  # contiguous: vector code
+        whole, rest = rounding.parts[0, lag], rounding.parts[1, lag]
         for j in range(normals.size):
             n = np.float64(earlier[j])
-            room[0, j] += whole * n
-            room[1, j] += rest * n
+            rounded = (n + shift) - shift
+            exact[j] += whole * rounded
+            small[j] += whole * (n - rounded) + rest * n
     for j in range(normals.size):
-        values[j] = ((deviation * normals[j] - room[0, j]) - room[1, j]) / first + 0.5
+        values[j] = ((deviation * normals[j] - exact[j]) - small[j]) / first + 0.5
 
 
 @_njit
@@ -356,14 +378,94 @@ def _round(normals, values, errors, out, doubtful):
     if count:
         count = 0
         for j in range(normals.size):
-            if not _is_certain(normals[j], values[j], errors):
-                doubtful[count] = j
-                count += 1
+            doubtful[count] = j  # overwritten by the next, unless it is doubtful
+            count += not _is_certain(normals[j], values[j], errors)
     return count
 
 
 @_njit
 def _is_certain(normal, value, errors):
     """Whether no whole number is within the error of the value; false for what is not a number."""
-    error = errors[0] * abs(normal) + errors[1] + 2.0**-50 * abs(value)
-    return abs(value - np.floor(value) - 0.5) < 0.5 - error
+    return abs(value - np.floor(value) - 0.5) < 0.5 - _error(normal, value, errors)
+
+
+@_njit
+def _error(normal, value, errors):
+    return errors[0] * abs(normal) + errors[1] + 2.0**-50 * abs(value)
+
+
+@_njit
+def _settle(words, normals, values, errors, row, rounding, sums, out, doubtful):
+    """Writes those of the doubtful numbers that their words alone decide; gives how many are left in `doubtful`."""
+    deviation, first = rounding.deviations[row], rounding.coefficients[0]
+    left = 0
+    for j in doubtful:
+        error = _error(normals[j], values[j], errors) + 2.0**-50 * abs(values[j])
+        settled = abs(values[j]) + error < 2.0**50
+        # The number is at least low and at most high.
+        low, high = np.int64(0), np.int64(0)
+        if settled:
+            low, high = np.int64(np.floor(values[j] - error)), np.int64(np.floor(values[j] + error))
+        while low < high and settled:
+            middle = high - (high - low) // 2
+            answer = _reaches(
+                words[j],
+                middle,
+                deviation,
+                1 / deviation,
+                first,
+                sums[0, j],
+                sums[1, j],
+                rounding.of_sum,
+                rounding.table,
+            )
+            settled = answer != 0
+            low, high = (middle, high) if answer > 0 else (low, middle - 1)
+        out[j] = low
+        doubtful[left] = j
+        left += not settled
+    return left
+
+
+@_njit
+def _reaches(word, number, deviation, inverse, first, exact, inexact, of_sum, table):
+    """1 or -1: whether deviation Z is at least the boundary first (number - 1/2) + sum over earlier rows; 0: unknown.
+
+    The boundary over the deviation is computed as high + low, off by at most `error`: sums and products are kept with
+    what they were rounded by (Dekker 1971), which is below 8 as |number| is below 2^51; only `small`, and the inexact
+    part of the sum, are rounded.
+    """
+    product, lost = _two_product(first, number - 0.5)
+    boundary, more = _two_sum(product, exact)
+    boundary, small = _two_sum(boundary, (lost + more) + inexact)
+    high = boundary * inverse
+    product, lost = _two_product(high, deviation)
+    low = (((boundary - product) - lost) + small) * inverse
+    error = (of_sum + 2.0**-50 * (8 + abs(inexact))) * inverse
+    slack = table.error + 2.0**63 * error  # Q' is above -1/2
+    if not (error < abs(high) < TAIL_END and slack < 2.0**20):
+        return 0
+    sign = 1 if word >= SIGN else -1
+    if sign * high < 0:
+        return sign
+    difference = tail_difference(table, sign * high, sign * low, word)
+    # At least 1: Q(x) >= p and so |Z| >= x. Below 0: |Z| < x. A branch on it could not be predicted.
+    return sign * (np.int64(difference >= 1 + slack) - np.int64(difference < -slack))
+
+
+@_njit
+def _two_sum(a, b):
+    """(a + b rounded, what that lost), exactly."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+@_njit
+def _two_product(a, b):
+    """(a b rounded, what that lost), exactly."""
+    product = a * b
+    high_a, high_b = 134217729.0 * a, 134217729.0 * b  # 2^27 + 1
+    high_a, high_b = high_a - (high_a - a), high_b - (high_b - b)
+    low_a, low_b = a - high_a, b - high_b
+    return product, ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b

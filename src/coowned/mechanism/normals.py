@@ -3,18 +3,23 @@
 A normal Z is defined by an endless string of random bits: a sign, then the binary digits of a tail probability p < 1/2;
 Z = ±Q^-1(p), where Q is the upper tail of the standard normal distribution. A 64-bit word holds the sign and digits 2
 to 64 of p (the first is 0); further digits come from further streams under the same key. `approximate` reads one or two
-words; `exceeds` compares Z with any rational number and reads as many digits as that takes.
+words; `tail_difference` compares |Z| with a number of about 100 bits and reads one; `exceeds` compares Z with any
+rational number and reads as many digits as that takes.
 
 Only integers, and IEEE additions, multiplications, divisions and square roots in a fixed order are used, so the same
 words give the same bits on every platform. Nothing here is compiled with fast-math.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from fractions import Fraction
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from coowned.mechanism.compiled import compiled
 
@@ -134,6 +139,61 @@ def approximate_with(word, more):
     r = np.sqrt(-_log(p))
     z = tail_normal(r) if r <= LARGEST_ROOT else np.nan
     return z if word & SIGN else -z
+
+
+# ---- comparisons with the first word ---------------------------------------------------------------------------------
+
+TAIL_ERROR = 1 / 8  # of `tail_difference`
+TAIL_END = 4.5  # up to which the table goes
+_CELLS = 128  # of the table to a unit
+
+
+class TailTable(NamedTuple):
+    """The upper tail Q and its derivatives at z = i / 128, in units of 2^-64: what `tail_difference` reads."""
+
+    whole: npt.NDArray[np.int64]  # (cells, 2) ceil(Q) - 1, less than 2^63; and phi in units of 2^-28, rounded
+    parts: npt.NDArray[np.float64]  # (cells, 9) what that left of Q and of phi, phi, then Q^(n) / n! for n = 2 to 7
+    error: float
+
+
+@functools.cache
+def tail_table() -> TailTable:
+    whole, parts = [], []
+    for cell in range(round(TAIL_END * _CELLS) + 1):
+        z = Fraction(cell, _CELLS)
+        low, high, unit = upper_tail(cell, _CELLS, 40) if cell else (1, 1, 2)
+        with localcontext(Context(prec=40)):
+            density = Fraction((-((Decimal(cell) / _CELLS) ** 2) / 2).exp() / _root_of_two_pi(40))
+        tail, slope = Fraction(low + high, 2 * unit) * 2**64, round(density * 2**28)
+        hermite = [Fraction(1), z]
+        while len(hermite) < 7:
+            hermite.append(z * hermite[-1] - (len(hermite) - 1) * hermite[-2])
+        derivatives = [density * (-1) ** n * hermite[n - 1] / math.factorial(n) for n in range(2, 8)]
+        whole.append((math.ceil(tail) - 1, slope))
+        left = tail - math.ceil(tail) + 1, density * 2**64 - slope * 2**36, density * 2**64
+        parts.append([float(value) for value in (*left, *(derivative * 2**64 for derivative in derivatives))])
+    return TailTable(np.array(whole, np.int64), np.array(parts), TAIL_ERROR)
+
+
+@_njit
+def tail_difference(table, high, low, word):
+    """2^64 Q(x) less the tail of the word, for x = high + low, 0 <= high < TAIL_END, |low| <= 2^-50.
+
+    Q at the nearest cell less phi h, in integers up to 2^-34 for h and 2^-28 for phi; all else is below 2^46 units and
+    needs no more than float64 gives. The error, in units of 2^-64: 6 roundings of the quadratic term (2^45) make 0.05,
+    the two last additions 0.02, and the eighth derivative, below 31 by Cramer's inequality, 31 / 8! 2^-64 or 0.001.
+    """
+    cell = np.int64(np.rint(high * _CELLS))
+    whole, parts = table.whole, table.parts
+    h = high - cell / _CELLS  # exact, as is what is left below
+    steps = np.rint(h * 2.0**34)
+    linear = parts[cell, 2] * ((h - steps * 2.0**-34) + low) + parts[cell, 1] * (steps * 2.0**-34)
+    h += low
+    curved = parts[cell, 8]
+    for n in (7, 6, 5, 4, 3):
+        curved = curved * h + parts[cell, n]
+    difference = whole[cell, 0] - np.int64(word & MAGNITUDE) - 4 * whole[cell, 1] * np.int64(steps)
+    return np.float64(difference) + (h * h * curved - linear + parts[cell, 0])
 
 
 # ---- exact comparisons -----------------------------------------------------------------------------------------------
