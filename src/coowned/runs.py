@@ -178,6 +178,7 @@ def fit(
     weight_decay: float | None = None,
     average: str | None = None,
     average_window: float | None = None,
+    scale_gradients: bool | None = None,
     splits: Sequence[float] | None = None,
     selection_seed: int = 0,
     folder: str | os.PathLike[str] | None = None,
@@ -211,8 +212,8 @@ def fit(
       num_bands: of the correlated noise.
       clip_norm: longest gradient of one copy; None only without a guarantee.
       learning_rate, optimizer: any optimizer of optax that needs only a learning rate.
-      momentum, warmup, decay, final_rate, weight_decay, average, average_window: what goes around the optimizer, as in
-        `[optimizer]` of a configuration; None for the default.
+      momentum, warmup, decay, final_rate, weight_decay, average, average_window, scale_gradients: what goes around the
+        optimizer, as in `[optimizer]` of a configuration; None for the default.
       splits: shares of train, validation and test; by default the model's.
       selection_seed: public; breaks ties in the selector's order.
       folder: where the run goes; None: a private temporary folder that is removed when the `Run` is no longer used.
@@ -272,6 +273,7 @@ def fit(
             "weight_decay": weight_decay,
             "average": average,
             "average_window": average_window,
+            "scale_gradients": scale_gradients,
         },
         "run": {"seed": seed, "checkpoint_every": checkpoint_every, "devices": devices, "baseline": baseline},
     }

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.mechanism.test_gradient_sums import built, gradients
+from tests.mechanism.test_gradient_sums import SHAPES, built, gradients
 
 from coowned.mechanism import gradient_leaves
 
@@ -21,3 +21,13 @@ def test_integers_of_an_embedding_are_the_nearest(power):
     assert exact <= squares[1] * (1 + 1e-12) <= exact * (1 + 1e-5)
     gradient_leaves.Embedding(given).add(np.float64([0, -(2.0**power), 0]), totals)
     assert not totals.any()
+
+
+def test_scaled_factors_are_the_scaled_gradient():
+    given, generator = gradients(3), np.random.default_rng(1)
+    scales = {name: generator.uniform(0.1, 10, (*shape[:-1], 1) if shape else ()) for name, shape in SHAPES.items()}
+    found = gradient_leaves.scaled(given, {name: np.float32(scale) for name, scale in scales.items()})
+    for name in ("words", "types"):
+        np.testing.assert_allclose(built(found[name]), built(given[name]) * scales[name], rtol=1e-5, atol=1e-5)
+    for name in ("w", "b"):
+        np.testing.assert_allclose(found[name], given[name] * scales[name], rtol=1e-6)

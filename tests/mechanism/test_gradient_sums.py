@@ -212,3 +212,19 @@ def test_padding_of_a_batch_changes_nothing(microbatch):
 def test_too_many_are_refused():
     with pytest.raises(InputError, match="finer grid"):
         GradientSum({"w": (2**50,)}, GRID)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e6, 1e30])
+def test_scales_cannot_lengthen_a_copy(size):
+    """What is clipped is the scaled gradient, whatever made the scales."""
+    shapes, grid = {"w": (4, 3)}, Grid.for_gradients(0.7)
+    gradients = gradients_of(lambda own, row: (own["w"] * row["x"]).sum())
+    batch = {"x": np.random.default_rng(0).standard_normal((1, 4, 3)).astype(np.float32)}
+    scales = {"w": np.float32(size * np.arange(1, 5)[:, None])}
+    own = {"w": np.zeros((4, 3), np.float32)}
+    given = {"shapes": shapes, "microbatch": 2, "scales": scales}
+    found, _ = clipped_gradient_sums(gradients, own, batch, np.ones(1, bool), grid, **given)
+    assert sum(int(number) ** 2 for number in found["w"].ravel()) <= grid.squared_radius
+    expected = batch["x"][0] * scales["w"].astype(np.float64)
+    expected *= min(1, 0.7 / np.linalg.norm(expected)) / grid.unit
+    np.testing.assert_allclose(found["w"], expected, rtol=1e-4, atol=0.51)

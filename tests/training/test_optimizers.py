@@ -19,10 +19,12 @@ from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.optimizers import (
     OptimizerOptions,
     Rates,
+    Rule,
     average_weight_at,
     learning_rate_at,
     make_optimizer,
     optimizer_names,
+    row_scales,
 )
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
@@ -173,6 +175,59 @@ def test_options_see_noisy_gradients_alone(small, monkeypatch):
         released.append([])
         train(small.plan(learning_rate=1e-37, **options), MODEL, small.data)
     assert np.array_equal(*released)
+
+
+# ---- scaled gradients ------------------------------------------------------------------------------------------------
+
+
+def released_steps(rows: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, rows, 50) gradients, one row ten times as large as the others, and noise of deviation 0.5."""
+    generator = np.random.default_rng(0)
+    signal = generator.standard_normal((steps, rows, 50)) * np.where(np.arange(rows) == 0, 10.0, 1.0)[:, None]
+    return np.float32(signal), np.float32(0.5 * generator.standard_normal((steps, rows, 50)))
+
+
+def test_scales_follow_from_what_was_released():
+    """Nothing but the state, which is made of released gradients; unscaled, a gradient is what it was but for noise."""
+    rule, parameters = Rule("sgd", 0.0, counts=True, scales=True), {"w": jnp.zeros((4, 50)), "b": jnp.zeros(50)}
+    rates = jax.tree.map(lambda array: array[0], Rates.of([(0.1, 100, OptimizerOptions())], noise=[0.5]))
+    state, moves = rule.initial(parameters), []
+    signal, noise = released_steps(5, 40)
+    for own, added in zip(signal, noise, strict=True):
+        scales = row_scales(state[1], state[0])
+        scaled = {"w": own[:4] * scales["w"] + added[:4], "b": own[4] * scales["b"] + added[4]}
+        before = state[0]["w"]
+        state = rule.move(rates, scaled, state)
+        moves.append(np.asarray(before - state[0]["w"]) / 0.1)
+        if len(moves) == 1:
+            assert all((array == 1).all() for array in scales.values())
+            np.testing.assert_allclose(moves[0], own[:4] + added[:4], rtol=1e-5)
+        np.testing.assert_allclose(moves[-1], own[:4] + added[:4] / scales["w"], rtol=1e-3, atol=1e-3)
+    large, others = float(scales["w"][0, 0]), np.asarray(scales["w"])[1:, 0]
+    mean = (10**2 + 4) / 5  # of all rows' mean squares
+    np.testing.assert_allclose(others / large, np.sqrt((100 + mean) / (1 + mean)), rtol=0.1)
+    squares = np.array([100, 1, 1, 1, 1])
+    found = np.array([large, *others, float(scales["b"][0])])
+    np.testing.assert_allclose((found**2 * squares).sum(), squares.sum(), rtol=0.1)  # as long as before
+
+
+def test_noise_alone_gives_finite_scales():
+    """Then the mean of the estimates is about zero, of either sign."""
+    rule, parameters = Rule("sgd", 0.0, counts=True, scales=True), {"w": jnp.zeros((40, 200))}
+    rates = jax.tree.map(lambda array: array[0], Rates.of([(0.1, 100, OptimizerOptions())], noise=[1.0]))
+    state, generator = rule.initial(parameters), np.random.default_rng(0)
+    move = jax.jit(rule.move)
+    for _ in range(60):
+        state = move(rates, {"w": generator.standard_normal((40, 200)).astype(np.float32)}, state)
+    scales = np.asarray(row_scales(state[1], state[0])["w"])
+    assert np.isfinite(scales).all()
+    assert (scales > 0).all()
+
+
+def test_linear_models_and_correlated_noise_are_not_scaled(small):
+    for kind in ("dp-sgd", "dp-mf"):
+        with pytest.raises(InputError, match="scale_gradients is for models whose gradients JAX computes"):
+            train(small.plan(kind, scale_gradients=True), MODEL, small.data)
 
 
 @pytest.mark.parametrize(

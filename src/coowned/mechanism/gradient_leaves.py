@@ -3,6 +3,7 @@
 A gradient is there as a whole, or in factors that are far smaller than what they make.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -54,6 +55,27 @@ class FirstRowsGradients(NamedTuple):
 
     def leaf(self) -> "Leaf":
         return Rows(_flat(self.rows, len(self.rows)))
+
+
+def scaled(gradients: Mapping[str, Any], scales: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter's gradients times a public scale for each of its rows, to be compiled.
+
+    Guarantees:
+      - It is the product with what factors make.   (test_scaled_factors_are_the_scaled_gradient)
+
+    Args:
+      gradients: as `leaf_of` takes them.
+      scales: of each parameter: its shape, but 1 in the last of several axes.
+    """
+
+    def times(own: Any, scale: Any) -> Any:
+        if isinstance(own, EmbeddingGradients):
+            return own._replace(residuals=own.residuals * scale[:, 0], looked_up=own.looked_up * scale[own.tokens])
+        if isinstance(own, LookupGradients):
+            return own._replace(looked_up=own.looked_up * scale[own.tokens])
+        return own * scale
+
+    return {name: times(own, scales[name]) for name, own in gradients.items()}
 
 
 class Leaf(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.errors import InputError
-from coowned.mechanism.gradient_leaves import Leaf, leaf_of
+from coowned.mechanism.gradient_leaves import Leaf, leaf_of, scaled
 from coowned.mechanism.grid import Grid
 
 _MARGIN = 1 - 2.0**-16  # of the radius that a clipped copy is scaled to: its norm is computed in float32
@@ -97,12 +97,14 @@ def clipped_gradient_sums(
     shapes: Mapping[str, tuple[int, ...]],
     microbatch: int,
     devices: Sequence[Any] = (),
+    scales: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
     """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
 
     Guarantees:
       - The size of the batch and of its padding change nothing, nor does the number of devices.
         (test_padding_of_a_batch_changes_nothing, test_two_devices_give_the_same_integers)
+      - Whatever the scales are, a copy adds no more than the radius.   (test_scales_cannot_lengthen_a_copy)
 
     Args:
       gradients: (parameters, rows of the batch) -> each row's gradients; compiled by the caller.
@@ -113,6 +115,8 @@ def clipped_gradient_sums(
       shapes: of every parameter.
       microbatch: rows that a device works on together.
       devices: that take microbatches in turn, the same program each; none: where the parameters are.
+      scales: what every copy's gradients are multiplied by before they are clipped, as `gradient_leaves.scaled` takes
+        them: a function of public numbers and of what earlier steps released.
 
     Returns:
       ({name: int64 sums}, number of copies that were clipped: private).
@@ -121,7 +125,7 @@ def clipped_gradient_sums(
 
     mask = np.asarray(mask, bool)
     total = GradientSum(shapes, grid)
-    own = [jax.device_put(parameters, device) for device in devices] or [parameters]
+    own = [jax.device_put((parameters, scales), device) for device in devices] or [(parameters, scales)]
     waiting: collections.deque[tuple[Gradients, npt.NDArray[np.bool_]]] = collections.deque()
     end = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0  # padding at the end is not worked on
     for number, begin in enumerate(range(0, end, microbatch)):
@@ -131,12 +135,21 @@ def clipped_gradient_sums(
         rows = {name: _padded(np.asarray(array)[begin : begin + count], real) for name, array in batch.items()}
         if devices:
             rows = jax.device_put(rows, devices[number % len(devices)])
-        waiting.append((gradients(own[number % len(own)], rows), real))
+        given, factors = own[number % len(own)]
+        found = gradients(given, rows)
+        waiting.append((found if factors is None else _compiled_scaled()(found, factors), real))
         if len(waiting) >= len(own):
             total.add(*waiting.popleft())
-    for given in waiting:
-        total.add(*given)
+    for left in waiting:
+        total.add(*left)
     return total.integers(), total.clipped
+
+
+@functools.cache
+def _compiled_scaled() -> Callable[[Gradients, Mapping[str, Any]], Gradients]:
+    import jax
+
+    return jax.jit(scaled)
 
 
 @functools.lru_cache(maxsize=32)

@@ -354,6 +354,7 @@ learning_rate = 0.05
 # momentum = 0.9                 # of sgd
 # average = "tail"               # release the mean of the last iterates, or "exponential"; free by post-processing
 # average_window = 0.25          # fraction of the steps that are averaged
+# scale_gradients = true         # scale-then-privatize; not for linear models, nor for dp-mf
 
 [run]
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee

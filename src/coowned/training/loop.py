@@ -246,6 +246,11 @@ class Trainer:
             raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
         if len(plans) > 1 and not model.many_models:
             raise InputError("a sweep trains many small models on one batch; this model is trained one at a time")
+        if plans[0].scale_gradients and (model.many_models or len(plans[0].coefficients) > 1):
+            raise InputError(
+                "scale_gradients is for models whose gradients JAX computes, and for noise that is independent from "
+                "step to step; leave it out for linear models and for dp-mf"
+            )
         self._plans, self._model = tuple(plans), model
         plan = self._plans[0]
         self._noisy = any(p.noise_multiplier for p in plans)
@@ -253,8 +258,11 @@ class Trainer:
         self._split, self._replicated = _shardings(devices)
         self._step = Step(
             model,
-            Rule.of(plan.optimizer, plans),
-            Rates.of([(p.learning_rate, p.iterations, p) for p in plans]),
+            Rule.of(plan.optimizer, plans, clips=self._clips),
+            Rates.of(
+                [(p.learning_rate, p.iterations, p) for p in plans],
+                noise=[p.noise_multiplier * (p.clip_norm or 0.0) / p.batch_size if p.guarantee else 0.0 for p in plans],
+            ),
             plan.batch_size,
             tuple(model.grid(p.clip_norm or math.inf) for p in plans) if self._clips else None,
             tuple(jax.devices()[:devices]) if devices > 1 else (),

@@ -54,6 +54,7 @@ class Model(Protocol):
         mask: Any,
         grids: Sequence[Grid],
         devices: Sequence[Any] = (),
+        scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         """({name: (num_models, *shape) exact sums in grid units}, number of clipped copies: private).
 
@@ -65,6 +66,8 @@ class Model(Protocol):
           mask: (batch,) True where the row is real.
           grids: of each model.
           devices: that share the work; none: the default one.
+          scales: what gradients are multiplied by before they are clipped, with a leading axis of one model; None
+            for models that can be swept.
         """
         ...
 

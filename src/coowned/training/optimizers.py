@@ -7,8 +7,9 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from coowned.errors import InputError
 if TYPE_CHECKING:
     import optax
 
+_MEMORY = 0.99  # of the mean squares of rows
 LEARNING_RATES = (2.0**-126, (2 - 2.0**-23) * 2.0**127)  # the normal numbers of float32, in which training computes
 _NO_OPTIMIZERS = (
     "lbfgs",  # its line search asks for the loss again and again
@@ -52,6 +54,9 @@ class OptimizerOptions:
         "exponential" an exponential moving average with bias correction.
       average_window: fraction of the steps that are averaged. An exponential average over n steps has the decay
         (n - 1) / (n + 1), so that its iterates are as old on average as those of a tail.
+      scale_gradients: scale every copy's gradient, before it is clipped, by what earlier steps released of the size of
+        each row of the parameters, and undo it after the noise ("scale-then-privatize", `Rule.scales`). Only for models
+        whose gradients JAX computes, and for independent noise.
     """
 
     momentum: float = 0.0
@@ -61,6 +66,7 @@ class OptimizerOptions:
     weight_decay: float = 0.0
     average: str = "none"
     average_window: float = 0.25
+    scale_gradients: bool = False
 
     def check_options(self, optimizer: str) -> None:
         """Refuses, with InputError, what means nothing, alone or with this optimizer."""
@@ -93,10 +99,11 @@ class Rates(NamedTuple):
     weight_decay: Any
     average: Any  # index in AVERAGES
     average_window: Any
+    noise: Any  # standard deviation of the noise in the mean gradient
 
     @classmethod
-    def of(cls, members: Sequence[tuple[float, int, OptimizerOptions]]) -> "Rates":
-        """From (learning rate, iterations, options) of every member."""
+    def of(cls, members: Sequence[tuple[float, int, OptimizerOptions]], noise: Sequence[float] = (0.0,)) -> "Rates":
+        """From (learning rate, iterations, options) of every member, and the noise where gradients are scaled."""
         rows = [
             (
                 rate,
@@ -107,8 +114,9 @@ class Rates(NamedTuple):
                 options.weight_decay,
                 AVERAGES.index(options.average),
                 options.average_window,
+                deviation,
             )
-            for rate, iterations, options in members
+            for (rate, iterations, options), deviation in zip(members, itertools.cycle(noise))
         ]
         return cls(*np.array(rows, np.float32).T.copy())
 
@@ -122,18 +130,22 @@ class Rule:
       momentum: of sgd.
       counts: whether steps are counted, for anything that is not the same in all of them.
       averages: whether an average is kept beside the parameters: memory of the parameters once more.
+      scales: whether gradients are scaled before they are clipped.
     """
 
     optimizer: str
     momentum: float = 0.0
     counts: bool = False
     averages: bool = False
+    scales: bool = False
 
     @classmethod
-    def of(cls, optimizer: str, members: Sequence[OptimizerOptions]) -> "Rule":
+    def of(cls, optimizer: str, members: Sequence[OptimizerOptions], *, clips: bool = True) -> "Rule":
+        """For all members together; gradients that are not clipped are not scaled either."""
         averages = any(options.average != "none" for options in members)
         decays = any(options.decay != "constant" or options.warmup or options.weight_decay for options in members)
-        return cls(optimizer, members[0].momentum, decays or averages, averages)
+        scales = clips and members[0].scale_gradients
+        return cls(optimizer, members[0].momentum, decays or averages or scales, averages, scales)
 
     def make(self, learning_rate: Any) -> "optax.GradientTransformation":
         return make_optimizer(self.optimizer, learning_rate, momentum=self.momentum)
@@ -145,6 +157,9 @@ class Rule:
             state["count"] = np.int32(0)
         if self.averages:
             state["average"] = parameters
+        if self.scales:
+            for kept in ("squares", "noise"):
+                state[kept] = {name: np.zeros(_row_shape(array), np.float32) for name, array in parameters.items()}
         return parameters, state
 
     def released(self, state: State) -> Arrays:
@@ -157,9 +172,12 @@ class Rule:
         import optax
 
         parameters, kept = state
+        squares: dict[str, Any] = {}
+        if self.scales:
+            gradients, squares = _unscaled(kept, parameters, gradients, rates.noise)
         rate = learning_rate_at(rates, kept["count"]) if self.counts else rates.learning_rate
         updates, optimizer = self.make(rate).update(gradients, kept["optimizer"], parameters)
-        after: dict[str, Any] = {"optimizer": optimizer}
+        after: dict[str, Any] = {"optimizer": optimizer, **squares}
         if self.counts:
             after["count"] = kept["count"] + 1
             shrink = 1 - rate * rates.weight_decay
@@ -171,6 +189,55 @@ class Rule:
                 lambda average, array: (1 - weight) * average + weight * array, kept["average"], parameters
             )
         return parameters, after  # pyright: ignore[reportReturnType]
+
+
+def _row_shape(array: Any) -> tuple[int, ...]:
+    return (*array.shape[:-1], 1) if array.shape else ()
+
+
+def _unscaled(kept: Mapping[str, Any], parameters: Arrays, gradients: Arrays, noise: Any) -> tuple[Arrays, Arrays]:
+    """(noisy gradients as they were before they were scaled, the mean squares of their rows and of the noise)."""
+    import jax.numpy as jnp
+
+    scales = row_scales(kept, parameters)
+    gradients = {name: array / scales[name] for name, array in gradients.items()}
+
+    def remembered(which: str, new: Arrays) -> Arrays:
+        return {name: _MEMORY * kept[which][name] + (1 - _MEMORY) * array for name, array in new.items()}
+
+    squares = {
+        name: jnp.mean(array**2, -1, keepdims=True) if array.ndim else array**2 for name, array in gradients.items()
+    }
+    noises = {name: (noise / scale) ** 2 for name, scale in scales.items()}
+    return gradients, {"squares": remembered("squares", squares), "noise": remembered("noise", noises)}
+
+
+def row_scales(kept: Mapping[str, Any], parameters: Arrays) -> Arrays:
+    """What each row of the parameters has its gradient multiplied by before it is clipped; 1 in the first step.
+
+    A row is all numbers along the last axis. Its scale is 1 / sqrt(v + mean of v), v the mean square of what earlier
+    steps released of its gradient, less that of the noise, which is known; so large rows become alike, and rows that
+    noise hides are left as they are. Scales are such that the whole gradient stays as long as it was, by these
+    estimates: a clip norm keeps its meaning.
+
+    Guarantees:
+      - They are a function of released gradients and public numbers.   (test_scales_follow_from_what_was_released)
+    """
+    import jax.numpy as jnp
+
+    seen = jnp.maximum(1 - _MEMORY ** kept["count"], 1 - _MEMORY)  # bias correction
+    excess = {name: (array - kept["noise"][name]) / seen for name, array in kept["squares"].items()}
+    size = sum(array.size for array in parameters.values())
+
+    def total(by_row: Arrays) -> Any:
+        return sum(array.sum() * (parameters[name].size / array.size) for name, array in by_row.items())
+
+    mean = total(excess) / size
+    squares = {name: jnp.maximum(0.0, array) for name, array in excess.items()}
+    inverse = {name: 1 / (array + mean) for name, array in squares.items()}  # of the squared scales
+    after = total({name: array * inverse[name] for name, array in squares.items()})
+    known = (mean > 0) & (after > 0)
+    return {name: jnp.where(known, jnp.sqrt(array * total(squares) / after), 1.0) for name, array in inverse.items()}
 
 
 def learning_rate_at(rates: Rates, count: Any) -> Any:
@@ -204,6 +271,16 @@ def average_weight_at(rates: Rates, count: Any) -> Any:
     decay = (window - 1) / (window + 1)
     exponential = (1 - decay) / (1 - decay ** (count + 1))
     return jnp.where(rates.average == 0, 1.0, jnp.where(rates.average == 1, exponential, 1 / (since + 1)))
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_scales(rule: Rule) -> Callable[[State], Arrays | None]:
+    """state -> the scales of the next step's gradients, with a leading axis for the models."""
+    import jax
+
+    if not rule.scales:
+        return lambda state: None
+    return jax.jit(jax.vmap(lambda state: row_scales(state[1], state[0])))
 
 
 @functools.lru_cache(maxsize=32)

@@ -13,7 +13,7 @@ import numpy as np
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.noise import release
 from coowned.training.model import Model
-from coowned.training.optimizers import Arrays, Rates, Rule, State, compiled_update
+from coowned.training.optimizers import Arrays, Rates, Rule, State, compiled_scales, compiled_update
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,9 @@ class Step:
         if self.grids is None:
             gradients, clipped = compiled_mean(self.model)(state[0], batch, mask, np.float32(self.batch_size))
             return update(state, gradients, self.rates), clipped
-        sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices)
+        scales = compiled_scales(self.rule)(state)
+        given = () if scales is None else (scales,)
+        sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices, *given)
         units = np.array([grid.unit for grid in self.grids])
         return update(state, release(sums, noise, units, self.batch_size), self.rates), clipped
 

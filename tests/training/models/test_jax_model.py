@@ -556,6 +556,28 @@ def test_trains_without_privacy_too(small):
     assert after < 0.7 * before
 
 
+def test_scaled_gradients(small, tmp_path):
+    """The first step is that without scales; later ones are not, and end in the same bits after an interruption."""
+    data, scaled = make_data(small), small.plan(scale_gradients=True, iterations=6)
+    whole = train(scaled, make_model(), data).parameters
+    assert not same(whole, train(small.plan(iterations=6), make_model(), data).parameters)
+    one, other = (train(small.plan(iterations=1, scale_gradients=s), make_model(), data).parameters for s in (0, 1))
+    for name, array in one.items():  # by another program
+        np.testing.assert_allclose(array, other[name], rtol=1e-5)
+
+    def stop(done, text):
+        if done > 0.5:
+            raise KeyboardInterrupt
+
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(KeyboardInterrupt):
+        train(scaled, make_model(), data, folder=folder, checkpoint_every=2, progress=stop)
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert same(train(scaled, make_model(), data, folder=folder).parameters, whole)
+    plain = small.plan(scale_gradients=True, iterations=2, guarantee=None, clip_norm=None)
+    unscaled = small.plan(iterations=2, guarantee=None, clip_norm=None)
+    assert same(train(plain, make_model(), data).parameters, train(unscaled, make_model(), data).parameters)
+
+
 def test_sweeps_are_refused(small):
     plans = [small.plan(), small.plan()]
     with pytest.raises(InputError, match="trained one at a time"):

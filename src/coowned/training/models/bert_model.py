@@ -167,6 +167,7 @@ class BertModel:
         mask: Any,
         grids: Sequence[Grid],
         devices: Sequence[Any] = (),
+        scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         (grid,) = grids
         sums, clipped = clipped_gradient_sums(
@@ -178,6 +179,7 @@ class BertModel:
             shapes=self.shapes(),
             microbatch=self.microbatch,
             devices=devices,
+            scales=scales if scales is None else {name: array[0] for name, array in scales.items()},
         )
         return {name: array[None] for name, array in sums.items()}, clipped
 

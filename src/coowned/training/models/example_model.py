@@ -111,6 +111,7 @@ class ExampleModel:
         mask: Any,
         grids: Sequence[Grid],
         devices: Sequence[Any] = (),
+        scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         from coowned.mechanism.gradient_sums import clipped_gradient_sums
 
@@ -125,6 +126,7 @@ class ExampleModel:
             shapes=self.shapes(),
             microbatch=self.rows_at_once,
             devices=devices,
+            scales=scales if scales is None else {name: array[0] for name, array in scales.items()},
         )
         return {name: array[None] for name, array in sums.items()}, clipped
 

@@ -99,8 +99,10 @@ class LinearModel(Specification, abc.ABC):
         mask: Any,
         grids: Sequence[Grid],
         devices: Sequence[Any] = (),
+        scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        """On the host, whatever devices there are."""
+        """On the host, whatever devices there are; rows are stored as integers, and are not scaled."""
+        del scales
         sums, clipped = self._clipped_sums(np.asarray(parameters["coefficients"]), batch, mask, grids)
         return {"coefficients": sums}, clipped
 
