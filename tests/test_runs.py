@@ -19,6 +19,7 @@ from tests.training.test_configured_run import sealed_examples
 import coowned as co
 from coowned.audit.run_audit import audit_run
 from coowned.cli import main
+from coowned.mechanism.keys import RunKey
 from coowned.training import configured_run
 from coowned.training.checkpoint import RunFolder
 from coowned.training.models.python_model import PythonModel
@@ -264,6 +265,28 @@ def test_the_mechanism_follows_from_the_selector(selector, kind):
     assert run.guarantee is not None
     assert run.guarantee.epsilon <= 8
     assert run.predict(rows(3))["prediction"].null_count() == 0
+
+
+def test_one_group_is_dp_sgd_to_the_bit(tmp_path):
+    sgd = fit(folder=tmp_path / "sgd", seed=5)
+    groups = co.CyclicGroups(num_groups=1, contribution_bound=2)
+    one = fit(folder=tmp_path / "one", seed=5, selector=groups, mechanism="cyclic-dp-mf")
+    assert one.stored.mechanism.training_kind == "cyclic-dp-mf"
+    models = [
+        {name: array.tobytes() for name, array in load_file(run.folder / "model.safetensors").items()}
+        for run in (sgd, one)
+    ]
+    assert models[0] == models[1]
+    claims = [run.stored.guarantee for run in (sgd, one)]
+    for name in ("epsilon", "other_epsilon", "example_epsilon", "noise_multiplier", "contribution_bound"):
+        assert getattr(claims[0], name) == getattr(claims[1], name)
+    graph = co.from_table(rows(), example_id="id").graph
+    graph = graph.subgraph(split_examples(graph)["train"])
+    coins = [
+        run.stored.mechanism.batches(run.stored.selection(graph), run_key=RunKey.from_seed(5)) for run in (sgd, one)
+    ]
+    for drawn, also_drawn in zip(*coins, strict=True):
+        np.testing.assert_array_equal(drawn.examples[drawn.mask], also_drawn.examples[also_drawn.mask])
 
 
 def test_progress_says_what_is_being_done():

@@ -2,11 +2,15 @@
 
 import re
 
+import numpy as np
 import pytest
 
-from coowned.accounting.planning import default_bounds, plan
+from coowned import CyclicGroups, CyclicPoisson, certify, max_min_separation
+from coowned.accounting.calculators import calibrate
+from coowned.accounting.planning import Plan, default_bounds, plan
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
+from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.selection.registry import selector_class
 
 TARGET = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 64, "iterations": 20, "adjacency": "zero-out"}
@@ -17,12 +21,15 @@ def made(regular_graph):
     return plan(regular_graph, contribution_bounds=(1, 3), **TARGET)
 
 
-def test_every_choice_is_there(made):
+def test_every_choice_is_there(made, regular_graph):
     rows = made.to_rows()
     assert {(row["selector"], row["contribution_bound"]) for row in rows if row["mechanism"] == "poisson"} == {
         (word, bound) for word in ("greedy", "greedy-with-duplicates", "priced") for bound in (1, 3)
     }
-    assert sum(row["mechanism"] == "min-separation" for row in rows) == 1
+    assert [row["contribution_bound"] for row in rows if row["mechanism"] == "cyclic"] == [1, 3]
+    separations = [row["min_separation"] for row in rows if row["mechanism"] == "min-separation"]
+    largest = max_min_separation(regular_graph, batch_size=64, iterations=20)
+    assert separations == list(dict.fromkeys([largest, largest // 2, largest // 4]))
 
 
 def test_sizes_are_the_selectors(made, regular_graph):
@@ -32,6 +39,56 @@ def test_sizes_are_the_selectors(made, regular_graph):
                 regular_graph
             )
             assert (choice.size, choice.num_distinct) == (selection.size, selection.num_distinct)
+
+
+def test_least_error_of_each_mechanism(made):
+    """The error is that of the noise itself: C^-1 z summed up, root mean squared over the steps."""
+    for kind in ("poisson", "min-separation", "cyclic"):
+        own = [choice for choice in made.choices if choice.mechanism == kind]
+        (marked,) = [choice for choice in own if choice.least_error]
+        assert marked.prefix_error == min(choice.prefix_error for choice in own)
+        bands = marked.num_bands or 1
+        inverse = np.linalg.inv(BandedStrategy(num_bands=bands, iterations=20).matrix())
+        sums = np.cumsum(inverse, axis=0)  # (steps, steps): row t has the weights of z in the first t + 1 steps
+        expected = marked.noise_multiplier / 64 * np.sqrt((sums**2).sum() / 20)
+        assert marked.prefix_error == pytest.approx(expected)
+
+
+def test_rows_of_groups(made, regular_graph):
+    """The number of groups is the one with the least error on greedy's S; the noise is for the worst group."""
+    for choice in (choice for choice in made.choices if choice.mechanism == "cyclic"):
+        selector = CyclicGroups(num_groups=choice.num_groups, contribution_bound=choice.contribution_bound)
+        certificate = certify(regular_graph, selector.select(regular_graph))
+        mechanism = CyclicPoisson.from_certificate(certificate, batch_size=64, iterations=20)
+        target = {"epsilon": 4.0, "delta": 1e-6, "adjacency": "zero-out"}
+        assert choice.noise_multiplier == calibrate(mechanism, **target)
+        assert (choice.size, choice.num_bands) == (certificate.size, choice.num_groups)
+        probabilities = mechanism.group_probabilities
+        assert (choice.least_group_probability, choice.sampling_probability) == (min(probabilities), max(probabilities))
+
+
+def test_the_choice_is_explained(made):
+    (best,) = [choice for choice in made.choices if choice.best]
+    assert best.why in made.advice
+    assert [choice.why for choice in made.choices if not choice.best] == [""] * (len(made.choices) - 1)
+    assert best.label in best.why
+    assert f"{best.num_distinct:,} distinct examples" in best.why
+    for title in ("DP-SGD (", "DP-MF with min separation (", "cyclic DP-MF ("):
+        assert title in best.why
+    least = min(choice.prefix_error for choice in made.choices if choice.prefix_error)
+    assert ("no row has less error" in best.why) == (best.prefix_error == least)
+    assert Plan.from_json(made.to_json()).choices == made.choices
+
+
+def test_several_batch_sizes(regular_graph):
+    asked = {**TARGET, "batch_size": (32, 64), "contribution_bounds": (1,), "selectors": ("greedy",)}
+    choices = plan(regular_graph, **asked).choices
+    assert sorted({choice.batch_size for choice in choices}) == [32, 64]
+    for size in (32, 64):
+        alone = plan(regular_graph, **{**asked, "batch_size": size}).choices
+        shown = [choice for choice in choices if choice.batch_size == size]
+        assert [choice.noise_multiplier for choice in shown] == [choice.noise_multiplier for choice in alone]
+    assert sum(choice.best for choice in choices) == 1
 
 
 def test_best_has_the_most_signal(made):
@@ -73,11 +130,11 @@ def test_verdict_before_training():
     graph = AttributionGraph.from_users_per_example([[user] for user in range(20_000)])
     asked = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out", "iterations": 400, "contribution_bounds": (1,)}
     asked |= {"selectors": ("greedy",), "mechanism": "poisson"}
-    (clear,) = plan(graph, batch_size=64, num_parameters=65, **asked).advice
+    _, clear = plan(graph, batch_size=64, num_parameters=65, **asked).advice
     assert clear.startswith("With the best choice, a step's signal-to-noise ratio is at most 17 (batch size 64 over")
     assert clear.endswith("the signal stands clear of the noise.")
     small = plan(graph, batch_size=64, num_parameters=2**16, **asked)
-    (weak,) = small.advice
+    _, weak = small.advice
     assert "a step is mostly noise, which 400 steps average out. Try --batch-size" in weak
     cure = re.search(
         r"--batch-size (\d+) \(64 -> ([\d,]+) lowers the noise in the mean gradient by (\d+)%; noise multiplier "
@@ -91,7 +148,7 @@ def test_verdict_before_training():
     assert after.step_signal_to_noise >= 1 > before.step_signal_to_noise
     lower = 1 - before.step_signal_to_noise / after.step_signal_to_noise
     assert f"{lower:.0%}" == f"{cure[3]}%"
-    assert large.advice[0].endswith("the signal stands clear of the noise.")
+    assert large.advice[1].endswith("the signal stands clear of the noise.")
 
 
 def test_bounds_reach_what_users_have():
@@ -101,9 +158,23 @@ def test_bounds_reach_what_users_have():
     assert default_bounds(heavy) == (1, 2, 3, 5, 8, 16, 32, 64)
 
 
-def test_one_mechanism_only(regular_graph):
-    rows = plan(regular_graph, contribution_bounds=(1,), mechanism="poisson", **TARGET).to_rows()
-    assert {row["mechanism"] for row in rows} == {"poisson"}
+@pytest.mark.parametrize("mechanism", ["poisson", "min-separation", "cyclic"])
+def test_one_mechanism_only(regular_graph, mechanism):
+    rows = plan(regular_graph, contribution_bounds=(1,), mechanism=mechanism, **TARGET).to_rows()
+    assert {row["mechanism"] for row in rows} == {mechanism}
+    assert sum(row["best"] for row in rows) == 1
+
+
+def test_groups_need_a_batch_each():
+    graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
+    asked = {**TARGET, "contribution_bounds": (1,), "mechanism": "cyclic"}
+    for size, says in (
+        (60, "fewer copies than two groups' batches of 60"),
+        (101, "fewer copies than one batch of 101"),
+    ):
+        made = plan(graph, **{**asked, "batch_size": size})
+        assert not any(choice.best for choice in made.choices)
+        assert says in made.notes()[0]
 
 
 def test_too_small_a_training_set_is_said(regular_graph):

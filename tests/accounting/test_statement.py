@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coowned import MinSeparation, PoissonSampling
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting import calculators
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.accounting.statement import rounded_down, rounded_up
@@ -182,3 +182,19 @@ def test_statement_of_a_schedule(schedule_certificate):
 def test_rounding_is_on_the_private_side(value):
     assert float(rounded_up(value)) >= value >= float(rounded_down(value))
     assert float(rounded_up(value)) == pytest.approx(value, rel=1.1e-3)
+
+
+def test_statement_of_groups(group_certificate):
+    mechanism = CyclicPoisson.from_certificate(group_certificate, batch_size=1, iterations=8)
+    made = guarantee(group_certificate, mechanism, noise_multiplier=3.0, delta=1e-6, adjacency="zero-out")
+    text = made.statement(graph_statistics=True)
+    assert "in its group's rounds, of probability 0.5 to 1 by group" in text
+    assert "the 2 groups of users have 1 to 2 copies" in text
+    by_group = {
+        group: max(row["epsilon"] for row in made.by_copies().iter_rows(named=True) if row["group"] == group)
+        for group in (0, 1)
+    }
+    low, high = sorted(by_group, key=by_group.__getitem__)
+    spread = f"epsilon {rounded_up(by_group[low])} to {rounded_up(by_group[high])}, the largest in group {high}"
+    assert spread in text
+    assert "the 2 groups" not in made.statement()

@@ -271,6 +271,17 @@ class TwoRounds(CyclicPoissonBatches):
         return super()._draw(step - step % 2)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class UserInTwoGroups(CyclicPoissonBatches):
+    """Examples are grouped one by one, not by their users: every other one of a group goes to the next."""
+
+    @functools.cached_property
+    def _groups(self):
+        parts = [(examples, numbers) for examples, numbers in super()._groups]
+        moved = [(own[0][::2], before[0][1::2]) for own, before in zip(parts, parts[-1:] + parts[:-1], strict=True)]
+        return [(np.concatenate(pair), np.empty(0, np.int32)) for pair in moved]
+
+
 def coins_repeated_on_resume(monkeypatch):
     honest = Trainer.run
 
@@ -437,6 +448,12 @@ PLANTED = [
     Planted(
         name="a group drawn in two rounds",
         plant=other_sampler(TwoRounds, CyclicPoissonBatches),
+        plan=cyclic,
+        seen_by=("participation",),
+    ),
+    Planted(
+        name="one user in two groups",
+        plant=other_sampler(UserInTwoGroups, CyclicPoissonBatches),
         plan=cyclic,
         seen_by=("participation",),
     ),

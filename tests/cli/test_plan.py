@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from coowned import Priced, read_csv
 from coowned.cli.main import run
+from coowned.training.splits import split_examples
 
 TARGET = ["--epsilon", "4", "--delta", "1e-6", "--batch-size", "10", "--iterations", "20"]
 
@@ -77,9 +79,84 @@ def test_what_cannot_be_used_is_said_in_full(data: Path, capsys):
     assert '"contribution_bound":1' in text
 
 
+CONFIGURATION = """
+[data]
+path = "data.csv"
+example_id = "id"
+separator = ";"
+splits = [0.8, 0.1, 0.1]
+[selection]
+selector = "priced"
+contribution_bound = 4
+seed = 3
+[privacy]
+epsilon = 4.0
+delta = 1e-6
+adjacency = "replace"
+[mechanism]
+kind = "dp-sgd"
+batch_size = 10
+iterations = 20
+clip_norm = 1.0
+[model]
+kind = "logistic-regression"
+features = ["x"]
+label = "y"
+[optimizer]
+learning_rate = 0.1
+"""
+
+
+def test_from_a_training_configuration(data: Path, capsys):
+    config = data.with_name("train.toml")
+    config.write_text(CONFIGURATION, encoding="utf-8")
+    assert run(["plan", "--config", str(config), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["batch_size"], row["iterations"], row["adjacency"], row["epsilon"]) for row in rows} == {
+        (10, 20, "replace", 4.0)
+    }
+    sgd = [row for row in rows if row["mechanism"] == "poisson"]
+    assert {row["selector"] for row in sgd} == {"priced"}
+    assert 4 in {row["contribution_bound"] for row in sgd}
+    # The noise is that of the run: S is chosen from the train split.
+    graph = read_csv(data, users="users", example_id="id", separator=";").graph
+    graph = graph.subgraph(split_examples(graph, [0.8, 0.1, 0.1])["train"])
+    selected = Priced(contribution_bound=4).select(graph, seed=3)
+    assert [row["size"] for row in sgd if row["contribution_bound"] == 4] == [selected.size]
+    overridden = ["--epsilon", "2", "--batch-size", "5", "--selectors", "greedy", "--mechanism", "poisson"]
+    assert run(["plan", "--config", str(config), *overridden, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {(row["epsilon"], row["batch_size"], row["selector"]) for row in rows} == {(2.0, 5, "greedy")}
+    assert run(["plan", "--config", str(config), str(data)]) == 2
+    assert "either DATA or --config" in capsys.readouterr().err
+    assert run(["plan", "--config", str(config), "--users", "users"]) == 2
+    assert "--users needs DATA" in capsys.readouterr().err
+
+
+def test_all_mechanisms_and_batch_sizes(data: Path, capsys):
+    asked = [*TARGET[:4], "--batch-size", "5,10", "--iterations", "20", "--mechanism", "all"]
+    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *asked, "--contribution-bounds", "1,3"]
+    page = data.with_name("plan.html")
+    assert run([*arguments, "--selectors", "greedy", "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "batches of 5 or 10, 20 steps" in printed
+    assert "cyclic-groups" in printed
+    assert "Best predicted signal-to-noise" in printed
+    assert "cyclic DP-MF (cyclic-groups, bound" in printed
+    assert "groups, p " in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("missing", ["--epsilon", "--delta", "--batch-size", "--iterations"])
+def test_what_is_missing_is_said(data: Path, capsys, missing: str):
+    position = TARGET.index(missing)
+    assert run(["plan", str(data), *TARGET[:position], *TARGET[position + 2 :]]) == 2
+    assert capsys.readouterr().err == f"coowned: plan needs {missing} or --config\n"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        ["--batch-size", "a"],
         ["--contribution-bounds", "1,x"],
         ["--contribution-bounds", ""],
         ["--contribution-bounds", "0"],

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from coowned import AttributionGraph, CyclicGroups, Greedy, GreedyWithDuplicates, InputError, certify
+from coowned import (
+    AttributionGraph,
+    CyclicGroups,
+    Greedy,
+    GreedyWithDuplicates,
+    InputError,
+    IntegerProgram,
+    Priced,
+    certify,
+)
 from coowned.testing.selector_checks import check_selector
 from coowned.testing.strategies import attribution_graphs
 
@@ -22,10 +31,10 @@ def partitioner(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("duplicates", [False, True])
-def test_check_suite(partitioner, duplicates):
+@pytest.mark.parametrize(("within", "duplicates"), [("greedy", False), ("greedy", True), ("priced", False)])
+def test_check_suite(partitioner, within, duplicates):
     def make(bound):
-        return CyclicGroups(num_groups=3, contribution_bound=bound, allow_duplicates=duplicates)
+        return CyclicGroups(num_groups=3, contribution_bound=bound, within=within, allow_duplicates=duplicates)
 
     check_selector(make, contribution_bounds=(1, 3), duplicates=duplicates)
 
@@ -41,13 +50,36 @@ def test_groups_share_no_user(graph):
     assert selection.copies[graph.users_per_example == 0].tolist() == [1] * int((graph.users_per_example == 0).sum())
 
 
+WITHIN = [
+    ({}, Greedy(contribution_bound=2)),
+    ({"allow_duplicates": True}, GreedyWithDuplicates(contribution_bound=2)),
+    ({"within": "priced"}, Priced(contribution_bound=2)),
+    ({"within": "priced", "allow_duplicates": True}, Priced(contribution_bound=2, allow_duplicates=True)),
+]
+
+
 @settings(max_examples=40)
 @given(graph=attribution_graphs(max_examples=30))
-def test_one_group_is_greedy(graph):
-    for duplicates, kind in ((False, Greedy), (True, GreedyWithDuplicates)):
-        one = CyclicGroups(num_groups=1, contribution_bound=2, allow_duplicates=duplicates).select(graph, seed=4)
-        assert one.copies.tolist() == kind(contribution_bound=2).select(graph, seed=4).copies.tolist()
+def test_one_group_is_the_selector_within(graph):
+    for fields, selector in WITHIN:
+        one, alone = (
+            chosen.select(graph, seed=4)
+            for chosen in (CyclicGroups(num_groups=1, contribution_bound=2, **fields), selector)
+        )
+        assert one.copies.tolist() == alone.copies.tolist()
+        assert one.upper_bound == alone.upper_bound
         assert set(one.groups[one.copies > 0].tolist()) <= {0}
+
+
+@settings(max_examples=20)
+@given(graph=attribution_graphs(max_examples=20, max_users=12))
+def test_bound_holds_without_groups(graph):
+    for unattributed in ("drop", "keep"):
+        grouped = CyclicGroups(num_groups=3, contribution_bound=2, within="priced", unattributed=unattributed)
+        free = IntegerProgram(contribution_bound=2, unattributed=unattributed).select(graph)
+        selection = grouped.select(graph)
+        assert selection.size <= free.size <= selection.upper_bound
+        assert certify(graph, selection).contribution_bound <= 2
 
 
 def test_little_is_lost_and_groups_are_even(partitioner):
@@ -84,6 +116,11 @@ def test_threads():
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, 2**15])
-def test_bad_settings(number):
+def test_bad_number_of_groups(number):
     with pytest.raises(InputError, match="num_groups must be a whole number of at least 1 and at most 32767"):
         CyclicGroups(num_groups=number, contribution_bound=1)
+
+
+def test_unknown_selector_within():
+    with pytest.raises(InputError, match="within must be one of 'greedy', 'priced', not 'best'"):
+        CyclicGroups(num_groups=2, contribution_bound=1, within="best")

@@ -71,6 +71,14 @@ class SignalToNoise:
         """Of the mean over all steps, whose noise averages out."""
         return self.per_step * math.sqrt(self.iterations)
 
+    @property
+    def prefix_error(self) -> float:
+        """Root mean squared error of the sums of the first 1, 2, ... mean gradients, in clip norms, a parameter.
+
+        Over all numbers of steps; independent noise after t of them is t^(1/2) times that of one.
+        """
+        return self.noise_multiplier / self.batch_size * math.sqrt((self.iterations + 1) / 2)
+
     def with_examples(self, num_distinct: int) -> float:
         """Of the whole training, with what so few distinct examples leave unknown counted as noise too."""
         return 1 / math.sqrt(1 / num_distinct + 1 / self.whole_training**2)

@@ -3,7 +3,9 @@
 import dataclasses
 import decimal
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
 
 from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
 from coowned.certificate import ContributionCertificate
@@ -199,19 +201,45 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
     levels = guarantee.by_copies()
     total = max(1, int(levels["users"].sum()))
     parts = []
-    for row in levels.iter_rows(named=True):
-        if not row["users"]:
+    for copies, users, least, most in by_number_of_copies(levels).iter_rows():
+        if not users:
             continue
         what = (
             "no part in training"
-            if row["copies"] == 0
-            else f"epsilon {rounded_up(row['epsilon'])} in {counted(row['copies'], 'copy', 'copies')}"
+            if copies == 0
+            else f"epsilon {interval(least, most)} in {counted(copies, 'copy', 'copies')}"
         )
-        parts.append(f"{100 * row['users'] / total:.1f}% of users: {what}")
-    return [f"Graph statistic, not protected by this guarantee: {'; '.join(parts)}{_median(levels, total)}."]
+        parts.append(f"{100 * users / total:.1f}% of users: {what}")
+    said = [f"Graph statistic, not protected by this guarantee: {'; '.join(parts)}{_median(levels, total)}."]
+    if "group" in levels.columns:
+        sizes = guarantee.certificate.group_sizes or ()
+        worst = levels.filter(pl.col("users") > 0, pl.col("copies") > 0).group_by("group").agg(pl.col("epsilon").max())
+        epsilons, largest = worst["epsilon"], worst.sort("epsilon", "group")["group"][-1]
+        said.append(
+            f"Graph statistic, not protected by this guarantee: the {counted(len(sizes), 'group')} of users have "
+            f"{min(sizes):,} to {max(sizes):,} copies; the worst-off user of a group has epsilon "
+            f"{interval(epsilons.min(), epsilons.max())}, the largest in group {largest}."
+        )
+    return said
 
 
-def _median(levels, total: int) -> str:
+def by_number_of_copies(levels: pl.DataFrame) -> pl.DataFrame:
+    """Columns copies, users, least and most: epsilon by the number of copies, over all groups that have such users."""
+    inhabited = pl.when(pl.col("users") > 0).then(pl.col("epsilon"))
+    return (
+        levels.group_by("copies")
+        .agg(pl.col("users").sum(), inhabited.min().alias("least"), inhabited.max().alias("most"))
+        .sort("copies")
+    )
+
+
+def interval(least: Any, most: Any) -> str:
+    """Both rounded up; one number where they are the same."""
+    low, high = rounded_up(least), rounded_up(most)
+    return high if low == high else f"{low} to {high}"
+
+
+def _median(levels: pl.DataFrame, total: int) -> str:
     """The level that half of all users have or better."""
     reached = 0
     for row in levels.sort("epsilon", nulls_last=False).iter_rows(named=True):

@@ -9,6 +9,7 @@ import typer
 
 from coowned.attribution.options import declared
 from coowned.cli.options import declared_parameter, with_parameters
+from coowned.errors import InputError
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -23,19 +24,28 @@ _DATA = Annotated[
 ]
 
 
-def reads_data(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a verb `run(source, …)` the data options in place of `source`, a `DataSource`."""
+def reads_data(verb: Callable[..., Any], *, or_config: bool = False) -> Callable[..., Any]:
+    """Gives a verb `run(source, …)` the data options in place of `source`, a `DataSource`.
+
+    With `or_config` DATA may be left out, and `source` is then None: the verb takes them from a configuration.
+    """
     options = [
         declared_parameter(name, Path if option.is_path else bool if option.is_flag else str, option, "Data")
         for name, option in declared().items()
     ]
     data = inspect.Parameter("data", inspect.Parameter.KEYWORD_ONLY, annotation=_DATA)
+    data = data.replace(default=None) if or_config else data
     return with_parameters(verb, "source", [data, *options], _source)
 
 
-def _source(given: dict[str, Any]) -> "DataSource":
+def _source(given: dict[str, Any]) -> "DataSource | None":
     from coowned.attribution.sources import DataSource
 
+    if given["data"] is None:
+        for name, value in given.items():
+            if value:
+                raise InputError(f"--{name.replace('_', '-')} needs DATA; with --config the configuration says it")
+        return None
     chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
     return DataSource(path=chosen.pop("data"), users=columns or None, **chosen)

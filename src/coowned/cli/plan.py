@@ -1,40 +1,55 @@
-"""`coowned plan`: what every bound and selector would cost, before anything is decided."""
+"""`coowned plan`: what every mechanism, bound and selector would cost, before anything is decided."""
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
-from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, Seed, offering
+from coowned.cli.options import AllowLargeDelta, Json, offering
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.mechanism.registry import PLANNED
+from coowned.mechanism.registry import TITLES
 from coowned.progress import one_of
 
 if TYPE_CHECKING:
     from coowned.accounting.planning import Choice
     from coowned.attribution.sources import DataSource
+    from coowned.training.config import TrainConfig
 
 
-@reads_data
+@functools.partial(reads_data, or_config=True)
 def run(
-    source: "DataSource",
-    epsilon: Annotated[float, typer.Option(metavar="E", help="The privacy target.")],
-    delta: Delta,
-    batch_size: Annotated[int, typer.Option(metavar="B", help="Expected batch size.")],
-    iterations: Annotated[int, typer.Option(metavar="T", help="Number of steps.")],
+    source: "DataSource | None",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRAIN.toml",
+            help="A training configuration: its data, selector, sizes and privacy target in place of DATA and options.",
+        ),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The privacy target.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(metavar="D", help="Probability with which the promise may fail; far below 1 / users."),
+    ] = None,
+    batch_size: Annotated[
+        str | None, typer.Option(metavar="B[,B…]", help="Expected batch size, or several to try.")
+    ] = None,
+    iterations: Annotated[int | None, typer.Option(metavar="T", help="Number of steps.")] = None,
     contribution_bounds: Annotated[
         str | None,
         typer.Option(metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and on while users have as many)."),
     ] = None,
     selectors: Annotated[
-        str, typer.Option(metavar="A,B…", help="Selectors to try.")
-    ] = "greedy,greedy-with-duplicates,priced",
+        str | None,
+        typer.Option(metavar="A,B…", help="Selectors to try (default: greedy,greedy-with-duplicates,priced)."),
+    ] = None,
     mechanism: Annotated[
-        str, typer.Option(help=f"{one_of([*PLANNED, 'all'])}.", autocompletion=offering([*PLANNED, "all"]))
+        str, typer.Option(help=f"{one_of([*TITLES, 'all'])}.", autocompletion=offering([*TITLES, "all"]))
     ] = "all",
     parameters: Annotated[
         int | None,
@@ -44,9 +59,13 @@ def run(
             "model; a text-classifier has num_features + 1 for two classes, BERT-Tiny 4.4 million).",
         ),
     ] = None,
-    adjacency: Adjacency = "zero-out",
+    adjacency: Annotated[
+        str | None, typer.Option(help="zero-out (default) or replace; the other is shown beside it.")
+    ] = None,
     allow_large_delta: AllowLargeDelta = False,
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Public seed that breaks ties (default: 0): the same seed gives the same S.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write the rows.")
     ] = None,
@@ -55,42 +74,60 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Shows the size of S, its bias and the noise for each contribution bound and selector, and marks the best.
+    """Shows the size of S, its bias and the noise for each mechanism, contribution bound and selector; marks the best.
 
-    The best has the largest predicted signal-to-noise: many distinct examples, little noise. What that noise means for
-    the model, and what would lower it, is said below the table. Only the graph is used.
+    The best has the largest predicted signal-to-noise: many distinct examples, little noise. Why it is the best, what
+    that noise means for the model, and what would lower it, is said below the table. Only the graph is used.
 
     Examples:
 
         coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 256 --iterations 1000 --html plan.html
 
-        coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 64 --iterations 1000 --parameters 16385
-    """
-    from coowned.accounting.planning import plan
-    from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
-    from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
+        coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 64,256 --iterations 1000 --parameters 16385
 
-    bounds = None if contribution_bounds is None else _bounds(contribution_bounds)
-    words = [part.strip() for part in selectors.split(",") if part.strip()]
-    if bounds == [] or not words:
-        raise InputError("Nothing to plan; name at least one bound and one selector")
-    refuse_to_overwrite(files_of(source), [output, html])
+        coowned plan --config train.toml --mechanism cyclic
+    """
+    from coowned.accounting.planning import default_bounds, plan
+    from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
+
+    given: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "adjacency": adjacency,
+        "batch_size": None if batch_size is None else _numbers(batch_size, "--batch-size"),
+        "iterations": iterations,
+        "contribution_bounds": None if contribution_bounds is None else _numbers(contribution_bounds),
+        "selectors": None if selectors is None else [part.strip() for part in selectors.split(",") if part.strip()],
+        "allow_large_delta": allow_large_delta or None,
+        "seed": seed,
+    }
+    if [] in given.values():
+        raise InputError("Nothing to plan; name at least one bound, one selector and one batch size")
+    if (source is None) == (config is None):
+        raise InputError("plan needs either DATA or --config TRAIN.toml")
+    asked = None if config is None else _read(config)
+    settings: dict[str, Any] = {"adjacency": "zero-out"} if asked is None else _settings_of(asked)
+    settings |= {name: value for name, value in given.items() if value is not None}
+    for name in ("epsilon", "delta", "batch_size", "iterations"):
+        if name not in settings:
+            raise InputError(f"plan needs --{name.replace('_', '-')}{' or --config' if config is None else ''}")
+    source = source if asked is None else asked.source()
+    assert source is not None
+    refuse_to_overwrite([*files_of(source), *([] if config is None else [config])], [output, html])
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
+    if asked is not None:  # the examples that `coowned train` would select from
+        from coowned.training.splits import split_examples
+
+        graph = graph.subgraph(split_examples(graph, asked.splits)["train"])
+        if bound := asked.selection.settings.get("contribution_bound"):
+            settings.setdefault("contribution_bounds", sorted({bound, *default_bounds(graph)}))
     with show.progress("planning") as progress:
         found = plan(
             graph,
-            epsilon=epsilon,
-            delta=delta,
-            adjacency=adjacency,
-            batch_size=batch_size,
-            iterations=iterations,
-            contribution_bounds=bounds,
-            selectors=words,
+            **settings,
             mechanism=mechanism,
             num_parameters=DEFAULT_PARAMETERS if parameters is None else parameters,
-            allow_large_delta=allow_large_delta,
-            seed=seed,
             progress=progress,
         )
     if output is not None:
@@ -103,25 +140,66 @@ def run(
     if json:
         show.as_json(found.to_rows())
         return
-    show.table(
-        f"epsilon {epsilon:g} (unit: {UNIT}; bound k), delta {delta:g}, {adjacency}; batches of {batch_size:,}, "
-        f"{iterations:,} steps",
-        ("selector", "k", "distinct", "copies", "users per copy", "noise multiplier", "effective", "signal-to-noise",
-         f"epsilon, {OTHER_ADJACENCY[adjacency]}", ""),
-        [_row(choice) for choice in found.choices],
-        left=(0, 9),
-    )  # fmt: skip
-    if found.choices:
-        show.line(f"users per example in all the data: {found.choices[0].population_mean_users_per_example:.2f}")
+    _show(found.choices)
     for sentence in (*found.notes(), *found.advice):
         show.line(sentence)
 
 
-def _bounds(text: str) -> list[int]:
+def _read(config: Path) -> "TrainConfig":
+    from coowned.training.config import TrainConfig
+
+    return TrainConfig.read(config)
+
+
+def _settings_of(config: "TrainConfig") -> dict[str, Any]:
+    """What a training configuration says of a plan."""
+    from coowned.accounting.planning import BOUNDING
+
+    selection, privacy, sizes = config.selection, config.privacy, config.mechanism
+    settings: dict[str, Any] = {
+        "epsilon": None if isinstance(privacy.epsilon, str) else privacy.epsilon,
+        "delta": privacy.delta,
+        "adjacency": privacy.adjacency,
+        "allow_large_delta": privacy.allow_large_delta,
+        "batch_size": sizes.batch_size,
+        "iterations": sizes.iterations,
+        "selectors": [selection.selector] if selection.selector in BOUNDING else None,
+        "seed": selection.seed,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _numbers(text: str, option: str = "--contribution-bounds") -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise InputError(f"--contribution-bounds takes whole numbers separated by commas, not {text!r}") from None
+        raise InputError(f"{option} takes whole numbers separated by commas, not {text!r}") from None
+
+
+def _show(choices: "tuple[Choice, ...]") -> None:
+    if not choices:
+        return
+    first = choices[0]
+    sizes = sorted({choice.batch_size for choice in choices})
+    show.table(
+        f"epsilon {first.epsilon:g} (unit: {first.unit}; bound k), delta {first.delta:g}, {first.adjacency}; batches "
+        f"of {' or '.join(f'{size:,}' for size in sizes)}, {first.iterations:,} steps",
+        (*(("batch",) if len(sizes) > 1 else ()), "selector", "k", "bands", "distinct", "copies", "users per copy",
+         "noise multiplier", "effective", "error", "signal-to-noise", f"epsilon, {first.other_adjacency}", ""),
+        [(*((choice.batch_size,) if len(sizes) > 1 else ()), *_row(choice)) for choice in choices],
+        left=(len(sizes) > 1, 11 + (len(sizes) > 1)),
+    )  # fmt: skip
+    show.line(
+        "error: of the prefix sums of mean gradients, root mean squared over the steps, in clip norms (*: the least "
+        "of its mechanism); users per "
+        f"example in all the data: {first.population_mean_users_per_example:.2f}"
+    )
+    for choice in choices:
+        if choice.least_group_probability not in (None, choice.sampling_probability):
+            show.line(
+                f"{choice.label}: groups are drawn with {choice.least_group_probability:.4g} to "
+                f"{choice.sampling_probability:.4g}; the noise is for the worst"
+            )
 
 
 def _row(choice: "Choice") -> tuple[str | int, ...]:
@@ -133,11 +211,13 @@ def _row(choice: "Choice") -> tuple[str | int, ...]:
     return (
         choice.selector,
         choice.contribution_bound or "-",
+        choice.num_bands or "-",
         choice.num_distinct,
         choice.size,
         number(choice.mean_users_per_example, 2),
         number(choice.noise_multiplier, 4),
         number(choice.effective_noise, 4),
+        "-" if choice.prefix_error is None else f"{choice.prefix_error:.3g}{'*' if choice.least_error else ''}",
         number(choice.signal_to_noise, 1),
         "-" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
         "<- best" if choice.best else "",

@@ -35,6 +35,7 @@ _SETTINGS: dict[str, tuple[type, Option]] = {
     "many_user_run": (int, Option("bias-mitigating: many-user examples visited in a row.")),
     "allow_duplicates": (bool, Option("Allow an example to be selected more than once.")),
     "num_groups": (int, Option("cyclic-groups: groups of users that share no selected example.", metavar="G")),
+    "within": (str, Option("cyclic-groups: what holds the bound within groups, greedy (default) or priced.")),
     "distinct_weight": (float, Option("priced: extra weight of the first copy of an example.")),
     "time_limit": (float, Option("For the programs and priced.", metavar="SECONDS")),
     "size": (int, Option("random-subset: number of examples.")),

@@ -13,6 +13,7 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
+from coowned.progress import counted
 from coowned.selection.selector import Selection
 
 
@@ -33,7 +34,9 @@ class CyclicPoisson(BandedMechanism):
 
     Guarantees:
       - More bands than groups are refused.   (test_more_bands_than_groups_is_refused)
-      - With one group it is `PoissonSampling`.   (test_cyclic_with_one_group_is_poisson)
+      - With one group it is `PoissonSampling`: the same epsilon, coins and trained model, to the bit.
+        (test_cyclic_with_one_group_is_poisson, test_one_group_is_dp_sgd_to_the_bit)
+      - The smallest and largest probability of the groups are in every statement.   (test_statement_of_groups)
 
     Example:
       >>> m = CyclicPoisson(contribution_bound=3, sampling_probability=0.08, iterations=10, num_groups=4, num_bands=4)
@@ -94,7 +97,7 @@ class CyclicPoisson(BandedMechanism):
             "num_groups": len(sizes),
             "num_bands": len(sizes) if num_bands is None else num_bands,
             "group_probabilities": tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
-            "group_bounds": bounds if any(bounds) else None,  # nobody to protect,
+            "group_bounds": bounds if any(bounds) else None,  # None: nobody to protect
         }
 
     @classmethod
@@ -197,10 +200,12 @@ class CyclicPoisson(BandedMechanism):
         return levels
 
     def describe(self) -> str:
+        drawn = [p for p in map(self.probability_of, range(self.num_groups)) if p > 0]
+        spread = f"{drawn[0]:.10g}" if min(drawn) == max(drawn) else f"{min(drawn):.10g} to {max(drawn):.10g} by group"
         return (
-            f"cyclic Poisson sampling over {self.num_groups:,} groups of users with noise correlated over "
-            f"{self.num_bands:,} bands; every copy has its own coin of probability at most "
-            f"{self.sampling_probability:.10g} in its group's rounds"
+            f"cyclic Poisson sampling over {counted(self.num_groups, 'group')} of users with noise correlated over "
+            f"{counted(self.num_bands, 'band')}; every copy has its own coin in its group's rounds, of probability "
+            f"{spread}"
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:

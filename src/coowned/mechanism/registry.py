@@ -17,8 +17,8 @@ CLASSES = {
     "cyclic": "coowned.mechanism.cyclic_poisson.CyclicPoisson",
 }
 """The dotted path of every mechanism's class by its `kind`."""
-PLANNED = ("poisson", "min-separation")
-"""Those that a plan tries."""
+TITLES = {"poisson": "DP-SGD", "min-separation": "DP-MF with min separation", "cyclic": "cyclic DP-MF"}
+"""What each is called in a sentence."""
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coowned.accounting.planning import Choice, Plan
 from coowned.accounting.signal_to_noise import SignalToNoise
-from coowned.accounting.statement import rounded_down, rounded_up
+from coowned.accounting.statement import by_number_of_copies, interval, rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
@@ -50,18 +50,18 @@ def levels(run: Run) -> Figure:
 
 
 def level_rows(run: Run) -> list[Row]:
-    """One row per number of copies; of cyclic groups the worst epsilon counts."""
+    """One row per number of copies; of groups the spread, so that the worst-off user is always in it."""
     certificate = run.certificate
-    epsilons: dict[int, float] = {}
+    epsilons: dict[int, str] = {}
     if run.claims:
-        epsilons[run.claim.contribution_bound] = run.claim.epsilon
+        epsilons[run.claim.contribution_bound] = rounded_up(run.claim.epsilon)
         with contextlib.suppress(UncertifiableError):  # then only the claim itself is shown
-            for row in run.claim.by_copies().iter_rows(named=True):
-                if row["epsilon"] is not None:
-                    epsilons[row["copies"]] = max(row["epsilon"], epsilons.get(row["copies"], 0.0))
+            for copies, _, least, most in by_number_of_copies(run.claim.by_copies()).iter_rows():
+                if most is not None:
+                    epsilons[copies] = interval(least, most)
     rows = []
     for copies, users in enumerate(certificate.copies_per_user):
-        epsilon = rounded_up(epsilons[copies]) if copies in epsilons else None
+        epsilon = epsilons.get(copies)
         rows.append(
             {
                 "copies": copies,
@@ -165,6 +165,9 @@ def plan_row(choice: Choice) -> Row:
         "multiplier_text": "–" if choice.noise_multiplier is None else rounded_down(choice.noise_multiplier),
         "noise": choice.effective_noise,
         "noise_text": "–" if choice.effective_noise is None else rounded_down(choice.effective_noise),
+        "batch_size": choice.batch_size,
+        "settings_text": _settings(choice),
+        "error_text": "–" if choice.prefix_error is None else f"{choice.prefix_error:.3g}",
         "signal_text": "–" if choice.signal_to_noise is None else f"{choice.signal_to_noise:.1f}",
         "other_text": "–" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
         "mean": choice.mean_users_per_example,
@@ -172,6 +175,17 @@ def plan_row(choice: Choice) -> Row:
         "note": choice.note,
         "chosen": choice.best,
     }
+
+
+def _settings(choice: Choice) -> str:
+    """Batch size, and of correlated noise the separation or groups, with the spread of their probabilities."""
+    parts = [f"batches of {choice.batch_size:,}"]
+    if choice.min_separation:
+        parts.append(f"min separation {choice.min_separation:,}")
+    if choice.num_groups:
+        parts.append(f"{choice.num_groups:,} groups, p {choice.least_group_probability:.3g} to "
+                     f"{choice.sampling_probability:.3g}")  # fmt: skip
+    return "; ".join(parts)
 
 
 def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row]:

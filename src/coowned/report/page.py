@@ -82,12 +82,14 @@ def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
     """
     require("train", "a plan as HTML")
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
-    target = plan.choices[0]
+    target = next((choice for choice in plan.choices if choice.best), plan.choices[0])
     figures = graph_figures.trade_off(
-        rows, chosen="the best predicted signal-to-noise", mean_users=target.population_mean_users_per_example
+        [row for row in rows if row["batch_size"] == target.batch_size],
+        chosen="the best predicted signal-to-noise",
+        mean_users=target.population_mean_users_per_example,
     )
-    cells = ("selector", "contribution_bound", "size_text", "distinct_text", "mean_text", "multiplier_text",
-             "noise_text", "signal_text", "other_text")  # fmt: skip
+    cells = ("selector", "contribution_bound", "settings_text", "size_text", "distinct_text", "mean_text",
+             "multiplier_text", "noise_text", "error_text", "signal_text", "other_text")  # fmt: skip
     text = _render(
         "plan",
         figures,

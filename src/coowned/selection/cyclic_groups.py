@@ -17,6 +17,7 @@ from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.packing import pack
+from coowned.selection.priced import Priced
 from coowned.selection.selector import BoundedSelector, Selection
 
 _IMBALANCE = 0.1  # part by which a group may exceed the mean
@@ -27,11 +28,11 @@ _ROUNDS = 10  # of label propagation
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicGroups(BoundedSelector):
-    """Divides users into `num_groups` groups and selects greedily among examples whose users are all in one.
+    """Divides users into `num_groups` groups and selects among examples whose users are all in one.
 
-    The greedy selection without groups says which examples matter: its users are divided so that few of its examples
-    cross groups and every group has about equally many. Examples that cross are dropped, and the greedy selector
-    chooses again among all others, so that room left by a dropped example is used. The partition is made by Mt-KaHyPar
+    The selection without groups says which examples matter: its users are divided so that few of its examples cross
+    groups and every group has about equally many. Examples that cross are dropped, and the same selector chooses again
+    among all others, so that room left by a dropped example is used. The partition is made by Mt-KaHyPar
     (deterministic preset) where the extra `coowned[cyclic]` is installed, else by label propagation, which loses more;
     `selector["partitioner"]` of the selection says which.
 
@@ -39,15 +40,19 @@ class CyclicGroups(BoundedSelector):
       - No user is in more than `contribution_bound` selected copies.   (test_check_suite)
       - No user is in two groups.   (test_groups_share_no_user)
       - The same seed gives the same selection, with any number of threads.   (test_check_suite, test_threads)
-      - With one group, exactly the selection of `Greedy`, or of `GreedyWithDuplicates`.   (test_one_group_is_greedy)
+      - With one group, exactly the selection of `Greedy`, `GreedyWithDuplicates` or `Priced`.
+        (test_one_group_is_the_selector_within)
+      - No S under the same bound, with groups or without, is larger than `upper_bound`, which `within="priced"`
+        proves.   (test_bound_holds_without_groups)
 
     Args:
       num_groups: number of groups of users; some may be empty on a small graph.
       contribution_bound: most selected copies that contain one user.
       allow_duplicates: whether an example may be selected more than once.
+      within: the selector that holds the bound, "greedy" or "priced".
       unattributed: "keep" takes every example without users once, spread evenly over the groups.
 
-    Cost: two greedy selections, and a partition of the first one's users.
+    Cost: two selections, and a partition of the first one's users.
     What it is not: maximal. An example that crosses groups may fit under the bound.
 
     Example:
@@ -61,31 +66,42 @@ class CyclicGroups(BoundedSelector):
 
     num_groups: int
     allow_duplicates: bool = False
+    within: str = "greedy"
 
     name: ClassVar[str] = "cyclic-groups"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        validate.one_of(("greedy", "priced"), within=self.within)
         validate.integer(at_least=1, at_most=2**15 - 1, num_groups=self.num_groups)
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
-        kind = GreedyWithDuplicates if self.allow_duplicates else Greedy
-        greedy = kind(contribution_bound=self.contribution_bound, ties=self.ties)
-        free = greedy.select(graph, seed=seed, progress=part(progress, 0.0, 0.2))
+        selector = self._selector_within()
+        free = selector.select(graph, seed=seed, progress=part(progress, 0.0, 0.2))
         partitioner, group_of_user = "none", np.zeros(graph.num_users, np.int64)
         copies = free.copies.copy()
         if self.num_groups > 1:
             partitioner, group_of_user = self._divide(graph, free, part(progress, 0.2, 0.8))
             inside = np.flatnonzero(_groups_of_examples(graph, group_of_user) >= 0)
-            again = greedy.select(graph.subgraph(inside), seed=seed, progress=part(progress, 0.8, 1.0))
+            again = selector.select(graph.subgraph(inside), seed=seed, progress=part(progress, 0.8, 1.0))
             copies[:] = 0
             copies[inside] = again.copies
         groups = np.where(copies > 0, _groups_of_examples(graph, group_of_user), -1)
+        bound = free.upper_bound
         if self.unattributed == "keep":
             alone = np.flatnonzero(graph.users_per_example == 0)
             groups[alone] = np.arange(len(alone)) % self.num_groups
-        selector = self.settings() | {"partitioner": partitioner}
-        return self._selection(graph, seed, copies, groups=groups.astype(np.int32), selector=selector)
+            bound = None if bound is None else bound + len(alone)
+        settings = self.settings() | {"partitioner": partitioner}
+        return self._selection(
+            graph, seed, copies, groups=groups.astype(np.int32), upper_bound=bound, selector=settings
+        )
+
+    def _selector_within(self) -> BoundedSelector:
+        shared: dict[str, Any] = {"contribution_bound": self.contribution_bound, "ties": self.ties}
+        if self.within == "priced":
+            return Priced(**shared, allow_duplicates=self.allow_duplicates)
+        return GreedyWithDuplicates(**shared) if self.allow_duplicates else Greedy(**shared)
 
     def _divide(
         self, graph: AttributionGraph, free: Selection, progress: Progress
