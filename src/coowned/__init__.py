@@ -46,6 +46,7 @@ _HOME = {
     "MinSeparationProgram": "coowned.selection.min_separation_program",
     "Priced": "coowned.selection.priced",
     "CyclicGroups": "coowned.selection.cyclic_groups",
+    "PricedMinSeparation": "coowned.selection.priced_min_separation",
     "pareto": "coowned.selection.pareto",
     "ContributionCertificate": "coowned.certificate",
     "certify": "coowned.certificate",

@@ -102,6 +102,28 @@ def test_cyclic_groups_of_users(folder: Path, capsys):
     assert run(["report", str(folder / "RUN")]) == 0
 
 
+@pytest.mark.full
+def test_every_verb_knows_groups(folder: Path, capsys):
+    """The audit accuses an honest run with probability at most 1e-6; seed and trials are fixed."""
+    kind = ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"')
+    write(folder, kind, ('selector = "greedy" ', 'selector = "cyclic-groups"\nnum_groups = 4\nwithin = "priced"  '))
+    data, chosen = str(folder / "papers.parquet"), str(folder / "S.parquet")
+    groups = ["--selector", "cyclic-groups", "--num-groups", "4", "--contribution-bound", "2", "--within", "priced"]
+    assert run(["select", data, "--users", "users", "--example-id", "example_id", *groups, "-o", chosen]) == 0
+    assert run(["certify", data, chosen, "--users", "users", "--example-id", "example_id"]) == 0
+    certificate = str(folder / "S.certificate.json")
+    asked = ["--epsilon", "8", "--delta", "1e-6", "--batch-size", "32", "--iterations", "20"]
+    assert run(["calibrate", "--certificate", certificate, *asked, "--mechanism", "cyclic"]) == 0
+    assert "cyclic Poisson sampling over 4 groups" in capsys.readouterr().out
+    assert run(["plan", "--config", str(folder / "run.toml"), "--mechanism", "cyclic", "--json"]) == 0
+    assert {row["mechanism"] for row in json.loads(capsys.readouterr().out)} == {"cyclic"}
+    assert go(folder) == 0
+    assert run(["audit", str(folder / "RUN"), "--trials", "1000", "--seed", "3", "--alpha", "1e-6"]) == 0
+    assert run(["report", str(folder / "RUN")]) == 0
+    page = html.unescape((folder / "RUN" / "report.html").read_text(encoding="utf-8"))
+    assert "cyclic Poisson sampling over 4 groups" in page
+
+
 def test_each_split_is_evaluated_on_its_own_examples(folder: Path):
     assert go(folder) == 0
     config = TrainConfig.read(folder / "run.toml")

@@ -21,6 +21,7 @@ SELECTOR_COLOURS = {
     "min-separation-program": "#1593a8",
     "random-subset": "#77808c",
     "cyclic-groups": "#5f8f2f",
+    "priced-min-separation": "#12807f",
 }
 """Each has a contrast of at least 3 on both backgrounds of the page."""
 

@@ -15,6 +15,7 @@ CLASSES = {
     "integer-program": "coowned.selection.integer_program.IntegerProgram",
     "min-separation-program": "coowned.selection.min_separation_program.MinSeparationProgram",
     "priced": "coowned.selection.priced.Priced",
+    "priced-min-separation": "coowned.selection.priced_min_separation.PricedMinSeparation",
     "cyclic-groups": "coowned.selection.cyclic_groups.CyclicGroups",
 }
 """The dotted path of every selector's class by its word; importing none of them."""

@@ -198,6 +198,8 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
     if schedules:
         batch_size, iterations = config.mechanism.batch_size, config.mechanism.iterations
         separation = config.mechanism.min_separation
+        if separation is None and "contribution_bound" in fields:
+            raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")
         if separation is None:
             alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
             separation = max_min_separation(

@@ -1,0 +1,49 @@
+"""What cutting 8 million examples into groups of users takes: processor time and memory of `CyclicGroups`.
+
+python -m benchmarks.groups
+"""
+
+import resource
+import time
+
+from coowned.selection.cyclic_groups import CyclicGroups
+from coowned.selection.greedy import Greedy
+from coowned.synthetic.regular_graph import RegularGraph
+
+BOUND, GROUPS = 3, 16
+EXAMPLES = 8_000_000
+
+
+def run():
+    graph = RegularGraph(num_examples=EXAMPLES, mean_users_per_example=2, mean_examples_per_user=4).generate(seed=0)
+    CyclicGroups(num_groups=2, contribution_bound=1).select(
+        RegularGraph(num_examples=1000).generate(seed=0)
+    )  # compiles
+    before = _peak()
+    begin = time.process_time()
+    greedy = Greedy(contribution_bound=BOUND).select(graph)
+    alone = time.process_time() - begin
+    begin, clock = time.process_time(), time.perf_counter()
+    selection = CyclicGroups(num_groups=GROUPS, contribution_bound=BOUND).select(graph)
+    seconds, clock = time.process_time() - begin, time.perf_counter() - clock
+    name = f"{EXAMPLES / 1e6:.0f}M examples, {GROUPS} groups, bound {BOUND}, {selection.selector['partitioner']}"
+    return [
+        _row(f"CyclicGroups, {name}: processor time", seconds, "s"),
+        _row(f"CyclicGroups, {name}: on a clock", clock, "s"),
+        _row(f"CyclicGroups / Greedy, {name}: processor time", seconds / alone, "ratio"),
+        _row(f"CyclicGroups, {name}: memory beyond the graph's peak", _peak() - before, "GB"),
+        _row(f"CyclicGroups, {name}: share of greedy's S", selection.size / greedy.size, ""),
+    ]
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _row(name, value, unit):
+    return {"name": name, "value": value, "unit": unit, "bar": "", "ok": None}
+
+
+if __name__ == "__main__":
+    for row in run():
+        print(f"{row['name']:<90} {row['value']:>12,.4g} {row['unit']}", flush=True)

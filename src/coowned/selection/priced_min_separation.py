@@ -1,0 +1,139 @@
+"""Batches for DP-MF in which users take part seldom and far apart."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.attribution import kernels as attribution_kernels
+from coowned.attribution.graph import AttributionGraph
+from coowned.errors import InfeasibleScheduleError
+from coowned.progress import Progress
+from coowned.selection.greedy_min_separation import SeparatedSelector
+from coowned.selection.order import ordered_rows, part
+from coowned.selection.pacing_kernels import Pacing, fill_batch
+from coowned.selection.priced import Priced
+from coowned.selection.selector import MOST_COPIES, Schedule, Selection
+
+_SPARE = 50  # one copy in so many more than there are slots, so that some may be left out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PricedMinSeparation(SeparatedSelector):
+    """Chooses S with `Priced` under a contribution bound, and spreads each user's copies over the batches.
+
+    `GreedyMinSeparation` lets a user take part as soon as the separation allows, about iterations / min_separation
+    times. Noise grows with the root of that number. Where batches need fewer participations than that, a bound on them
+    keeps the noise low, and a near-optimal S under the bound keeps many distinct examples.
+
+    Every batch takes, of the copies whose users are all free, those that have a user with most copies still to come.
+    Examples are repeated only where S without repetitions is smaller than the number of slots.
+
+    Guarantees:
+      - Any `min_separation` consecutive batches together hold at most one copy that contains a given user.
+        (test_separation_and_bound_are_held, test_check_suite)
+      - No user is in more than `contribution_bound` copies.   (test_separation_and_bound_are_held)
+      - No example is repeated where S has enough without.   (test_examples_are_repeated_only_where_needed)
+      - The same seed gives the same schedule, however users are labelled.   (test_check_suite)
+
+    Args:
+      batch_size: examples in each batch.
+      iterations: number of batches.
+      min_separation: any two batches with the same user are at least this far apart.
+      contribution_bound: most slots that contain one user.
+      unattributed: "keep" lets an example without users appear once.
+
+    Cost: one or two runs of `Priced`, and O(pairs of S) for every batch.
+    What it is not: sure to find a schedule where there is one. `InfeasibleScheduleError` says how far it came.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [1], [0, 1], [2], [2]])
+      >>> paced = PricedMinSeparation(batch_size=1, iterations=4, min_separation=2, contribution_bound=2)
+      >>> paced.select(graph).copies
+      array([0, 1, 1, 1, 1], dtype=int32)
+    """
+
+    contribution_bound: int
+
+    name: ClassVar[str] = "priced-min-separation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
+
+    def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
+        needed = self.batch_size * self.iterations
+        selection = self._selection(graph, seed, needed, part(progress, 0.0, 0.6))
+        if selection.size < needed:
+            raise InfeasibleScheduleError(
+                f"{needed} slots, but only {selection.size} copies were found in which no user is in more than "
+                f"{self.contribution_bound}; raise contribution_bound, or reduce iterations or batch_size",
+                filled=0,
+                needed=needed,
+            )
+        examples = self._copies(graph, seed, selection, needed, part(progress, 0.6, 0.7))
+        slots = self._spread(graph, examples, part(progress, 0.7, 1.0))
+        return Schedule(
+            graph=graph,
+            batches=examples[slots],  # type: ignore[arg-type]  # made int32 there
+            num_examples=graph.num_examples,
+            min_separation=int(self.min_separation),
+            selector=self.settings(),
+            seed=seed,
+        )
+
+    def _selection(self, graph: AttributionGraph, seed: int, needed: int, progress: Progress) -> Selection:
+        bounded = Priced(contribution_bound=self.contribution_bound, ties=self.ties, unattributed=self.unattributed)
+        selection = bounded.select(graph, seed=seed, progress=part(progress, 0.0, 0.5))
+        if selection.size >= needed:
+            return selection
+        repeated = dataclasses.replace(bounded, allow_duplicates=True, distinct_weight=1.0)
+        return repeated.select(graph, seed=seed, progress=part(progress, 0.5, 1.0))
+
+    def _copies(
+        self, graph: AttributionGraph, seed: int, selection: Selection, needed: int, progress: Progress
+    ) -> npt.NDArray[np.int64]:
+        """(copies,) the example of each: first copies first, and most users first among them; few more than needed."""
+        rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=progress)
+        examples = rows.examples[::-1].astype(np.int64)
+        counts = selection.copies[examples].astype(np.int64)
+        examples = np.repeat(examples, counts)
+        numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if numbers.max(initial=0) == 0:
+            return examples
+        return examples[np.argsort(numbers, kind="stable")][: needed + needed // _SPARE]
+
+    def _spread(
+        self, graph: AttributionGraph, examples: npt.NDArray[np.int64], progress: Progress
+    ) -> npt.NDArray[np.int64]:
+        """(iterations, batch_size) which copy is in each slot."""
+        indptr = np.zeros(len(examples) + 1, np.int64)
+        np.cumsum(graph.users_per_example[examples], out=indptr[1:])
+        users = np.empty(int(indptr[-1]), graph.users.dtype)
+        attribution_kernels.take_rows(graph.indptr, graph.users, examples, indptr, users)
+        pacing = Pacing(
+            indptr=indptr,
+            users=users,
+            left=np.arange(len(examples)),
+            remaining=np.bincount(users, minlength=graph.num_users).astype(np.int32),
+            free_from=np.zeros(graph.num_users, np.int32),
+            urgency=np.empty(len(examples), np.int32),
+            order=np.empty(len(examples), np.int64),
+        )
+        slots = np.empty((self.iterations, self.batch_size), np.int64)
+        separation, left = min(self.min_separation, self.iterations), len(examples)
+        for step, batch in enumerate(slots):
+            progress(step / self.iterations, f"filling batch {step + 1} of {self.iterations}")
+            filled, left = fill_batch(pacing, left, step, separation, batch)
+            if filled < self.batch_size:
+                filled += step * self.batch_size
+                raise InfeasibleScheduleError(
+                    f"filled {filled} of {slots.size} slots: no copy left can enter batch {step} of {self.iterations}; "
+                    f"reduce min_separation ({self.min_separation}) or raise contribution_bound "
+                    f"({self.contribution_bound})",
+                    filled=filled,
+                    needed=slots.size,
+                )
+        return slots
