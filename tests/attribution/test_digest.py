@@ -14,7 +14,7 @@ from coowned.attribution.identifiers import utf8_buffers
 
 FIVE_EMAILS = [[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]]
 
-names = st.text(st.characters(codec="utf-8"), max_size=5)
+names = st.text(st.characters(codec="utf-8"), max_size=40)  # some longer than what is copied at once
 
 
 @st.composite

@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 LANES = 16  # messages hashed side by side
 
@@ -33,7 +37,8 @@ _STATE = 72 * LANES  # the hashes so far
 NUM_WORDS = 80 * LANES
 _COLON = 58
 _NUMBER = 20  # most bytes of a number and its colon
-_PADDING = 128  # most bytes that padding adds, and some
+_WIDE = 32  # bytes copied or cleared at once
+_PADDING = 128  # most bytes that padding adds, and what wide copies write after a text
 _ROWS_TOGETHER = 256  # rows that are fetched, written and then hashed together
 
 _njit = numba.njit(cache=True, nogil=True)
@@ -45,6 +50,50 @@ class Texts(NamedTuple):
 
     offsets: np.ndarray  # (texts + 1,) int64
     data: np.ndarray  # (bytes,) uint8
+
+
+def _address(context, builder, kind, array, index, item):
+    """Where array[index] is, as a pointer to an item of that LLVM type."""
+    view = context.make_array(kind)(context, builder, array)
+    return builder.bitcast(cgutils.get_item_pointer(context, builder, kind, view, [index]), item.as_pointer())
+
+
+@intrinsic
+def _copy_wide(typing_context, target, at, source, begin):
+    """target[at:at + _WIDE] = source[begin:begin + _WIDE], of bytes; both arrays must reach so far."""
+    line = ir.VectorType(ir.IntType(8), _WIDE)
+
+    def generate(context, builder, signature, arguments):
+        to = _address(context, builder, signature.args[0], *arguments[:2], line)
+        given = _address(context, builder, signature.args[2], *arguments[2:], line)
+        builder.store(builder.load(given, align=1), to, align=1)
+        return context.get_dummy_value()
+
+    return types.none(target, types.intp, source, types.intp), generate
+
+
+@intrinsic
+def _clear_wide(typing_context, target, at):
+    """target[at:at + _WIDE] = 0, of bytes; the array must reach so far."""
+    line = ir.VectorType(ir.IntType(8), _WIDE)
+
+    def generate(context, builder, signature, arguments):
+        to = _address(context, builder, signature.args[0], *arguments, line)
+        builder.store(ir.Constant(line, None), to, align=1)
+        return context.get_dummy_value()
+
+    return types.none(target, types.intp), generate
+
+
+@intrinsic
+def _eight_bytes(typing_context, source, begin):
+    """source[begin:begin + 8], of bytes, as a number in byte order; the array must reach so far."""
+    word = ir.IntType(64)
+
+    def generate(context, builder, signature, arguments):
+        return builder.bswap(builder.load(_address(context, builder, signature.args[0], *arguments, word), align=1))
+
+    return types.uint64(source, types.intp), generate
 
 
 @_inline
@@ -127,12 +176,15 @@ def add_hashes(message, ends, count, x, sums):
 
 @_njit
 def pad(message, begin, end):
-    """Pads message[begin:end] to whole blocks of 64 bytes as SHA-256 does; returns the new end."""
+    """Pads message[begin:end] to whole blocks of 64 bytes as SHA-256 does; returns the new end.
+
+    Up to _WIDE bytes after the new end are cleared too.
+    """
     length = end - begin
     padded = begin + ((length + 8) // 64 + 1) * 64
     message[end] = 0x80
-    for i in range(end + 1, padded - 8):
-        message[i] = 0
+    for at in range(end + 1, padded, _WIDE):
+        _clear_wide(message, at)
     bits = np.uint64(length) * np.uint64(8)
     for i in range(8):
         message[padded - 1 - i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(0xFF))
@@ -142,6 +194,13 @@ def pad(message, begin, end):
 @_inline
 def _put_decimal(message, at, value):
     """Writes a whole number >= 0 in decimal digits and a colon; returns the position after it."""
+    if value < 100:  # nearly every length
+        tens = np.uint32(value) // np.uint32(10)
+        message[at] = np.uint8(48 + tens)
+        at += np.int64(tens > 0)
+        message[at] = np.uint8(48 + value - 10 * tens)
+        message[at + 1] = _COLON
+        return at + 2
     digits = 1
     rest = value
     while rest >= 10:
@@ -156,9 +215,15 @@ def _put_decimal(message, at, value):
 
 @_inline
 def _put_bytes(message, at, data, begin, end):
+    """Writes data[begin:end], and up to _WIDE bytes after it; returns the position after it."""
+    after = at + (end - begin)
+    while begin < end and begin + _WIDE <= data.shape[0]:
+        _copy_wide(message, at, data, begin)
+        at += _WIDE
+        begin += _WIDE
     for i in range(begin, end):
         message[at + i - begin] = data[i]
-    return at + (end - begin)
+    return after
 
 
 @_njit
@@ -190,8 +255,10 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
 @_inline
 def _head(data, begin, end):
     """The first eight bytes of data[begin:end] as a number in byte order; zeros follow a shorter text."""
+    if 8 <= end - begin:
+        return _eight_bytes(data, begin)
     head = np.uint64(0)
-    for i in range(min(end - begin, 8)):
+    for i in range(end - begin):
         head |= np.uint64(data[begin + i]) << np.uint64(56 - 8 * i)
     return head
 
