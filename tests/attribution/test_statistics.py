@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from coowned import AttributionGraph, GraphStatistics
-from coowned.attribution.statistics import blocked_by, heavy_users_advice
+from coowned.attribution.statistics import HeavyUsers, heavy_users_advice
 
 graphs = st.lists(st.lists(st.integers(0, 12), max_size=20), max_size=12)
 
@@ -69,7 +69,9 @@ def test_blocked_is_a_lower_bound(rows, bound):
         if all(sum(user in row for row in picked) <= bound for user in range(4)):
             largest = max(largest, len(picked))
     for users in ([0], [1, 3], [0, 1, 2, 3], []):
-        assert 0 <= blocked_by(graph, np.array(users, dtype=int), bound) <= len(rows) - largest
+        blocked = HeavyUsers.of(graph, np.array(users, dtype=int)).blocked(bound)
+        assert len(blocked) == len(users)
+        assert all(0 <= out <= len(rows) - largest for out in blocked)
 
 
 def test_blocked_by_one_heavy_user():

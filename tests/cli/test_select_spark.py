@@ -50,6 +50,16 @@ def test_equals_the_local_engine(data, capsys):
 
 
 @pytest.mark.full
+def test_advice_on_heavy_users_is_the_local_one(data, capsys):
+    data.write_text("id,users\n" + "".join(f"m{i},owner;u{i}\n" for i in range(40)) + "alone,\n")
+    assert select(data, "--example-id", "id", output="local.parquet") == 0
+    said = capsys.readouterr().err
+    assert said.startswith("1 user keeps 37 of 41 examples out at a contribution bound of 3. ")
+    assert select(data, "--example-id", "id", "--engine", "spark", "--master", "local[1]") == 0
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.full
 def test_json_and_bad_data(data, capsys):
     from coowned.spark import session
 

@@ -24,7 +24,7 @@ from coowned.errors import CertificateMismatchError
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import loop
 from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig, example
+from coowned.training.config import TrainConfig, example, read_file
 from coowned.training.evaluate import evaluate
 from coowned.training.run import NO_GUARANTEE_FORMAT, Run
 from coowned.training.splits import split_examples
@@ -518,6 +518,18 @@ def test_bad_input(folder: Path, capsys, old: str, new: str, says: str):
     assert says in captured.err
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
+
+
+def test_large_delta_only_where_allowed(folder: Path, capsys):
+    write(folder, ("delta = 1e-6", "delta = 0.1"), ("iterations = 20", "iterations = 2"))
+    assert go(folder) == 2
+    assert "--allow-large-delta" in capsys.readouterr().err
+    assert go(folder, "--allow-large-delta") == 0
+    assert "Warning: delta 0.1 is above" in capsys.readouterr().out
+    stored = TrainConfig.read(folder / "RUN" / "config.toml")  # every later verb reads this file
+    assert stored.privacy.allow_large_delta
+    again = TrainConfig.from_toml(read_file(folder / "RUN" / "config.toml", allow_large_delta=True))
+    assert again.privacy == stored.privacy
 
 
 def test_missing_arguments(capsys):

@@ -52,8 +52,8 @@ class Texts(NamedTuple):
     data: np.ndarray  # (bytes,) uint8
 
 
-def _address(context, builder, kind, array, index, item):
-    """Where array[index] is, as a pointer to an item of that LLVM type."""
+def _address(context, builder, item, kind, array, index):
+    """Where array[index], an array of this kind, is, as a pointer to an item of that LLVM type."""
     view = context.make_array(kind)(context, builder, array)
     return builder.bitcast(cgutils.get_item_pointer(context, builder, kind, view, [index]), item.as_pointer())
 
@@ -64,8 +64,8 @@ def _copy_wide(typing_context, target, at, source, begin):
     line = ir.VectorType(ir.IntType(8), _WIDE)
 
     def generate(context, builder, signature, arguments):
-        to = _address(context, builder, signature.args[0], *arguments[:2], line)
-        given = _address(context, builder, signature.args[2], *arguments[2:], line)
+        to = _address(context, builder, line, signature.args[0], *arguments[:2])
+        given = _address(context, builder, line, signature.args[2], *arguments[2:])
         builder.store(builder.load(given, align=1), to, align=1)
         return context.get_dummy_value()
 
@@ -78,7 +78,7 @@ def _clear_wide(typing_context, target, at):
     line = ir.VectorType(ir.IntType(8), _WIDE)
 
     def generate(context, builder, signature, arguments):
-        to = _address(context, builder, signature.args[0], *arguments, line)
+        to = _address(context, builder, line, signature.args[0], *arguments)
         builder.store(ir.Constant(line, None), to, align=1)
         return context.get_dummy_value()
 
@@ -91,7 +91,7 @@ def _eight_bytes(typing_context, source, begin):
     word = ir.IntType(64)
 
     def generate(context, builder, signature, arguments):
-        return builder.bswap(builder.load(_address(context, builder, signature.args[0], *arguments, word), align=1))
+        return builder.bswap(builder.load(_address(context, builder, word, signature.args[0], *arguments), align=1))
 
     return types.uint64(source, types.intp), generate
 
@@ -184,7 +184,7 @@ def pad(message, begin, end):
     padded = begin + ((length + 8) // 64 + 1) * 64
     message[end] = 0x80
     for at in range(end + 1, padded, _WIDE):
-        _clear_wide(message, at)
+        _clear_wide(message, at)  # pyright: ignore[reportCallIssue]
     bits = np.uint64(length) * np.uint64(8)
     for i in range(8):
         message[padded - 1 - i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(0xFF))
@@ -218,7 +218,7 @@ def _put_bytes(message, at, data, begin, end):
     """Writes data[begin:end], and up to _WIDE bytes after it; returns the position after it."""
     after = at + (end - begin)
     while begin < end and begin + _WIDE <= data.shape[0]:
-        _copy_wide(message, at, data, begin)
+        _copy_wide(message, at, data, begin)  # pyright: ignore[reportCallIssue]
         at += _WIDE
         begin += _WIDE
     for i in range(begin, end):
@@ -255,8 +255,8 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
 @_inline
 def _head(data, begin, end):
     """The first eight bytes of data[begin:end] as a number in byte order; zeros follow a shorter text."""
-    if 8 <= end - begin:
-        return _eight_bytes(data, begin)
+    if end - begin >= 8:
+        return _eight_bytes(data, begin)  # pyright: ignore[reportCallIssue]
     head = np.uint64(0)
     for i in range(end - begin):
         head |= np.uint64(data[begin + i]) << np.uint64(56 - 8 * i)

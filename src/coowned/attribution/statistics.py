@@ -8,7 +8,7 @@ import numpy as np
 from coowned.attribution import kernels
 from coowned.attribution.graph import AttributionGraph
 
-_HEAVIEST = 10
+MOST_LISTED = 10  # heaviest users that are looked at
 _BOUNDS = (1, 3, 10)
 _HEAVY_SHARE = 0.5  # of the examples kept out by a few users: worth a warning
 
@@ -54,6 +54,7 @@ class GraphStatistics:
     def of(cls, graph: AttributionGraph) -> "GraphStatistics":
         users_per_example, examples_per_user = graph.users_per_example, graph.examples_per_user
         heaviest = _heaviest(examples_per_user)
+        heavy = HeavyUsers.of(graph, heaviest)
         component = kernels.connected_components(graph.indptr, graph.users, graph.num_users)
         _, component_of_user, component_users = np.unique(component, return_inverse=True, return_counts=True)
         first_user = graph.users[graph.indptr[:-1][users_per_example > 0]]
@@ -77,7 +78,7 @@ class GraphStatistics:
             num_components=len(component_users),
             largest_component_users=int(component_users.max(initial=0)),
             largest_component_examples=int(component_examples.max(initial=0)),
-            blocked={bound: blocked_by(graph, heaviest, bound) for bound in _BOUNDS},
+            blocked={bound: max(heavy.blocked(bound), default=0) for bound in _BOUNDS},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,40 +96,54 @@ def heavy_users_advice(graph: AttributionGraph, contribution_bound: int) -> str 
       >>> heavy_users_advice(graph, 3).split(". ")[0]
       '1 user keeps 97 of 100 examples out at a contribution bound of 3'
     """
-    heaviest = _heaviest(graph.examples_per_user)
-    if not graph.num_examples or blocked_by(graph, heaviest, contribution_bound) < _HEAVY_SHARE * graph.num_examples:
-        return None
-    counts = [blocked_by(graph, heaviest[:count], contribution_bound) for count in range(1, len(heaviest) + 1)]
-    enough = next(count for count, out in enumerate(counts, 1) if out >= 0.95 * counts[-1])  # as many as matter
-    users = "1 user keeps" if enough == 1 else f"{enough:,} users keep"
-    return (
-        f"{users} {counts[enough - 1]:,} of {graph.num_examples:,} examples out at a contribution bound of "
-        f"{contribution_bound:,}. Where they consent or are not people (a mailbox owner, a list robot), take them out "
-        "with --unprotected FILE (in TOML [data] unprotected): the guarantee then does not hold for them. Or attribute "
-        "the examples otherwise (--users, --attribute-to)."
-    )
+    return HeavyUsers.of(graph, _heaviest(graph.examples_per_user)).advice(contribution_bound)
 
 
-def blocked_by(graph: AttributionGraph, users: np.ndarray, contribution_bound: int) -> int:
-    """How many examples any S without duplicates must leave out because of these users alone.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HeavyUsers:
+    """A few users, heaviest first, and what they cost; made from a graph here or on Spark."""
 
-    Of the examples that contain at least one of the first j of them, S holds at most j times contribution_bound; the
-    best j counts, so that light users at the end of the list take nothing away.
-    """
-    rank = np.full(graph.num_users, len(users), dtype=np.int64)  # (num_users,) index in the list, or its length
-    rank[users] = np.arange(len(users))
-    attributed = graph.indptr[:-1][graph.users_per_example > 0]
-    if not len(attributed):
-        return 0
-    best_rank = np.minimum.reduceat(rank[graph.users], attributed)  # (attributed examples,)
-    touched = np.cumsum(np.bincount(best_rank, minlength=len(users) + 1)[: len(users)])  # (users,) by the first j
-    room = np.cumsum(np.minimum(graph.examples_per_user[users], contribution_bound))
-    return int((touched - room).max(initial=0))
+    num_examples: int  # of the whole graph
+    held: np.ndarray  # (users,) examples of each
+    added: np.ndarray  # (users,) examples of each that none of those before has
+
+    @classmethod
+    def of(cls, graph: AttributionGraph, users: np.ndarray) -> "HeavyUsers":
+        rank = np.full(graph.num_users, len(users), dtype=np.int64)  # (num_users,) index in the list, or its length
+        rank[users] = np.arange(len(users))
+        attributed = graph.indptr[:-1][graph.users_per_example > 0]
+        # (attributed examples,) index of the first listed user of each
+        first = np.minimum.reduceat(rank[graph.users], attributed) if len(attributed) else np.zeros(0, np.int64)
+        added = np.bincount(first, minlength=len(users))[: len(users)]
+        return cls(num_examples=graph.num_examples, held=graph.examples_per_user[users], added=added)
+
+    def blocked(self, contribution_bound: int) -> list[int]:
+        """How many examples any S without duplicates must leave out because of the first user, the first two, …
+
+        Of the examples that contain at least one of the first j users, S holds at most j times contribution_bound; the
+        best j counts, so that light users at the end of the list take nothing away.
+        """
+        room = np.cumsum(np.minimum(self.held, contribution_bound))
+        return np.maximum.accumulate((np.cumsum(self.added) - room).clip(0)).tolist()
+
+    def advice(self, contribution_bound: int) -> str | None:
+        """The sentence of `heavy_users_advice`."""
+        blocked = self.blocked(contribution_bound)
+        if not blocked or blocked[-1] < _HEAVY_SHARE * self.num_examples:
+            return None
+        enough = next(count for count, out in enumerate(blocked, 1) if out >= 0.95 * blocked[-1])  # as many as matter
+        users = "1 user keeps" if enough == 1 else f"{enough:,} users keep"
+        return (
+            f"{users} {blocked[enough - 1]:,} of {self.num_examples:,} examples out at a contribution bound of "
+            f"{contribution_bound:,}. Where they consent or are not people (a mailbox owner, a list robot), take them "
+            "out with --unprotected FILE (in TOML [data] unprotected): the guarantee then does not hold for them. Or "
+            "attribute the examples otherwise (--users, --attribute-to)."
+        )
 
 
 def _heaviest(examples_per_user: np.ndarray) -> np.ndarray:
     # By weight, ties by label; only those with an example.
-    order = np.lexsort((np.arange(len(examples_per_user)), -examples_per_user))[:_HEAVIEST]
+    order = np.lexsort((np.arange(len(examples_per_user)), -examples_per_user))[:MOST_LISTED]
     return order[examples_per_user[order] > 0]
 
 

@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
     from coowned.certificate import ContributionCertificate
     from coowned.selection.selector import Selector
+
+    # What would help where a few users keep most examples out stands beside the certificate.
+    _Certified: TypeAlias = tuple[ContributionCertificate, str | None]
 
 _SETTINGS: dict[str, tuple[type, Option]] = {
     "contribution_bound": (int, Option("Largest number of selected copies that contain one user.", metavar="K")),
@@ -96,9 +99,8 @@ def run(
     check_engine(engine, master, str(source.path), output)
     certificate_path = certificate_beside(output)
     refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
-    advice = None
     if engine == "spark":
-        certificate = _run_on_spark(source, chooser, seed, master, output, overwrite)
+        certificate, advice = _run_on_spark(source, chooser, seed, master, output, overwrite)
     else:
         certificate, advice = _run_here(source, chooser, seed, Path(output), overwrite)
     if advice is not None:
@@ -127,10 +129,7 @@ def run(
         show.written(Path(output), Path(certificate_path))
 
 
-def _run_here(
-    source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool
-) -> "tuple[ContributionCertificate, str | None]":
-    """The certificate, and what would help where a few users keep most examples out."""
+def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool) -> "_Certified":
     with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
         from coowned.attribution.statistics import heavy_users_advice
         from coowned.certificate import certify
@@ -150,7 +149,7 @@ def _run_here(
 
 def _run_on_spark(
     source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str, overwrite: bool
-) -> "ContributionCertificate":
+) -> "_Certified":
     from coowned.spark.selection import check_selector
     from coowned.spark.session import check_machine
     from coowned.spark.sources import check_source
@@ -171,10 +170,10 @@ def _run_on_spark(
         from coowned.spark.selection_files import write_parts
 
         write = functools.partial(write_parts, folder=selection_folder)
-        certificate = _select_on_spark(source, chooser, seed, master, write)
+        certificate, advice = _select_on_spark(source, chooser, seed, master, write)
         Path(selection_folder).chmod(0o700)  # still in a folder that is private
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
-    return certificate
+    return certificate, advice
 
 
 def _select_on_spark(
@@ -184,7 +183,7 @@ def _select_on_spark(
     master: str | None,
     write: Callable[..., Any],
     check: Callable[[Any], None] = lambda spark: None,
-) -> "ContributionCertificate":
+) -> "_Certified":
     from coowned.spark.certificate import certify
     from coowned.spark.selection import select
     from coowned.spark.session import session, spark_errors
@@ -197,8 +196,9 @@ def _select_on_spark(
         selected = select(graph, chooser, seed=seed, progress=progress)
         certificate = certify(graph, selected, selector=chooser, seed=seed)
         write(selected, certificate)
+        advice = graph.heavy_users().advice(certificate.contribution_bound)
         graph.release()
-    return certificate
+    return certificate, advice
 
 
 def make_selector(word: str, settings: dict[str, Any]) -> "Selector":

@@ -12,7 +12,7 @@ import typer
 
 from coowned import interrupts
 from coowned.cli import show
-from coowned.cli.options import Json
+from coowned.cli.options import AllowLargeDelta, Json
 from coowned.errors import InputError
 from coowned.progress import Progress
 
@@ -32,6 +32,7 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Sign the finished run with this key, which is made where there is none."),
     ] = None,
+    allow_large_delta: AllowLargeDelta = False,
     json: Json = False,
 ) -> None:
     """Reads, splits, selects, certifies, accounts, trains and evaluates as a configuration file says.
@@ -53,11 +54,12 @@ def run(
     if config is None or output is None:
         raise InputError("train needs CONFIG.toml and -o RUN; --example prints a configuration to start from")
     from coowned.training.checkpoint import RunFolder
-    from coowned.training.config import TrainConfig
+    from coowned.training.config import TrainConfig, read_file
     from coowned.training.configured_run import run_configuration
     from coowned.training.signature import sign_run, signing_key
 
-    settings = TrainConfig.read(config)
+    text = read_file(config, allow_large_delta=allow_large_delta)
+    settings = TrainConfig.from_toml(text, folder=config.parent, name=str(config))
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
     with RunFolder.open(output) as folder, _bar() as (progress, announce):
@@ -65,7 +67,7 @@ def run(
             trained = run_configuration(
                 settings,
                 folder,
-                text=config.read_text(encoding="utf-8"),
+                text=text.decode(),
                 progress=progress,
                 announce=announce,
                 advise=lambda advice: sys.stderr.write(f"{advice}\n"),
@@ -75,9 +77,9 @@ def run(
                 if isinstance(error, KeyboardInterrupt) or interrupts.is_heard():
                     sys.stderr.write("run the same command again to resume from the last checkpoint\n")
                 elif isinstance(error, OSError):
-                    place = "" if error.filename is None else f"{error.filename}: "
+                    where = "" if error.filename is None else f"{error.filename}: "
                     advice = "fix this and run the same command again to resume from the last checkpoint"
-                    raise OSError(error.errno, f"{place}{error.strerror or error}; {advice}") from error
+                    raise OSError(error.errno, f"{where}{error.strerror or error}; {advice}") from error
             raise
     if key is not None:
         sign_run(output, key)

@@ -14,6 +14,7 @@ from coowned.attribution import digest as digests
 from coowned.attribution.examples import read_aliases, refuse_unknown_keys
 from coowned.attribution.identifiers import Location
 from coowned.attribution.options import DataOptions
+from coowned.attribution.statistics import MOST_LISTED, HeavyUsers
 from coowned.attribution.tables import attribute_table, table_options
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
@@ -82,6 +83,21 @@ class SparkGraph:
         texts = F.transform(lists, lambda text: F.concat(F.octet_length(text).cast("string"), F.lit(":"), text))
         row = F.concat(F.lit("example:"), F.array_join(texts, ""))
         return digests.finish("graph", sum_rows(self.examples, row))
+
+    def heavy_users(self) -> HeavyUsers:
+        """The heaviest users and what they cost; of equally heavy ones those whose keys come first."""
+        from pyspark.sql import functions as F
+
+        by_user = self.pairs.groupBy("user").count()
+        heaviest = by_user.orderBy(F.desc("count"), "user").limit(MOST_LISTED).collect()
+        listed = (F.when(F.array_contains("users", row["user"]), rank) for rank, row in enumerate(heaviest))
+        first = F.coalesce(*listed, F.lit(len(heaviest)))
+        added = dict(map(tuple, self.examples.groupBy(first).count().collect()))
+        return HeavyUsers(
+            num_examples=self.num_examples,
+            held=np.array([row["count"] for row in heaviest], dtype=np.int64),
+            added=np.array([added.get(rank, 0) for rank in range(len(heaviest))], dtype=np.int64),
+        )
 
     def release(self) -> None:
         """Removes the graph's files; neither it nor anything lazily made of it can be used afterwards."""

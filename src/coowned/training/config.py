@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import typing
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,8 @@ from coowned.training.tasks import Specification, Task
 
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
+_PRIVACY_HEADER = re.compile(rb"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?=[\r\n#])", re.MULTILINE)
+_LARGE_DELTA_KEY = re.compile(rb"^[ \t]*allow_large_delta[ \t]*=", re.MULTILINE)
 _REMEDY = "`coowned train --example` prints a configuration to start from"
 
 
@@ -194,12 +197,7 @@ class TrainConfig:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
         """Reads a file; relative paths in it are relative to its folder."""
-        file = Path(path)
-        try:
-            text = file.read_bytes()
-        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-            raise ConfigError(f"{file}: cannot be read ({error.strerror}); name a configuration file") from error
-        return cls.from_toml(text, folder=file.parent, name=str(file))
+        return cls.from_toml(read_file(path), folder=Path(path).parent, name=str(path))
 
     @classmethod
     def from_toml(
@@ -256,6 +254,21 @@ class TrainConfig:
         """Names the values; where the file is does not matter, since the data have a digest of their own."""
         values = {name: getattr(self, name) for name in _SECTIONS if name != "report"}
         return codec.checksum(values | {"model": self.model.settings()})
+
+
+def read_file(path: str | os.PathLike[str], *, allow_large_delta: bool = False) -> bytes:
+    """The text of a configuration file.
+
+    Args:
+      allow_large_delta: write `allow_large_delta = true` into its section [privacy], unless the key stands there.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a configuration file") from error
+    if allow_large_delta and not _LARGE_DELTA_KEY.search(text):
+        text = _PRIVACY_HEADER.sub(rb"\g<0>\nallow_large_delta = true  # --allow-large-delta", text, count=1)
+    return text
 
 
 def _sections(text: str | bytes, name: str) -> dict[str, dict[str, Any]]:
