@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 RUN_TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-full test-peers setup wheel lint bench audit-power faults fuzz experiments tables lock clean clean-kernels help
+.PHONY: demo test test-full test-peers setup docs wheel lint bench audit-power faults fuzz experiments tables lock clean clean-kernels help
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,6 +23,9 @@ test-peers: .venv-peers/peers.stamp ## conformance with torch, transformers and 
 	.venv-peers/bin/python -m pytest tests/peers -m peers
 
 setup: .venv/all.stamp ## the whole development environment
+
+docs: .venv/docs.stamp ## build the site in site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: .venv/runtime.stamp ## build dist/coowned-VERSION-py3-none-any.whl
 	$(BIN)/python -m hatchling build -t wheel
@@ -69,7 +72,7 @@ clean-kernels: ## remove compiled kernels, for one may hold an older version of 
 	find src -name '*.nb[ic]' -delete
 
 clean: clean-kernels ## remove environments and caches
-	rm -rf .venv .venv-peers coowned-demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-peers coowned-demo dist site .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coowned needs Python 3.11 or newer; set PYTHON=...")'
@@ -89,6 +92,10 @@ clean: clean-kernels ## remove environments and caches
 
 .venv/all.stamp: requirements/all.lock .venv/core.stamp
 	$(PIP) install --require-hashes -r requirements/all.lock
+	@touch $@
+
+.venv/docs.stamp: requirements/docs.lock .venv/all.stamp
+	$(PIP) install --require-hashes -r requirements/docs.lock
 	@touch $@
 
 .venv-peers/peers.stamp: requirements/core.lock requirements/peers.txt pyproject.toml
