@@ -47,6 +47,7 @@ def blocks(page: Path) -> list[str]:
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")  # in jax_privacy
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_blocks_print_what_they_say(page: Path):
     if page.name in NOT_RUN:
