@@ -5,6 +5,7 @@ import pytest
 from tests.mechanism.test_gradient_sums import SHAPES, built, gradients
 
 from coowned.mechanism import gradient_leaves
+from coowned.mechanism.outer_gradients import OuterGradients
 
 
 @pytest.mark.parametrize("power", [-3, 0, 10, 15, 17, 18, 21, 22, 23, 30])
@@ -31,3 +32,13 @@ def test_scaled_factors_are_the_scaled_gradient():
         np.testing.assert_allclose(built(found[name]), built(given[name]) * scales[name], rtol=1e-5, atol=1e-5)
     for name in ("w", "b"):
         np.testing.assert_allclose(found[name], given[name] * scales[name], rtol=1e-6)
+
+
+def test_scaled_rows_and_products():
+    generator = np.random.default_rng(0)
+    scale = generator.uniform(0.1, 10, (5, 1))
+    rows = gradient_leaves.FirstRowsGradients(generator.standard_normal((3, 2, 4)))
+    np.testing.assert_allclose(rows.scaled(scale).rows, rows.rows * scale[:2])
+    outer = OuterGradients(generator.standard_normal((3, 5)), generator.standard_normal((3, 4)))
+    found = np.einsum("co,ci->coi", *outer.scaled(scale))
+    np.testing.assert_allclose(found, np.einsum("co,ci->coi", *outer) * scale)

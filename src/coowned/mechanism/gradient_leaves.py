@@ -37,6 +37,9 @@ class EmbeddingGradients(NamedTuple):
     def leaf(self) -> "Leaf":
         return Embedding(self)
 
+    def scaled(self, scale: Any) -> "EmbeddingGradients":
+        return self._replace(residuals=self.residuals * scale[:, 0], looked_up=self.looked_up * scale[self.tokens])
+
 
 class LookupGradients(NamedTuple):
     """Gradients of an embedding that is only looked up: row w of copy i's is the sum of those with tokens[i, t] = w."""
@@ -47,6 +50,9 @@ class LookupGradients(NamedTuple):
     def leaf(self) -> "Leaf":
         return Lookup(self)
 
+    def scaled(self, scale: Any) -> "LookupGradients":
+        return self._replace(looked_up=self.looked_up * scale[self.tokens])
+
 
 class FirstRowsGradients(NamedTuple):
     """Gradients of a parameter of which an example uses the first rows alone."""
@@ -56,26 +62,25 @@ class FirstRowsGradients(NamedTuple):
     def leaf(self) -> "Leaf":
         return Rows(_flat(self.rows, len(self.rows)))
 
+    def scaled(self, scale: Any) -> "FirstRowsGradients":
+        return self._replace(rows=self.rows * scale[: self.rows.shape[1]])
+
 
 def scaled(gradients: Mapping[str, Any], scales: Mapping[str, Any]) -> dict[str, Any]:
     """Every parameter's gradients times a public scale for each of its rows, to be compiled.
 
     Guarantees:
-      - It is the product with what factors make.   (test_scaled_factors_are_the_scaled_gradient)
+      - It is the product with what factors make.   (test_scaled_factors_are_the_scaled_gradient,
+        test_scaled_rows_and_products)
 
     Args:
       gradients: as `leaf_of` takes them.
-      scales: of each parameter: its shape, but 1 in the last of several axes.
+      scales: of each parameter: its shape, but 1 in the last axis.
     """
-
-    def times(own: Any, scale: Any) -> Any:
-        if isinstance(own, EmbeddingGradients):
-            return own._replace(residuals=own.residuals * scale[:, 0], looked_up=own.looked_up * scale[own.tokens])
-        if isinstance(own, LookupGradients):
-            return own._replace(looked_up=own.looked_up * scale[own.tokens])
-        return own * scale
-
-    return {name: times(own, scales[name]) for name, own in gradients.items()}
+    return {
+        name: own.scaled(scales[name]) if hasattr(own, "scaled") else own * scales[name]
+        for name, own in gradients.items()
+    }
 
 
 class Leaf(Protocol):

@@ -22,6 +22,9 @@ class OuterGradients(NamedTuple):
     def leaf(self) -> Leaf:
         return Outer(np.ascontiguousarray(self.left), np.ascontiguousarray(self.right))
 
+    def scaled(self, scale: Any) -> "OuterGradients":
+        return self._replace(left=self.left * scale[:, 0])
+
 
 class Outer:
     """The leaf of `OuterGradients`: products are taken in float64, so none of them overflows."""
