@@ -6,18 +6,21 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from coowned.cli.main import app
+from coowned.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 MARKDOWN = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
 PAGES = [page for page in MARKDOWN if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"`((?:docs|src|tests|examples|experiments|benchmarks|notebooks)/[\w./-]+)`")
 SYMBOL = re.compile(r"`([\w/]+\.py)::(\w+)`")
 COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?(coowned [a-z-]+ (?:.*\\\n)*.*)$", re.MULTILINE)
@@ -78,6 +81,14 @@ def test_a_wrong_block_is_caught():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path: Path):
     module(ROOT / "docs" / "theme" / "notebooks.py").run(json.loads(path.read_text(encoding="utf-8"))["cells"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_configurations_that_are_shown_are_read(page: Path):
+    for text in TOML.findall(page.read_text(encoding="utf-8")):
+        tomllib.loads(text)
+        if "[data]" in text:
+            TrainConfig.from_toml(text, name=page.name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
