@@ -27,7 +27,7 @@ def test_every_choice_is_there(made, regular_graph):
         (word, bound) for word in ("greedy", "greedy-with-duplicates", "priced") for bound in (1, 3)
     }
     assert [row["contribution_bound"] for row in rows if row["mechanism"] == "cyclic"] == [1, 3]
-    separations = [row["min_separation"] for row in rows if row["mechanism"] == "min-separation"]
+    separations = [row["min_separation"] for row in rows if row["selector"] == "greedy-min-separation"]
     largest = max_min_separation(regular_graph, batch_size=64, iterations=20)
     assert separations == list(dict.fromkeys([largest, largest // 2, largest // 4]))
 
@@ -52,6 +52,28 @@ def test_least_error_of_each_mechanism(made):
         sums = np.cumsum(inverse, axis=0)  # (steps, steps): row t has the weights of z in the first t + 1 steps
         expected = marked.noise_multiplier / 64 * np.sqrt((sums**2).sum() / 20)
         assert marked.prefix_error == pytest.approx(expected)
+
+
+def test_few_participations_where_examples_suffice():
+    """1,200 slots in one epoch: nothing is repeated, and nobody takes part more often than the smallest bound says."""
+    graph = AttributionGraph.from_users_per_example([[user, 400 + (7 * user + day) % 400] for user in range(400)
+                                                     for day in range(6)])  # fmt: skip
+    asked = {
+        **TARGET,
+        "batch_size": 30,
+        "iterations": 40,
+        "contribution_bounds": (1, 2, 4),
+        "mechanism": "min-separation",
+    }
+    choices = plan(graph, **asked).choices
+    (bounded,) = [choice for choice in choices if choice.selector == "priced-min-separation"]
+    greedy = [choice for choice in choices if choice.selector == "greedy-min-separation"]
+    assert bounded.recounted_bound <= 4
+    assert bounded.num_distinct == bounded.size == 1200
+    assert all(bounded.prefix_error < choice.prefix_error for choice in greedy if choice.num_distinct >= 1200)
+    assert not any(
+        choice.selector == "priced-min-separation" for choice in plan(graph, **{**asked, "iterations": 100}).choices
+    )
 
 
 def test_rows_of_groups(made, regular_graph):

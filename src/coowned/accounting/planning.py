@@ -27,6 +27,8 @@ from coowned.progress import Progress
 from coowned.selection.cyclic_groups import CyclicGroups
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation
+from coowned.selection.priced import Priced
+from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once
 from coowned.selection.selector import Schedule, Selection
@@ -39,6 +41,7 @@ _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
 _NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)
 _SEPARATION_SHARES = (1, 2, 4)  # of the largest min separation
+_SPREAD_SHARES = (1.0, 0.85, 0.7, 0.5, 0.3)  # of the separation that a bound on participations leaves room for
 
 
 def plan(
@@ -60,11 +63,12 @@ def plan(
     """Tries every mechanism, bound, selector and batch size, and finds the noise each needs.
 
     DP-SGD is tried with every selector and bound. DP-MF with min separation is tried with the largest separation that
-    bisection finds a greedy schedule for, a half and a quarter of it. Cyclic DP-MF is tried at every bound, with the
-    number of groups that would have the least error if greedy's S were divided evenly; the row is of what the partition
-    keeps. Both have as many bands as separation and groups allow: more bands cost no privacy and never have more error.
-    Their noise is correlated, so that much of it cancels: its multiplier counts times the error of its prefix sums over
-    that of independent noise (`BandedStrategy.error_factor`).
+    bisection finds a greedy schedule for, a half and a quarter of it; and, where `Priced` has an example for every slot
+    under one of the bounds, with a schedule that holds the smallest such bound. Cyclic DP-MF is tried at every bound,
+    with the number of groups that would have the least error if greedy's S were divided evenly; the row is of what the
+    partition keeps. DP-MF has as many bands as separation or groups allow: more bands cost no privacy and never have
+    more error. Its noise is correlated, so that much of it cancels: its multiplier counts times the error of its prefix
+    sums over that of independent noise (`BandedStrategy.error_factor`).
 
     `prefix_error` is that error: of the sums of the first 1, 2, ... mean gradients, the root mean square, in clip norms
     and for one parameter. The best choice weighs it against what few examples leave unknown: it has the largest
@@ -120,6 +124,7 @@ def plan(
             ]
         if mechanism in (MinSeparation.kind, "all"):
             jobs.append(("greedy-min-separation", functools.partial(tried.min_separation, size)))
+            jobs.append(("priced-min-separation", functools.partial(tried.bounded, size, sorted(contribution_bounds))))
         if mechanism in (CyclicPoisson.kind, "all"):
             jobs += [
                 (f"cyclic-groups, bound {bound}", functools.partial(tried.cyclic, bound, size))
@@ -197,6 +202,31 @@ class _Tried:
                 facts = self._facts(MinSeparation.kind, GreedyMinSeparation.name, batch_size, schedule, certificate)
                 rows.append(self._calibrated(MinSeparation.from_certificate(certificate), facts))
         return rows
+
+    def bounded(self, batch_size: int, bounds: Sequence[int]) -> list[Choice]:
+        """With the smallest of the bounds under which no example need be repeated, if there is one."""
+        needed = batch_size * self.iterations
+        enough = (
+            bound
+            for bound in (bounds if needed <= self.graph.num_examples else ())
+            if select_once(self.graph, Priced(contribution_bound=bound), seed=self.seed).size >= needed
+        )
+        if (bound := next(enough, None)) is None:
+            return []
+        largest = self.iterations if bound == 1 else (self.iterations - 1) // (bound - 1)
+        for separation in dict.fromkeys(max(1, int(share * largest)) for share in _SPREAD_SHARES):
+            selector = PricedMinSeparation(
+                batch_size=batch_size,
+                iterations=self.iterations,
+                min_separation=separation,
+                contribution_bound=bound,
+            )
+            with contextlib.suppress(InfeasibleScheduleError):
+                schedule = selector.select(self.graph, seed=self.seed)
+                certificate = certify(self.graph, schedule)
+                facts = self._facts(MinSeparation.kind, selector.name, batch_size, schedule, certificate)
+                return [self._calibrated(MinSeparation.from_certificate(certificate), facts)]
+        return []
 
     def _schedule(self, batch_size: int, separation: int) -> Schedule:
         selector = GreedyMinSeparation(batch_size=batch_size, iterations=self.iterations, min_separation=separation)
