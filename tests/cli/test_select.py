@@ -1,5 +1,6 @@
 """`coowned select`: S and its certificate, or nothing."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -187,3 +188,20 @@ def test_every_selector_can_be_named():
 def test_a_folder_is_not_a_selection(place):
     with pytest.raises(InputError, match="give a file"):
         certificate_path_of(Path(place))
+
+
+@pytest.mark.parametrize("partitioner", ["mt-kahypar", "label-propagation"])
+def test_the_partitioner_of_groups_is_said(tmp_path: Path, capsys, monkeypatch, partitioner: str):
+    if partitioner == "label-propagation":
+        found = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mtkahypar" else found(name))
+    data = tmp_path / "data.csv"
+    data.write_text("id,users\n" + "\n".join(f"{i},u{i};u{i + i % 2}" for i in range(40)), encoding="utf-8")
+    output = tmp_path / "S.parquet"
+    arguments = ["select", str(data), "--example-id", "id", "--separator", ";", "--selector", "cyclic-groups"]
+    assert run([*arguments, "--num-groups", "2", "--contribution-bound", "2", "-o", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "no user is in two of the 2 groups" in printed
+    assert ("users were divided by label propagation" in printed) == (partitioner == "label-propagation")
+    certificate = json.loads(output.with_suffix(".certificate.json").read_text(encoding="utf-8"))
+    assert certificate["selector"]["partitioner"] == partitioner

@@ -118,6 +118,8 @@ def run(
     if certificate.group_sizes is not None:
         low, high = min(certificate.group_sizes, default=0), max(certificate.group_sizes, default=0)
         show.line(f"no user is in two of the {len(certificate.group_sizes):,} groups of {low:,} to {high:,} copies")
+        if certificate.selector.get("partitioner") == "label-propagation":
+            show.line("users were divided by label propagation; coowned[cyclic] installs a partitioner that loses less")
     if certificate.min_separation is not None:
         show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
     if unprotected := certificate.num_unprotected_users:
