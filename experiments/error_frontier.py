@@ -44,7 +44,9 @@ def _points(graphs: dict[str, int], iterations: int, bounds: tuple, separations:
 
 GRID = {
     "ci": _points({"made up": 8}, 40, (1, 2), (4,), (2,)),
-    "small": _points({"ACL": 512, "mailing list": 256, "arXiv": 4096}, 2500, (1, 3, 10), (4, 8, 16, 32, 46), (4, 16)),
+    "small": _points(
+        {"ACL": 512, "mailing list": 256, "arXiv": 4096}, 2500, (1, 3, 10), (4, 8, 16, 32, 46), (2, 4, 8, 16, 32)
+    ),
     "paper": [],
 }
 
