@@ -1,4 +1,4 @@
-# The house's verbs. `make demo` and `make test` are all a newcomer needs; both set themselves up.
+# `make demo` and `make test` are all a newcomer needs; each sets up its own environment.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -10,7 +10,7 @@ RUN_TESTS := $(BIN)/python -m pytest
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: .venv/runtime.stamp ## the road from made-up e-mails to a result, in coowned-demo/
+demo: .venv/runtime.stamp ## made-up e-mails to private models and a report, in coowned-demo/
 	$(BIN)/coowned demo
 
 test: .venv/core.stamp ## the quick suite
@@ -62,13 +62,13 @@ tables: .venv/all.stamp ## pictures, tables and verdicts in the documentation, f
 	$(BIN)/python -m experiments tables
 
 LOCK := uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
-lock: ## pin every dependency anew (needs uv on the PATH)
+lock: ## update the pins of all dependencies (needs uv on the PATH)
 	$(LOCK) --upgrade --extra dev --extra spark --extra cyclic pyproject.toml -o requirements/all.lock
 	$(LOCK) --upgrade --extra dev -c requirements/all.lock pyproject.toml -o requirements/core.lock
 	$(LOCK) --upgrade --extra train --extra build -c requirements/all.lock pyproject.toml -o requirements/runtime.lock
 	$(LOCK) --upgrade --extra docs -c requirements/all.lock pyproject.toml -o requirements/docs.lock
 
-clean-kernels: ## remove compiled kernels, for one may hold an older version of another
+clean-kernels: ## remove compiled kernels, which may hold an older version of one another
 	find src -name '*.nb[ic]' -delete
 
 clean: clean-kernels ## remove environments and caches
@@ -78,7 +78,7 @@ clean: clean-kernels ## remove environments and caches
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "coowned needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 
-# Each lock holds the one before it, at the same versions.
+# Each lock contains the one before it, at the same versions.
 .venv/runtime.stamp: requirements/runtime.lock pyproject.toml | .venv/bin/python
 	@echo "setting up .venv (once) ..."
 	$(PIP) install --require-hashes -r requirements/runtime.lock

@@ -1,4 +1,4 @@
-"""Training in one call, and what a trained run can do: predict, evaluate, explain itself, and leave the house."""
+"""Training in one call, and what a trained run can do: predict, evaluate, report, and be exported."""
 
 import dataclasses
 import os

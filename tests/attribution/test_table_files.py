@@ -196,7 +196,7 @@ BAD = [
     ("x.jsonl", b'{"users": ["a", null]}\n', {}, "row 0", "a null user", "name the user"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\xff"]}\n', {}, "row 1", "not UTF-8", "correct it"),
     ("x.jsonl", b'{"users": ["a"], "x": 1}\n{"users": ["\xff"], "x": "a"}\n', {}, "line 2", "'users' is not UTF-8", "save the file as UTF-8"),
-    ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "occurs twice", "one whole object a line"),
+    ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "duplicate field", "one whole object a line"),
     ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["a"]}\n', {"example_id": "id"}, "row 1", "no value", "give every row one"),
 ]  # fmt: skip
 

@@ -193,7 +193,7 @@ def test_aliases_chains_lists_and_circles():
     assert resolved["team@x"] == ("ann@x", "bob@work")
     assert resolved["all@x"] == ("ann@x", "bob@work", "carol@x")
     assert resolved["carol@x"] == ("carol@x",)
-    with pytest.raises(InputError, match="the aliases go in a circle: b -> c -> b; remove one of these lines"):
+    with pytest.raises(InputError, match="the aliases form a cycle: b -> c -> b; remove one of these lines"):
         Aliases.from_pairs([("a", "b"), ("b", "c"), ("c", "B")]).canonical(rules)
     for wrong in [("", "b"), ("a", " ")]:
         with pytest.raises(InputError, match="an alias needs a key and a user"):

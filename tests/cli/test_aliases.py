@@ -21,6 +21,6 @@ def test_proposals_are_written_and_taken(tmp_path, capsys):
     assert run(["inspect", *options, "--aliases", str(output), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_users"] == 2
     assert run(["aliases", *options, "-o", str(output)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert run(["aliases", *options, "-o", str(output), "--overwrite", "--json", "--threshold", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["proposals"] == 1

@@ -84,7 +84,7 @@ BAD_SETTINGS = [
     (["select", *DATA, *SELECT[:2], "-o", "nowhere/S.parquet"], "the folder nowhere does not exist"),
     (["select", *DATA, *SELECT[:2], "-o", "mail.csv/S.parquet"], "the folder mail.csv does not exist"),
     (["select", *DATA, *SELECT[:2], "-o", "mail.csv"], "would overwrite its own input"),
-    (["select", *DATA, *SELECT[:2], "-o", "full"], "full: exists already; choose another path, or give --overwrite"),
+    (["select", *DATA, *SELECT[:2], "-o", "full"], "full: already exists; choose another path, or give --overwrite"),
     (["select", *DATA, *SELECT[:2], "--overwrite", "-o", "full"], "full: a folder with other files in it"),
     (["select", *DATA, "--selector", "greedy-min-separation", "--batch-size", "500", "--iterations", "9", "--min-separation", "9", "-o", "new.parquet"], "reduce batch_size (500) or min_separation (9)"),
     (["certify", *DATA, "no.parquet"], "no.parquet: no such file or folder"),

@@ -37,7 +37,7 @@ def test_model_and_promise(make, tmp_path: Path, capsys):
     assert json.loads(capsys.readouterr().out) == {"folder": str(output), "files": names}
     assert sorted(file.name for file in output.iterdir()) == sorted(names)
     assert run(["export-model", str(finished), "-o", str(output)]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_without_a_guarantee(make, tmp_path: Path, capsys):

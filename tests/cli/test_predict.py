@@ -62,7 +62,7 @@ def test_users_may_be_named(trained, tmp_path):
         ({"run": "none"}, "not a folder"),
         ({"data": "none.parquet"}, "no such file"),
         ({"output": "new.parquet"}, "would overwrite its own input"),
-        ({"output": "there.parquet"}, "exists already"),
+        ({"output": "there.parquet"}, "already exists"),
         ({"output": "RUN/P.parquet"}, "lies inside"),
         ({"more": ["--example-id", "nothing"]}, "nothing"),
         ({"data": "other.parquet"}, "no column 'x1'"),

@@ -84,7 +84,7 @@ def test_an_earlier_result_is_replaced_only_when_asked(data, capsys):
     assert select(data) == 0
     first = (data.parent / "S.parquet").read_bytes()
     assert select(data, bound="1") == 2
-    assert "S.parquet: exists already; choose another path, or give --overwrite" in capsys.readouterr().err
+    assert "S.parquet: already exists; choose another path, or give --overwrite" in capsys.readouterr().err
     assert (data.parent / "S.parquet").read_bytes() == first
     assert select(data, "--overwrite", bound="1") == 0
     assert (data.parent / "S.parquet").read_bytes() != first

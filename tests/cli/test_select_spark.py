@@ -138,7 +138,7 @@ def test_addresses_are_kept_as_they_are(tmp_path, monkeypatch, capsys, given, ou
         (["--engine", "spark"], "has no row numbers; name the column with the ids (--example-id)"),
         (["--engine", "spark", "--format", "mail"], "Spark reads parquet, csv and jsonl, not mail"),
         (["--engine", "spark", "--example-id", "id", "--selector", "priced"], "priced does not run on Spark"),
-        (["--engine", "spark", "--example-id", "id", "--ties", "input"], "means nothing on Spark"),
+        (["--engine", "spark", "--example-id", "id", "--ties", "input"], "does not apply on Spark"),
     ],
 )
 def test_refusals_are_one_sentence(data, capsys, words, message):

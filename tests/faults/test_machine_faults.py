@@ -177,6 +177,6 @@ def test_two_selections_into_one_file(trained, monkeypatch, capsys):
     monkeypatch.setattr(selection_files, "write_selection", meanwhile)
     command = ["select", "mail.jsonl", *DATA_OPTIONS, "--contribution-bound", "2", "-o", "S2.parquet"]
     assert run(command) == 2
-    assert "S2.parquet: exists already" in capsys.readouterr().err
+    assert "S2.parquet: already exists" in capsys.readouterr().err
     assert Path("S2.parquet").read_bytes() == b"of another process"
     assert not Path("S2.certificate.json").exists()

@@ -90,5 +90,5 @@ def test_export_is_whole_or_none(runs, tmp_path, monkeypatch):
             export_model(runs["scheduled"], tmp_path / "model")
     assert not list(tmp_path.iterdir())
     (tmp_path / "model").mkdir()
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         export_model(runs["scheduled"], tmp_path / "model")

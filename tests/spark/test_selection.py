@@ -137,7 +137,7 @@ def test_refuses_what_spark_cannot_do(text):
     _, graph = text
     with pytest.raises(co.InputError, match="priced does not run on Spark; greedy, greedy-with-duplicates and bias-mi"):
         select(graph, co.Priced(contribution_bound=1))
-    with pytest.raises(co.InputError, match='ties="input" means nothing on Spark'):
+    with pytest.raises(co.InputError, match='ties="input" does not apply on Spark'):
         select(graph, co.Greedy(contribution_bound=1, ties="input"))
     with pytest.raises(co.InputError, match="residue must be"):
         select(graph, co.Greedy(contribution_bound=1), residue=-1)

@@ -78,7 +78,7 @@ def test_nothing_far_fetched_is_suggested():
         ('kind = "dp-sgd"', 'kind = "sgd"', "kind"),
         ('kind = "logistic-regression"', 'kind = "forest"', "kind"),
         ("clip_norm = 1.0", "", "clip_norm"),
-        ("clip_norm = 1.0", "clip_norm = 1.0\nnum_bands = 4", "means nothing for dp-sgd"),
+        ("clip_norm = 1.0", "clip_norm = 1.0\nnum_bands = 4", "does not apply to dp-sgd"),
         ("contribution_bound = 2", "", "contribution_bound"),
         ("learning_rate = 0.05", "learning_rate = -1", "learning_rate"),
         ("# seed = 0  ", "seed = -1  ", "seed"),

@@ -76,7 +76,7 @@ class AttributionGraph:
             raise InputError("indptr must start at 0 and end at len(users); it has num_examples + 1 entries")
         if len(indptr) > 1 and np.diff(indptr).min() < 0:
             row = int(np.flatnonzero(np.diff(indptr) < 0)[0])
-            raise InputError(f"indptr must never fall, but does so after example {row}")
+            raise InputError(f"indptr must not decrease, but does after example {row}")
         small = np.int32 if num_users <= np.iinfo(np.int32).max else np.int64
         verdict = kernels.rows_are_increasing(indptr, users, num_users)
         if verdict == 2:

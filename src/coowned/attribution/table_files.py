@@ -306,7 +306,7 @@ def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object in which no field occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a field occurs twice in one object")
+        raise ValueError("duplicate field in one object")
     return fields
 
 

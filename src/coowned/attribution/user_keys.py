@@ -268,7 +268,7 @@ def _resolve(direct: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]
                 del path[at]
             elif deeper in path:
                 circle = " -> ".join([*list(path)[list(path).index(deeper) :], deeper])
-                raise InputError(f"the aliases go in a circle: {circle}; remove one of these lines")
+                raise InputError(f"the aliases form a cycle: {circle}; remove one of these lines")
             else:
                 path[deeper] = iter(direct[deeper])
     return resolved

@@ -1,4 +1,4 @@
-"""`coowned demo`: the whole road on a made-up e-mail world, from a mailbox to a page."""
+"""`coowned demo`: all stages on a made-up e-mail world, from a mailbox to a report."""
 
 import os
 import shutil
@@ -185,7 +185,7 @@ def _make_room(output: Path) -> None:
     if not marker.exists():
         for path in paths:
             if os.path.lexists(path):
-                raise InputError(f"{path}: exists already and was not written by a demo; choose another folder with -o")
+                raise InputError(f"{path}: already exists and was not written by a demo; choose another folder with -o")
         marker.write_text("Made by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
     for path in paths:
         if path.is_dir() and not path.is_symlink():

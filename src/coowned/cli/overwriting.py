@@ -44,7 +44,7 @@ def refuse_to_overwrite(
 
 
 def raise_exists(output: PathOrURL) -> None:
-    raise InputError(f"{output}: exists already; choose another path, or give --overwrite to replace it")
+    raise InputError(f"{output}: already exists; choose another path, or give --overwrite to replace it")
 
 
 def refuse_to_replace(folders: Iterable[Path], output: Path | None, *, except_for: Iterable[str]) -> None:

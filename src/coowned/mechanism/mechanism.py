@@ -187,7 +187,7 @@ class Mechanism(abc.ABC):
     def for_copies(self, copies: int, *, group: int | None = None) -> Self:
         """The same training seen by a user in `copies` copies (participations for a schedule)."""
         if group is not None and not self.needs_groups:
-            raise InputError(f"group ({group}) means nothing for {type(self).__name__}; leave it out")
+            raise InputError(f"group ({group}) does not apply to {type(self).__name__}; leave it out")
         validate.integer(at_least=1, at_most=self.contribution_bound, copies=copies)
         return self._for_copies(copies, group)
 

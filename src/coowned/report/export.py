@@ -42,7 +42,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
         )
     place = Path(output)
     if place.exists():
-        raise InputError(f"{place}: exists already; name a folder to make")
+        raise InputError(f"{place}: already exists; name a folder to make")
     names = [*FILES, *(name for name in BESIDE if (run.path / name).exists())]
     with whole_files(place) as (temporary,):
         temporary.mkdir()

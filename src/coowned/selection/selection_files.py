@@ -87,7 +87,7 @@ def _read_schedule(table: pl.DataFrame, graph: AttributionGraph, path: str | os.
     filled = len(slots) == iterations * batch_size and np.array_equal(np.sort(slots), np.arange(len(slots)))
     if not filled:
         raise InputError(
-            f"{path}: the schedule has holes or repeated slots; give each of the batches 0..{iterations - 1} "
+            f"{path}: the schedule has missing or repeated slots; give each of the batches 0..{iterations - 1} "
             f"the positions 0..{batch_size - 1} once"
         )
     batches = np.empty(len(slots), dtype=np.int64)

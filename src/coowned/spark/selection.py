@@ -101,7 +101,7 @@ def check_selector(selector: Selector) -> _Supported:
             "choose one of them, or the local engine"
         )
     if selector.ties != "hash":
-        raise InputError('ties="input" means nothing on Spark, whose tables have no order; leave it at "hash"')
+        raise InputError('ties="input" does not apply on Spark, whose tables have no order; leave it at "hash"')
     return selector
 
 

@@ -72,7 +72,7 @@ class PrivacySection:
         if not self.is_private:
             for key in ("noise_multiplier", "simulated_batch_size"):
                 if getattr(self, key) is not None:
-                    raise InputError(f"{key} means nothing without a guarantee; leave it out")
+                    raise InputError(f"{key} does not apply without a guarantee; remove it")
             if self.public and self.epsilon is not None:
                 raise InputError("public data have no epsilon; leave it out")
             return
@@ -111,7 +111,7 @@ class MechanismSection:
             if value is None:
                 continue
             if key not in mechanism_class(self.kind).options:
-                raise InputError(f"{key} means nothing for {self.kind}; leave it out or use dp-mf")
+                raise InputError(f"{key} does not apply to {self.kind}; remove it or use dp-mf")
             validate.positive(**{key: value})
             if value > limit:
                 raise InputError(f"{key} ({value}) must be at most {limit_name} ({limit})")
@@ -320,7 +320,7 @@ def example() -> str:
 
 _EXAMPLE = """\
 # A training run of coowned, from data to model:   coowned train this-file.toml -o RUN
-# Run the same command again to go on after an interruption. Relative paths are relative to this file.
+# Run the same command again to resume after an interruption. Relative paths are relative to this file.
 
 [data]
 path = "papers.parquet"          # Parquet, CSV, JSONL, mail or arXiv metadata

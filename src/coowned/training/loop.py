@@ -409,7 +409,7 @@ def refuse_second_use(
     run = f"{what} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)} {devices}"
     if _SERVED.setdefault(key.fingerprint, run) != run:
         raise InputError(
-            "this run key has served another run: the same noise under two different gradients gives both away, and "
+            "this run key was used by another run: the same noise under two different gradients gives both away, and "
             "runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or sweep()"
         )
 

@@ -283,7 +283,7 @@ class _Asked(Mapping[str, Any]):
 
         if name not in self._kinds:
             raise InputError(
-                f"the model asks for example[{name!r}], which the data have not; there are {', '.join(self._kinds)}"
+                f"the model asks for example[{name!r}], which is not in the data; there are {', '.join(self._kinds)}"
             )
         self.used[name] = shape = self._shape(name)
         return jnp.zeros(shape, jnp.int32 if name in self.whole else jnp.float32)

@@ -57,7 +57,7 @@ class PythonModel(Specification):
         """(what the function gives, the content of its file)."""
         if self.factory is None:
             raise InputError(
-                "the functions of this model were given in memory and are not in the run's folder; hand the model over "
+                "the functions of this model were given in memory and are not in the run's folder; pass the model "
                 'again, open_run(folder, model=...), or train from a file: factory = "module:function"'
             )
         name, _, function = self.factory.rpartition(":")
