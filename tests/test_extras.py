@@ -31,6 +31,16 @@ def test_missing_extra_is_named(monkeypatch):
     assert isinstance(e.value, ImportError)
 
 
+def test_without_torch_it_says_what_to_install(monkeypatch):
+    import coowned.torch
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(coowned.MissingExtraError, match=r"coowned.torch needs torch, .* 'coowned\[torch\]'"):
+        from coowned.torch import fit  # noqa: F401
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        _ = coowned.torch.fitt
+
+
 TRAINING = """
 import coowned as co
 from coowned.cli.main import run

@@ -6,7 +6,7 @@ from coowned.errors import MissingExtraError
 
 _PACKAGES = {  # what is imported, not what is installed: two names may differ
     "train": ("jax", "optax", "tokenizers", "jinja2", "altair", "vl_convert"),
-    "torch": ("torch", "opacus"),
+    "torch": ("torch",),
 }
 
 

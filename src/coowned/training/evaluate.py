@@ -11,7 +11,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.training.data import TrainingData
-from coowned.training.model import Model
+from coowned.training.model import Model, compiled_for
 from coowned.training.trivial import trivial_answer
 
 if TYPE_CHECKING:
@@ -158,16 +158,12 @@ def _of_every_example(
 
 @functools.lru_cache(maxsize=32)
 def _compiled_losses(model: Model) -> Any:
-    import jax
-
-    return jax.jit(model.losses)
+    return compiled_for(model, model.losses)
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled_predictions(model: Model) -> Any:
-    import jax
-
-    return jax.jit(model.predict)
+    return compiled_for(model, model.predict)
 
 
 def _figures(

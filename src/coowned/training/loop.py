@@ -15,6 +15,7 @@ from coowned import interrupts, validate
 from coowned.cache import keep_compiled_programs
 from coowned.errors import InputError
 from coowned.extras import require
+from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
@@ -402,12 +403,16 @@ def refuse_second_use(
 
     The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
     """
-    key = plans[0].run_key
-    if key.is_test_run:
+    if plans[0].run_key.is_test_run:
         return
     what = [plan.digest for plan in plans]
     run = f"{what} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)} {devices}"
-    if _SERVED.setdefault(key.fingerprint, run) != run:
+    refuse_reused_key(plans[0].run_key, run)
+
+
+def refuse_reused_key(key: RunKey, run: str) -> None:
+    """Refuses, with InputError, a secret key that has served another run than the one so named."""
+    if not key.is_test_run and _SERVED.setdefault(key.fingerprint, run) != run:
         raise InputError(
             "this run key was used by another run: the same noise under two different gradients gives both away, and "
             "runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or sweep()"

@@ -1,7 +1,7 @@
 """What the loop asks of a model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,9 +16,12 @@ Parameters = dict[str, Any]
 class Model(Protocol):
     """A model the loop can train: where it starts, its clipped gradient, and what it says of an example.
 
-    `gradient_sum`, `losses` and `predict` are called inside a compiled step, with arrays of JAX's.
+    `gradient_sum`, `losses` and `predict` are called inside a compiled step, with arrays of JAX's, where `runs_in_jax`.
     """
 
+    runs_in_jax: ClassVar[bool]
+    """Whether `gradient_sum`, `losses` and `predict` are JAX's to compile; otherwise they take and give arrays of
+    numpy."""
     many_models: ClassVar[bool]
     """Whether `clipped_sum` takes many models on one batch: whether it can be swept."""
 
@@ -99,3 +102,12 @@ class Model(Protocol):
 def num_parameters(model: Model) -> int:
     """How many numbers are trained, and get noise."""
     return sum(math.prod(shape) for shape in model.shapes().values())
+
+
+def compiled_for(model: Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls methods of a model, compiled where JAX computes them."""
+    if not model.runs_in_jax:
+        return function
+    import jax
+
+    return jax.jit(function)

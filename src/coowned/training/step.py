@@ -12,7 +12,7 @@ import numpy as np
 
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.noise import release
-from coowned.training.model import Model
+from coowned.training.model import Model, compiled_for
 from coowned.training.optimizers import Arrays, Rates, Rule, State, compiled_scales, compiled_update
 
 
@@ -72,15 +72,13 @@ def compiled_mean(model: Model) -> Callable[..., tuple[Arrays, Any]]:
         alone = sums({name: array[0] for name, array in parameters.items()})  # a branch under vmap computes both ways
         return {name: array[None] for name, array in alone.items()}, jnp.int32(0)
 
-    return jax.jit(mean)
+    return compiled_for(model, mean)
 
 
 @functools.lru_cache(maxsize=32)
 def compiled_loss(model: Model) -> Callable[..., Any]:
     """(parameters of one model, batch, mask) -> mean loss of the real rows."""
-    import jax
-
-    return jax.jit(functools.partial(_mean_loss, model))
+    return compiled_for(model, functools.partial(_mean_loss, model))
 
 
 def _mean_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> Any:

@@ -78,6 +78,7 @@ class BertModel:
     """
 
     many_models: ClassVar[bool] = False
+    runs_in_jax: ClassVar[bool] = True
     config: BertConfig = dataclasses.field(default_factory=BertConfig)
     head: Head
     sequence_length: int = 512

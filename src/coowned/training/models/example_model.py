@@ -60,8 +60,10 @@ class ExampleModel:
       origin: plain values that say where the functions came from.
     """
 
+    kind: ClassVar[str] = "python"
     many_models: ClassVar[bool] = False
-    loss: Callable[[Any, Any, Any], Any]
+    runs_in_jax: ClassVar[bool] = True
+    loss: Callable[..., Any]
     tree: ParameterTree = dataclasses.field(repr=False)
     entries: tuple[ExampleColumn, ...]
     predictor: Callable[[Any, Any], Any] | None = None
@@ -75,7 +77,7 @@ class ExampleModel:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "python",
+            "kind": self.kind,
             "program": self.program_digest,
             "frozen": self.tree.frozen_digest(),
             "parameters": {name: list(shape) for name, shape in self.shapes().items()},
@@ -99,7 +101,7 @@ class ExampleModel:
                     f"{shapes.get(entry.name, 'none')}; make both from the same columns"
                 )
         if KEY not in shapes or USABLE not in shapes:
-            raise InputError("a JaxModel is trained on an ExampleTable; make one from the arrays")
+            raise InputError("a model of one's own is trained on an ExampleTable; make one from the arrays")
 
     def grid(self, clip_norm: float) -> Grid:
         return Grid.for_gradients(clip_norm)
@@ -119,7 +121,7 @@ class ExampleModel:
         (grid,) = grids
         sums, clipped = clipped_gradient_sums(
             self._gradients if devices else self._program(self.rows_at_once),
-            {"trained": parameters, "frozen": self._frozen},
+            self._placed(parameters),
             self._rows(batch),
             np.asarray(mask) & np.asarray(batch[USABLE]),
             grid,
@@ -166,7 +168,7 @@ class ExampleModel:
         import jax.numpy as jnp
 
         if self.predictor is None:
-            raise InputError("the model has no predict function; give JaxModel one: predict=...")
+            raise InputError("the model has no predict function; give it one: predict=...")
 
         def one(row: Arrays) -> tuple[Any, Any]:
             found = jnp.asarray(self._predict(parameters, self.tree.frozen, row))
@@ -229,6 +231,10 @@ class ExampleModel:
     def _predict(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
         assert self.predictor is not None
         return self.predictor(self.tree.whole(trained, frozen), {entry.name: row[entry.name] for entry in self.entries})
+
+    def _placed(self, parameters: Arrays) -> Mapping[str, Any]:
+        """All parameters as the programs take them."""
+        return {"trained": parameters, "frozen": self._frozen}
 
     @functools.cached_property
     def _frozen(self) -> dict[str, Any]:

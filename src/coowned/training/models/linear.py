@@ -35,6 +35,7 @@ class LinearModel(Specification, abc.ABC):
     """
 
     many_models: ClassVar[bool] = True
+    runs_in_jax: ClassVar[bool] = True
     num_features: int | None = None
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from coowned.errors import ConfigError, InputError
 from coowned.training.model import Model
 from coowned.training.models.example_model import linear_stand_in
-from coowned.training.models.jax_model import JaxModel
+from coowned.training.models.example_specification import ExampleSpecification
 from coowned.training.tasks import Specification, Task
 
 STORED_SOURCE = "model.py"  # the factory's file in the folder of a run
@@ -40,6 +40,7 @@ class PythonModel(Specification):
     """
 
     kind: ClassVar[str] = "python"
+    gives: ClassVar[str] = "coowned.JaxModel"
     factory: str | None = None
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -53,7 +54,7 @@ class PythonModel(Specification):
         task = made.task(schema, folder=folder, is_private=is_private, labels=labels)
         return dataclasses.replace(task, files={**task.files, STORED_SOURCE: source})
 
-    def load(self, folder: Path) -> tuple[JaxModel, bytes]:
+    def load(self, folder: Path) -> tuple[ExampleSpecification, bytes]:
         """(what the function gives, the content of its file)."""
         if self.factory is None:
             raise InputError(
@@ -67,11 +68,11 @@ class PythonModel(Specification):
             make = getattr(module, function, None)
             if not callable(make):
                 raise ConfigError(
-                    f"{file}: has no function {function!r}; [model] factory names one that gives a JaxModel"
+                    f"{file}: has no function {function!r}; [model] factory names one that gives a {self.gives}"
                 )
             made = make(**self.arguments)
-        if not isinstance(made, JaxModel):
-            raise ConfigError(f"{file}: {function}() must give a coowned.JaxModel, not {type(made).__name__}")
+        if not isinstance(made, ExampleSpecification) or made.kind != self.kind:
+            raise ConfigError(f"{file}: {function}() must give a {self.gives}, not {type(made).__name__}")
         origin = {"factory": function, "arguments": self.arguments, "source": hashlib.sha256(source).hexdigest()}
         return dataclasses.replace(made, origin=origin), source
 

@@ -1,0 +1,200 @@
+"""Any PyTorch module: a loss of one example, and a function that predicts."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coowned.attribution.examples import AttributedExamples
+from coowned.errors import BatchCoupledLossError, InputError
+from coowned.torch.module_model import ModuleModel, tensors
+from coowned.training.example_table import ExampleTable, holds_text
+from coowned.training.models.example_model import ExampleModel
+from coowned.training.models.example_specification import AskedExample, ExampleSpecification
+from coowned.training.models.parameter_trees import ParameterTree
+
+_LARGEST = 2**31 - 1
+_AT_ONCE = 1024  # rows that are encoded together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TorchModel(ExampleSpecification):
+    """A PyTorch module and `loss(module, example)` of ONE example.
+
+    `example` is a dictionary of tensors without a batch axis: float32, or int64 for whole numbers. A module that wants
+    a batch is given one of one: `module(example["x"][None])`. Parameters with `requires_grad` are trained; the others
+    and all buffers stay as they are. `ModuleModel` says what holds of the gradients.
+
+    Guarantees:
+      - Only the schema, and what `encode` makes of a row without content, decide what an example looks like.
+        (test_shapes_come_from_the_schema_alone)
+      - A row that `encode` fails on, or makes other shapes of, adds nothing and stops nothing.
+        (test_rows_that_cannot_be_encoded_add_nothing)
+      - Layers that mix examples and random layers are refused, by name, before anything is read.
+        (test_batch_norm_is_refused, test_dropout_is_refused)
+
+    Attributes:
+      module: where training starts; it is never written to, `load_trained` puts trained parameters into one.
+      loss: (module, example) -> one float32 number.
+      predict: (module, example) -> the probabilities of the classes; of two also that of the second alone, with
+        `classes`; or the one number of a regression.
+      encode: (row) -> named arrays of fixed shapes: for text. A row is a dictionary of the columns in
+        `encode_columns`; what it gives are entries of the example beside the columns of numbers.
+      encode_columns: that a row has; default: all.
+      columns, shapes, label, classes, memory_limit, microbatch, origin: as for `coowned.JaxModel`.
+    """
+
+    kind: ClassVar[str] = "torch"
+    softmax: ClassVar[str] = "torch.softmax, or torch.sigmoid for one of two classes"
+    module: Any = dataclasses.field(repr=False)  # a torch.nn.Module
+    encode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    encode_columns: tuple[str, ...] | list[str] | None = None
+
+    def __post_init__(self) -> None:
+        import torch
+
+        super().__post_init__()
+        if not isinstance(self.module, torch.nn.Module):
+            raise InputError(f"module must be a torch.nn.Module, not {type(self.module).__name__}")
+        if self.encode is not None and not callable(self.encode):
+            raise InputError(f"encode must be a function of a row, not {self.encode!r}")
+        _refuse_batch_statistics(self.module)
+
+    def parameter_tree(self) -> ParameterTree:
+        import torch
+
+        trained = {name: own for name, own in self.module.named_parameters() if own.requires_grad}
+        for name, own in trained.items():
+            if own.dtype != torch.float32:
+                raise InputError(
+                    f"parameter {name!r} is {own.dtype}; what is trained must be float32: cast or freeze it"
+                )
+            if own.device.type != "cpu":
+                raise InputError(f"parameter {name!r} is on {own.device}; training runs on the processor: module.cpu()")
+        if not trained:
+            raise InputError("no parameter is trained: all of the module's have requires_grad=False")
+        return ParameterTree.of({name: own.detach().numpy() for name, own in trained.items()})
+
+    def lengths(self, tree: ParameterTree) -> list[int]:
+        return sorted({size for own in self.module.parameters() for size in own.shape})
+
+    def make_model(self, **settings: Any) -> ExampleModel:
+        return ModuleModel(loss=self.loss, predictor=self.predict, module=self.module, **settings)
+
+    def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
+        import torch
+
+        return torch.zeros(shape, dtype=torch.int64 if whole else torch.float32)
+
+    def attempt(self, tree: ParameterTree, example: AskedExample, *, label: str | None, with_loss: bool) -> Any:
+        import torch
+
+        with torch.no_grad():
+            gives = None if self.predict is None else self.predict(self.module, example)
+            if with_loss:
+                if self.class_names(gives):  # a class is its index, whatever the type of its column
+                    example.whole.add(label)
+                self.loss(self.module, example)
+        return gives
+
+    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        import torch
+
+        assert self.predict is not None
+        with torch.no_grad():
+            return np.asarray(self.predict(self.module, tensors(example)))
+
+    # ---- text and whatever else is no number
+
+    def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
+        return {name: (array.shape, array.dtype == np.int32) for name, array in self._encoded_nothing(schema).items()}
+
+    def table(self, examples: AttributedExamples, model: ExampleModel) -> ExampleTable:
+        if self.encode is None:
+            return super().table(examples, model)
+        payload = examples.payload
+        nothing = self._encoded_nothing(payload.schema)
+        wanted = {entry.name: nothing[entry.name] for entry in model.entries if entry.name in nothing}
+        count = payload.num_rows
+        arrays = {name: np.zeros((count, *array.shape), array.dtype) for name, array in wanted.items()}
+        usable = np.ones(count, bool)
+        for number, row in enumerate(self._rows(payload)):
+            try:
+                given = {name: _encoded(value) for name, value in self.encode(row).items()}
+                fits = all(
+                    name in given and given[name].shape == array.shape and given[name].dtype == array.dtype
+                    for name, array in wanted.items()
+                )
+            except Exception:  # whatever it is, it came of this row's content alone
+                fits = False
+            usable[number] = fits
+            for name, array in arrays.items() if fits else ():
+                array[number] = given[name]
+        for entry in model.entries:
+            if entry.name not in nothing:
+                arrays[entry.name], good = entry.read(payload)
+                usable &= good
+        return ExampleTable(graph=examples.graph, arrays=arrays, usable=usable)
+
+    def _encoded_nothing(self, schema: pa.Schema) -> dict[str, npt.NDArray[Any]]:
+        """What `encode` gives for a row of empty texts, zeros and empty lists: it says which shapes there are."""
+        if self.encode is None:
+            return {}
+        missing = [name for name in self.encode_columns or () if name not in schema.names]
+        if missing:
+            raise InputError(f"the data have no column {missing[0]!r}; they have {', '.join(schema.names)}")
+        row = {name: _nothing(schema, name) for name in self.encode_columns or schema.names}
+        try:
+            return {name: _encoded(value) for name, value in self.encode(row).items()}
+        except Exception as error:
+            raise InputError(
+                f"encode must take a row without content, which says what shapes an example has; for {row} it raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _rows(self, payload: pa.Table) -> Iterator[dict[str, Any]]:
+        columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
+        for piece in columns.to_batches(max_chunksize=_AT_ONCE):
+            yield from piece.to_pylist()
+
+
+def _refuse_batch_statistics(module: Any) -> None:
+    """A layer that normalizes by the batch would let one example change what all others add."""
+    import torch
+
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
+            raise BatchCoupledLossError(
+                f"layer {name!r} is a {type(layer).__name__}, whose output for one example depends on others of the "
+                "batch: clipping would bound nothing; use GroupNorm or LayerNorm, or freeze public statistics with "
+                "module.eval()"
+            )
+
+
+def _nothing(schema: pa.Schema, name: str) -> Any:
+    kind = schema.field(name).type
+    if holds_text(schema, name):
+        return ""
+    if pa.types.is_boolean(kind):
+        return False
+    if pa.types.is_integer(kind):
+        return 0
+    if pa.types.is_floating(kind):
+        return 0.0
+    return [] if pa.types.is_nested(kind) else None
+
+
+def _encoded(value: Any) -> npt.NDArray[Any]:
+    """As float32 or int32; refuses what has no room there."""
+    array = np.asarray(value)
+    if array.dtype.kind in "iub":
+        if array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
+            raise InputError("whole numbers beyond 32 bits")
+        return array.astype(np.int32)
+    if array.dtype.kind != "f":
+        raise InputError(f"encode must give numbers, not {array.dtype}")
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)

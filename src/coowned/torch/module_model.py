@@ -1,0 +1,357 @@
+"""A PyTorch module as the loop trains it: every copy's own gradient, by torch.func, and then the sums of all models."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned.errors import InputError
+from coowned.mechanism.grid import Grid
+from coowned.training.example_table import USABLE, ExampleColumn
+from coowned.training.models.example_model import ExampleModel, largest_tensor
+from coowned.training.models.parameter_trees import ParameterTree
+
+_MOST_ROWS = 128  # of a microbatch
+_GRADIENTS = 2**25  # bytes of them in a microbatch: fewer rows cost more calls, more rows fall out of the caches
+_FORWARD = 32  # rows worked on together where nothing is differentiated
+Arrays = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ModuleModel(ExampleModel):
+    """What `TorchModel` is for data of a given schema.
+
+    `torch.func` gives the gradient of every copy of a microbatch; what follows (clip, round to the grid, add as
+    integers) is the same host code as for any other model.
+
+    Guarantees:
+      - The clipped sum is that of the examples' own gradients, as JAX and Opacus have them.
+        (test_sums_are_those_of_jax, test_gradients_are_those_of_opacus)
+      - A copy's gradient does not depend on others: found out on made-up data before training.
+        (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch)
+      - Only parameters with `requires_grad` are trained, clipped and noised.   (test_frozen_parameters_stay)
+      - A microbatch's tensors need no more memory than the limit.   (test_torch_memory_limit_is_kept)
+      - Another loss, frozen tensor, version of PyTorch or number of threads has another description: a run is not
+        resumed with it.   (test_torch_description_follows_the_model)
+    Cost: one gradient of every copy, and two passes over it on the host.
+
+    Attributes:
+      module: whose parameters are trained; it is never written to.
+    """
+
+    kind: ClassVar[str] = "torch"
+    runs_in_jax: ClassVar[bool] = False
+    module: Any = dataclasses.field(repr=False)
+
+    # ---- what the loop asks
+
+    def describe(self) -> dict[str, Any]:
+        import torch
+
+        return {**super().describe(), "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+
+    def clipped_sum(
+        self,
+        parameters: dict[str, Any],
+        batch: dict[str, Any],
+        mask: Any,
+        grids: Sequence[Grid],
+        devices: Sequence[Any] = (),
+        scales: Mapping[str, Any] | None = None,
+    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        if devices:
+            raise InputError("a PyTorch model is trained on one device; leave devices out")
+        return super().clipped_sum(parameters, batch, mask, grids, devices, scales)
+
+    def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
+        """The plain sum, some examples at a time: for training without privacy."""
+        import torch
+
+        trained = {name: own.requires_grad_() for name, own in tensors(parameters).items()}
+        kept = torch.tensor(np.asarray(mask) & np.asarray(batch[USABLE]))
+        for rows, part in self._in_parts({**self._rows(batch), "": kept}, self.rows_at_once):
+            losses = self._vmap(self.loss)(trained, self._frozen, rows)
+            torch.where(part, losses, 0.0).sum().backward()
+        return {
+            name: np.zeros(own.shape, np.float32) if own.grad is None else own.grad.numpy()
+            for name, own in trained.items()
+        }
+
+    def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        usable = np.asarray(batch[USABLE])
+        losses = np.where(usable, self._over_rows(self.loss, parameters, batch), np.float32(np.nan))
+        if self.label is None or self.classes is None or self.predictor is None:
+            return losses, np.zeros(len(losses), bool)
+        return losses, self.predict(parameters, batch)[0] == np.asarray(batch[self.label])
+
+    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
+        if self.predictor is None:
+            raise InputError("the model has no predict function; give it one: predict=...")
+        usable = np.asarray(batch[USABLE])
+        found = self._over_rows(self.predictor, parameters, batch).astype(np.float32)
+        nothing = np.full(len(usable), np.nan, np.float32)
+        if self.classes is None:
+            return np.where(usable, found, nothing), nothing
+        if found.ndim == 1:
+            found = np.stack([1 - found, found], axis=1)
+        return found.argmax(axis=1).astype(np.int32), np.where(usable, found.max(axis=1), nothing)
+
+    def stand_in(self) -> "ModuleModel":
+        return linear_stand_in(self.shapes(), self.rows_at_once)
+
+    # ---- one example, and many
+
+    @functools.cached_property
+    def _frozen(self) -> dict[str, Any]:
+        """Parameters that are not trained, and buffers."""
+        trained = self.tree.trained
+        everything = (*self.module.named_parameters(), *self.module.named_buffers())
+        return {name: own.detach() for name, own in everything if name not in trained}
+
+    def _placed(self, parameters: Arrays) -> Mapping[str, Any]:
+        trained = {name: np.asarray(array)[0] for name, array in parameters.items()}
+        return {"trained": tensors(trained), "frozen": self._frozen}
+
+    def _all_parameters(self) -> dict[str, Any]:
+        return {"trained": tensors(self.tree.trained), "frozen": self._frozen}
+
+    def _function(self, function: Callable[[Any, Any], Any]) -> Callable[[Arrays, Arrays, Arrays], Any]:
+        """(trained, frozen, rows of one example) -> function(the module with these parameters, the example)."""
+        import torch
+
+        class Called(torch.nn.Module):
+            def __init__(self, module: Any):
+                super().__init__()
+                self.module = module
+
+            def forward(self, example: Arrays) -> Any:
+                return function(self.module, example)
+
+        called, names = Called(self.module), [entry.name for entry in self.entries]
+
+        def of_example(trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
+            own = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # vmap loops over the others
+                return torch.func.functional_call(called, own, ({name: row[name] for name in names},))
+
+        return of_example
+
+    def _vmap(self, function: Callable[[Any, Any], Any]) -> Callable[[Arrays, Arrays, Arrays], Any]:
+        import torch
+
+        return torch.func.vmap(self._function(function), in_dims=(None, None, 0))
+
+    def _over_rows(self, function: Callable[[Any, Any], Any], parameters: Arrays, batch: Arrays) -> npt.NDArray[Any]:
+        """What a function of one example gives for each, part by part."""
+        import torch
+
+        trained, many = tensors(parameters), self._vmap(function)
+        parts = self._in_parts({**self._rows(batch), "": torch.zeros(0)}, _FORWARD)
+        with torch.no_grad():
+            return np.concatenate([np.asarray(many(trained, self._frozen, rows)) for rows, _ in parts])
+
+    def _in_parts(self, batch: Arrays, size: int) -> Iterator[tuple[Arrays, Any]]:
+        """Rows of the entries, and of what is there as ""."""
+        given, count = tensors(batch), len(next(iter(batch.values())))
+        for begin in range(0, max(1, count), size):
+            rows = {name: array[begin : begin + size] for name, array in given.items()}
+            yield rows, rows.pop("")
+
+    # ---- the program of a microbatch
+
+    def _program(self, rows: int) -> Any:
+        """The gradients of so many rows: recorded once where that can be done, which saves calls."""
+        if rows not in self._programs:
+            from torch.fx.experimental.proxy_tensor import make_fx
+
+            given = self._all_parameters(), tensors(self._made_up(rows))
+            with self._readable_errors():
+                self._gradients(*given)
+            try:
+                self._programs[rows] = make_fx(lambda own, rows: self._gradients(own, rows))(*given)
+            except RuntimeError:  # it decides by values that are the same for all examples: parameters or positions
+                self._programs[rows] = self._gradients
+        program = self._programs[rows]
+        return lambda parameters, given: program(parameters, tensors(given))
+
+    def _gradients(self, parameters: Mapping[str, Any], rows: Arrays) -> Any:  # pyright: ignore
+        import torch
+
+        slopes = torch.func.vmap(torch.func.grad(self._function(self.loss)), in_dims=(None, None, 0))
+        return slopes(parameters["trained"], parameters["frozen"], rows)
+
+    @functools.cached_property
+    def program_digest(self) -> str:
+        """Names what is differentiated: the recorded program, or else the layers and gradients of made-up examples."""
+        self._check_loss()
+        size = self.rows_at_once
+        gradients = self._program(size)
+        recorded = self._programs[size]
+        hashed = hashlib.sha256(self._frozen_digest.encode())
+        if hasattr(recorded, "graph"):
+            hashed.update(recorded.code.encode())
+            for node in recorded.graph.nodes:
+                if node.op == "get_attr":  # a constant
+                    hashed.update(_bytes(getattr(recorded, node.target)))
+        else:
+            hashed.update(str(self.module).encode())
+            for name, gradient in gradients(self._all_parameters(), self._made_up(size)).items():
+                hashed.update(name.encode() + _bytes(gradient))
+        return hashed.hexdigest()
+
+    @functools.cached_property
+    def _frozen_digest(self) -> str:
+        hashed = hashlib.sha256()
+        for name, tensor in sorted(self._frozen.items()):
+            hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + _bytes(tensor))
+        return hashed.hexdigest()
+
+    def _check_loss(self) -> None:
+        import torch
+
+        rows = {name: array[0] for name, array in tensors(self._made_up(1)).items()}
+        with torch.no_grad():
+            given = self._function(self.loss)(tensors(self.tree.trained), self._frozen, rows)
+        if not isinstance(given, torch.Tensor) or given.shape != () or given.dtype != torch.float32:
+            what = f"{given.dtype} of {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+            raise InputError(f"loss must give one float32 number for one example, not {what}")
+
+    @functools.cached_property
+    def _is_independent(self) -> bool:
+        before = self._frozen_digest
+        independent = super()._is_independent
+        del self.__dict__["_frozen_digest"]
+        if self._frozen_digest != before:
+            raise InputError(
+                "the module writes to its buffers while it computes, so that one example would change what others add; "
+                "use layers without running statistics, or module.eval()"
+            )
+        return independent
+
+    @contextlib.contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if "random" in str(error):
+                raise InputError(
+                    "the module draws random numbers (dropout), which would depend on who else is in the batch; turn "
+                    "that off: module.eval(), or a dropout of 0"
+                ) from error
+            raise InputError(
+                f"torch.func cannot differentiate this loss for many examples at once: {error}; a loss may not look at "
+                "values (if, .item()) or write to tensors in place"
+            ) from error
+
+    # ---- memory
+
+    @functools.cached_property
+    def rows_at_once(self) -> int:
+        """Examples of a microbatch: no more than fit the memory limit."""
+        if self.microbatch is not None:
+            return self.microbatch
+        per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
+        one, two = self.memory_of(1), self.memory_of(2)
+        if one > self.memory_limit:
+            raise InputError(
+                f"the gradient of one example needs {one / 1e6:,.0f} MB, and memory_limit is "
+                f"{self.memory_limit / 1e6:,.0f} MB; raise it, or make the model smaller"
+            )
+        fitting = 1 + (self.memory_limit - one) / max(1, two - one)
+        size = 2 ** int(math.log2(max(1, min(_MOST_ROWS, _GRADIENTS / per_row, fitting))))
+        while size > 1 and self.memory_of(size) > self.memory_limit:
+            size //= 2
+        return size
+
+    def memory_of(self, rows: int) -> int:
+        """Bytes that a microbatch takes at its peak: trained parameters, examples, and all that is computed."""
+        given = self._all_parameters(), self._made_up(rows)
+        counted = live_bytes()
+        with self._readable_errors(), counted:
+            self._gradients(given[0], tensors(given[1]))
+        size = sum(math.prod(shape) for shape in self.shapes().values())
+        return counted.peak + 4 * size + 16 * size  # parameters; sums on the host: float64, then int64
+
+
+def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> ModuleModel:
+    """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
+
+    As `coowned.training.models.example_model.linear_stand_in`, in PyTorch.
+    """
+    import torch
+
+    names = {name: name.replace(".", "/") for name in shapes}  # a parameter's name has no dot
+    module = torch.nn.Module()
+    for name, shape in shapes.items():
+        module.register_parameter(names[name], torch.nn.Parameter(torch.zeros(shape)))
+    largest = names[largest_tensor(shapes)]
+
+    def loss(module: Any, example: Arrays) -> Any:
+        own = {name: getattr(module, name).reshape(-1) for name in names.values()}
+        spread = sum((torch.cos(torch.arange(flat.numel())) * flat).sum() for flat in own.values())
+        along = own[largest].gather(0, example["coordinate"].reshape(1))[0]
+        return example["length"] * along + example["everywhere"] * spread
+
+    entries = (
+        ExampleColumn(name="coordinate", column="coordinate", whole=True),
+        ExampleColumn(name="length", column="length"),
+        ExampleColumn(name="everywhere", column="everywhere"),
+    )
+    tree = ParameterTree.of({names[name]: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    return ModuleModel(loss=loss, tree=tree, entries=entries, microbatch=microbatch, module=module)
+
+
+def tensors(arrays: Arrays) -> dict[str, Any]:
+    """Copies as tensors; whole numbers as int64, which PyTorch looks up and counts with."""
+    import torch
+
+    found = {}
+    for name, given in arrays.items():
+        array = np.asarray(given)
+        found[name] = torch.tensor(array.astype(np.int64) if array.dtype.kind in "iu" else array)
+    return found
+
+
+def live_bytes() -> Any:
+    """A context that counts the bytes of tensors made inside it; `peak` is the most that were alive at once."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class LiveBytes(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.now, self.peak, self._known = 0, 0, weakref.WeakSet()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(made):
+                if hasattr(tensor, "untyped_storage"):
+                    self._count(tensor.untyped_storage())
+            return made
+
+        def _count(self, storage: Any) -> None:
+            if storage in self._known:
+                return
+            self._known.add(storage)
+            size = storage.nbytes()
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._freed, size)
+
+        def _freed(self, size: int) -> None:
+            self.now -= size
+
+    return LiveBytes()
+
+
+def _bytes(tensor: Any) -> bytes:
+    import torch
+
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

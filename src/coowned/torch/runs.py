@@ -1,0 +1,128 @@
+"""Training a PyTorch module: in one call, under a plan, or in a loop of one's own."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import runs
+from coowned.attribution.examples import AttributedExamples
+from coowned.errors import InputError
+from coowned.extras import require
+from coowned.torch.model import TorchModel
+from coowned.training import loop
+from coowned.training.example_table import ExampleTable
+from coowned.training.plan import TrainingPlan
+
+
+def fit(
+    examples: AttributedExamples,
+    module: Any,
+    loss: Callable[[Any, Any], Any],
+    *,
+    predict: Callable[[Any, Any], Any] | None = None,
+    encode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    encode_columns: Sequence[str] | None = None,
+    columns: Mapping[str, str] | Sequence[str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    label: str | None = None,
+    classes: int | Sequence[Any] | None = None,
+    memory_limit: str | int = "1GB",
+    microbatch: int | None = None,
+    **settings: Any,
+) -> runs.Run:
+    """Splits, selects, certifies, accounts, trains and evaluates, as `coowned.fit` does, with a PyTorch module.
+
+    Guarantees:
+      - It is `coowned.fit` with a `TorchModel`: same coins, noise, run folder and claim.   (test_fit_end_to_end)
+      - A run that was killed and resumed ends in the same bits.   (test_killed_torch_run_is_resumed)
+      - The module is not written to: a second run starts where the first did, not from what it learned.
+        (test_fit_end_to_end)
+
+    Args:
+      examples: from `from_table`, `read_parquet`, `read_mail`, ...
+      module: where training starts; parameters with `requires_grad` are trained.
+      loss: (module, example) -> one float32 number, of ONE example: a dictionary of tensors without a batch axis.
+      predict, encode, encode_columns, columns, shapes, label, classes, memory_limit, microbatch: as `TorchModel` says.
+      settings: those of `coowned.fit`: epsilon, delta, adjacency, selector, batch_size, iterations, folder, ...
+    """
+    require("torch", "coowned.torch")
+    model = TorchModel(
+        module=module,
+        loss=loss,
+        predict=predict,
+        encode=encode,
+        encode_columns=None if encode_columns is None else tuple(encode_columns),
+        columns=columns,
+        shapes={} if shapes is None else shapes,
+        label=label,
+        classes=classes,
+        memory_limit=memory_limit,
+        microbatch=microbatch,
+    )
+    return runs.fit(examples, model, **settings)
+
+
+def train(
+    plan: TrainingPlan,
+    module: Any,
+    loss: Callable[[Any, Any], Any],
+    data: ExampleTable,
+    *,
+    microbatch: int | None = None,
+    memory_limit: str | int = "1GB",
+    **settings: Any,
+) -> loop.TrainedModel:
+    """Trains a module under a plan, as `coowned.train` does, or resumes the run that a folder holds.
+
+    Args:
+      plan: what runs and what is claimed.
+      module, loss, microbatch, memory_limit: as for `fit`.
+      data: arrays for the graph that `plan.selected` was chosen from.
+      settings: those of `coowned.train`: folder, checkpoint_every, progress, ...
+    """
+    model = TorchModel(module=module, loss=loss, microbatch=microbatch, memory_limit=memory_limit)
+    return loop.train(plan, model.for_table(data), data, **settings)
+
+
+def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
+    """The examples of every step of a plan, for a loop of one's own: copies of an example are there as often as drawn.
+
+    The claim holds for a loop that takes every batch whole, empty ones included, clips each copy's gradient to
+    `plan.clip_norm`, adds noise of `plan.noise_multiplier * plan.clip_norm` to the sum, and divides by
+    `plan.batch_size`. The batches are secret: published, they void the claim.
+
+    Guarantees:
+      - They are the batches that `train` would draw: all `plan.iterations` of them, empty ones included, none cut.
+        (test_batches_are_those_of_the_plan, test_batches_are_poisson)
+      - A key serves one run: a plan whose key has trained a model is refused.   (test_batches_take_the_key)
+
+    Yields:
+      (copies,) indices of examples of the graph that `plan.selected` was chosen from.
+    """
+    loop.refuse_reused_key(plan.run_key, f"batches of {plan.digest}")
+    plan.mechanism.check_selected(plan.selected)
+    return _batches(plan)
+
+
+def _batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
+    drawn = plan.batches(multiple_of=1)
+    for step in range(plan.iterations):
+        batch = drawn.batch(step)
+        yield batch.examples[batch.mask].astype(np.int64)
+
+
+def load_trained(run: runs.Run, module: Any) -> Any:
+    """Puts the parameters that a run trained into a module of the same kind, and returns it."""
+    import torch
+
+    arrays = {name: torch.tensor(array) for name, array in run.stored.arrays().items()}
+    own = dict(module.named_parameters())
+    for name, tensor in arrays.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise InputError(
+                f"the module has no parameter {name!r} of shape {tuple(tensor.shape)}; use the run's module"
+            )
+    module.load_state_dict(arrays, strict=False)
+    return module

@@ -1,0 +1,343 @@
+"""PyTorch modules: every copy's gradient is that of JAX and of Opacus, and what mixes examples is refused.
+
+PyTorch and JAX compute in float32, in other orders: a copy's gradient of a clip norm differs by about 1e-6 of it, which
+is about 16 units of the grid; sums of n copies are compared to 64 n units, 4e-6 of the clip norm each.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from coowned import InputError
+from coowned.errors import BatchCoupledLossError
+from coowned.mechanism.grid import Grid
+from coowned.training.example_table import KEY, USABLE
+from coowned.training.models.jax_model import JaxModel
+
+SCHEMA = pa.schema({"x": pa.list_(pa.float64()), "label": pa.int64(), "note": pa.string()})
+FAR = 64  # grid units a copy
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch():
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # two threads on a busy machine wait for one another
+    return torch
+
+
+def make_module(torch):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+
+
+def loss(module, example):
+    import torch
+
+    return torch.nn.functional.cross_entropy(module(example["x"]), example["label"])
+
+
+def predict(module, example):
+    import torch
+
+    return torch.softmax(module(example["x"]), -1)
+
+
+def make_model(torch, schema=SCHEMA, **changes):
+    from coowned.torch import TorchModel
+
+    settings = {"loss": loss, "module": make_module(torch), "predict": predict} | changes
+    return TorchModel(**settings).for_schema(schema)
+
+
+def make_batch(rows, seed=0, scale=3.0):
+    generator = np.random.default_rng(seed)
+    return {
+        "x": (scale * generator.normal(size=(rows, 5))).astype(np.float32),
+        "label": generator.integers(0, 3, rows).astype(np.int32),
+        KEY: generator.integers(0, 2**32, (rows, 2), np.uint32),
+        USABLE: np.ones(rows, bool),
+    }
+
+
+def sums(model, batch, mask=None, clip_norm=1.0):
+    own = {name: array[None] for name, array in model.initial().items()}
+    mask = np.ones(len(batch[KEY]), bool) if mask is None else mask
+    found, clipped = model.clipped_sum(own, batch, mask, [Grid.for_gradients(clip_norm)])
+    return {name: array[0] for name, array in found.items()}, clipped
+
+
+def same(one, other):
+    return all((one[name] == other[name]).all() for name in one)
+
+
+def jax_model(torch):
+    """The same network with the same parameters."""
+    import jax
+
+    parameters = {name: own.detach().numpy() for name, own in make_module(torch).named_parameters()}
+
+    def scores(p, x):
+        return p["2.weight"] @ jax.nn.relu(p["0.weight"] @ x + p["0.bias"]) + p["2.bias"]
+
+    def of_example(p, example, key):
+        return jax.nn.logsumexp(scores(p, example["x"])) - scores(p, example["x"])[example["label"]]
+
+    def probabilities(p, example):
+        return jax.nn.softmax(scores(p, example["x"]))
+
+    return JaxModel(loss=of_example, parameters=parameters, predict=probabilities).for_schema(SCHEMA)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("clip_norm", [0.5, 2.0, 100.0])
+def test_sums_are_those_of_jax(torch, clip_norm):
+    batch = make_batch(40)
+    batch[USABLE][3] = False
+    ours, clipped = sums(make_model(torch), batch, clip_norm=clip_norm)
+    theirs, clipped_too = sums(jax_model(torch), batch, clip_norm=clip_norm)
+    assert clipped == clipped_too
+    assert set(ours) == set(theirs)
+    for name, array in theirs.items():
+        assert np.abs(ours[name] - array).max() <= 40 * FAR
+        assert np.abs(array).max() > 10_000
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_those_of_opacus(torch):
+    from opacus import GradSampleModule
+
+    model, batch = make_model(torch, microbatch=16), make_batch(16)
+    given = model._program(16)(model._all_parameters(), {name: batch[name] for name in ("x", "label", KEY)})
+    peer = GradSampleModule(make_module(torch), loss_reduction="sum")
+    scores = peer(torch.tensor(batch["x"]))
+    torch.nn.functional.cross_entropy(scores, torch.tensor(batch["label"]).long(), reduction="sum").backward()
+    for name, parameter in peer._module.named_parameters():
+        np.testing.assert_allclose(given[name], parameter.grad_sample, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.peers
+def test_plain_sums_and_losses_are_those_of_jax(torch):
+    import jax
+
+    batch, mask = make_batch(300), np.arange(300) < 290
+    batch[USABLE][4] = False
+    ours, theirs = make_model(torch), jax_model(torch)
+    slopes = jax.jit(theirs.gradient_sum)(theirs.initial(), batch, mask)
+    for name, array in ours.gradient_sum(ours.initial(), batch, mask).items():
+        np.testing.assert_allclose(array, slopes[name], rtol=1e-3, atol=1e-3)
+    for method in ("losses", "predict"):
+        expected = jax.jit(getattr(theirs, method))(theirs.initial(), batch)
+        for found, wanted in zip(getattr(ours, method)(ours.initial(), batch), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.peers
+def test_a_copy_adds_the_same_in_any_company_in_torch(torch):
+    model = make_model(torch, microbatch=8)
+    batch, others = make_batch(8), make_batch(8, seed=9, scale=50.0)
+    for position in (0, 3, 7):
+        alone = sums(model, batch, np.arange(8) == position)[0]
+        mixed = {name: array.copy() for name, array in others.items()}
+        for name, array in batch.items():
+            mixed[name][position] = array[position]
+        everybody, without = sums(model, mixed)[0], sums(model, mixed, np.arange(8) != position)[0]
+        assert same({name: everybody[name] - without[name] for name in alone}, alone)
+
+
+@pytest.mark.peers
+def test_frozen_parameters_stay(torch):
+    module = make_module(torch)
+    module[0].requires_grad_(False)
+    model = make_model(torch, module=module)
+    assert set(model.shapes()) == {"2.weight", "2.bias"}
+    whole = jax_model(torch)
+    found, _ = sums(model, make_batch(20), clip_norm=100.0)
+    expected, _ = sums(whole, make_batch(20), clip_norm=100.0)
+    assert all(np.abs(found[name] - expected[name]).max() <= 20 * FAR for name in found)
+    module.requires_grad_(False)
+    with pytest.raises(InputError, match="no parameter is trained"):
+        make_model(torch, module=module)
+    with pytest.raises(InputError, match="must be float32: cast or freeze it"):
+        make_model(torch, module=make_module(torch).bfloat16())
+
+
+@pytest.mark.peers
+def test_tied_parameters_are_one(torch):
+    from coowned.torch.module_model import tensors
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.Embedding(3, 5)
+            self.head = torch.nn.Linear(5, 3, bias=False)
+            self.head.weight = self.words.weight
+
+    def of_tied(module, example):
+        hidden = torch.tanh(module.words(example["label"]) + example["x"])
+        return torch.nn.functional.cross_entropy(module.head(hidden), example["label"])
+
+    model, batch = make_model(torch, module=Tied(), loss=of_tied, predict=None), make_batch(6)
+    assert set(model.shapes()) == {"words.weight"}
+    module = model.module
+    total = torch.stack([of_tied(module, tensors({k: batch[k][i] for k in ("x", "label")})) for i in range(6)])
+    total.sum().backward()
+    found = sums(model, batch, clip_norm=100.0)[0]["words.weight"] * Grid.for_gradients(100.0).unit
+    np.testing.assert_allclose(found, module.words.weight.grad, rtol=1e-4, atol=1e-4)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+def test_batch_norm_is_refused(torch):
+    module = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(BatchCoupledLossError, match=r"layer '1' is a BatchNorm1d, .*use GroupNorm or LayerNorm"):
+        make_model(torch, module=module)
+
+    def of_one(module, example):
+        return torch.nn.functional.cross_entropy(module(example["x"][None])[0], example["label"])
+
+    sums(make_model(torch, module=module.eval(), loss=of_one, predict=None), make_batch(3))  # constants then
+
+
+@pytest.mark.peers
+def test_coupled_losses_are_refused_by_perturbation(torch):
+    class Centred(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, slope):
+            return slope
+
+        @staticmethod
+        def vmap(info, in_dims, x):
+            return x - x.mean(dim=0), 0
+
+    def coupled(module, example):
+        return module(Centred.apply(example["x"])).sum()
+
+    with pytest.raises(BatchCoupledLossError, match="changed when other examples of the batch did"):
+        sums(make_model(torch, loss=coupled), make_batch(4))
+
+
+@pytest.mark.peers
+def test_dropout_is_refused(torch):
+    module = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Dropout(0.5))
+    with pytest.raises(InputError, match=r"draws random numbers \(dropout\)"):
+        sums(make_model(torch, module=module), make_batch(4))
+    sums(make_model(torch, module=module.eval()), make_batch(4))
+
+
+@pytest.mark.peers
+def test_losses_that_look_at_values_are_refused(torch):
+    def looks(module, example):
+        given = loss(module, example)
+        return given if given.item() > 0 else -given
+
+    with pytest.raises(InputError, match="may not look at values"):
+        sums(make_model(torch, loss=looks), make_batch(4))
+    for wrong in (lambda m, e: m(e["x"]), lambda m, e: loss(m, e).double(), lambda m, e: 0.0):
+        with pytest.raises(InputError, match="one float32 number"):
+            _ = make_model(torch, loss=wrong, microbatch=2).program_digest
+    model = make_model(torch)
+    with pytest.raises(InputError, match="one device"):
+        model.clipped_sum(model.initial(), make_batch(2), np.ones(2, bool), [Grid.for_gradients(1.0)], ["cpu"])
+
+
+@pytest.mark.peers
+def test_torch_memory_limit_is_kept(torch):
+    module = torch.nn.Linear(5, 20_000, bias=False)
+
+    def wide(module, example):
+        return module(example["x"]).square().sum()
+
+    changes = {"module": module, "loss": wide, "predict": None}
+    model = make_model(torch, **changes, memory_limit="6MB")
+    assert model.rows_at_once >= 2
+    assert model.memory_of(model.rows_at_once) <= 6e6
+    assert model.memory_of(2 * model.rows_at_once) > 6e6
+    assert model.memory_of(4) >= 4 * 4 * 100_000  # the gradients alone
+    with pytest.raises(InputError, match=r"needs \d+ MB, and memory_limit is 1 MB; raise it"):
+        _ = make_model(torch, **changes, memory_limit="1MB").rows_at_once
+    assert make_model(torch).rows_at_once == 128  # of a small model
+
+
+@pytest.mark.peers
+def test_torch_description_follows_the_model(torch):
+    scale = torch.tensor(2.0)
+
+    def scaled(module, example):
+        return loss(module, example) * scale
+
+    frozen = make_module(torch)
+    frozen[0].requires_grad_(False)
+    other = make_module(torch)
+    other[0].requires_grad_(False)
+    with torch.no_grad():
+        other[0].weight[0, 0] += 1
+    usual = make_model(torch, microbatch=4).describe()
+    assert make_model(torch, microbatch=4).describe() == usual
+    found = [make_model(torch, microbatch=4, **c).describe() for c in ({"loss": scaled}, {"module": frozen})]
+    scale += 1
+    found += [make_model(torch, microbatch=4, **c).describe() for c in ({"loss": scaled}, {"module": other})]
+    found.append(make_model(torch, microbatch=2).describe())
+    programs = [one["program"] for one in (usual, *found)]
+    assert len(set(programs)) == len(programs)
+    assert usual["torch"] == torch.__version__
+
+
+# ---- what an example looks like --------------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+def test_shapes_come_from_the_schema_alone(torch):
+    assert [(e.name, e.shape, e.whole) for e in make_model(torch).entries] == [("x", (5,), False), ("label", (), True)]
+    assert make_model(torch).classes == (0, 1, 2)
+    with pytest.raises(InputError, match="must give probabilities"):
+        make_model(torch, predict=lambda m, e: m(e["x"]))
+    with pytest.raises(InputError, match="module must be a"):
+        make_model(torch, module=3)
+
+
+@pytest.mark.peers
+def test_rows_that_cannot_be_encoded_add_nothing(torch):
+    import coowned as co
+    from coowned.torch import TorchModel
+
+    def encode(row):
+        numbers = [float(word) for word in row["note"].split()]
+        return {"x": torch.tensor(numbers or [0.0] * 5)}
+
+    model = TorchModel(
+        module=make_module(torch), loss=loss, predict=predict, columns=["label"], encode=encode, encode_columns=["note"]
+    )
+    rows = [
+        ("1 2 3 4 5", 1),
+        ("1 2 3", 1),
+        ("one", 2),
+        (None, 0),
+        ("1 2 3 4 nan", 0),
+        ("1 2 3 4 5", 9),
+        ("5 4 3 2 1", 0),
+    ]
+    table = {"users": [["u"]] * len(rows), "note": [note for note, _ in rows], "label": [label for _, label in rows]}
+    examples = co.from_table(table)
+    fitted = model.for_schema(examples.payload.schema)
+    read = model.table(examples, fitted)
+    assert read.usable.tolist() == [True, False, False, False, False, False, True]
+    assert read.arrays["x"][[0, 6]].tolist() == [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]]
+    assert not read.arrays["x"][1:6].any()
+    with pytest.raises(InputError, match="encode must take a row without content"):
+        TorchModel(module=make_module(torch), loss=loss, encode=lambda row: row["note"][0]).for_schema(SCHEMA)
+    with pytest.raises(InputError, match="no column 'body'"):
+        TorchModel(module=make_module(torch), loss=loss, encode=encode, encode_columns=["body"]).for_schema(SCHEMA)

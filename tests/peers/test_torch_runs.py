@@ -1,0 +1,316 @@
+"""Runs of PyTorch modules: the run folder, resuming, audits, and batches for a loop of one's own."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import polars as pl
+import pytest
+from safetensors.numpy import load_file
+from scipy.stats import chi2
+
+import coowned as co
+from coowned.audit.run_audit import audit_plan, audit_run
+from coowned.mechanism.noise import NoiseStream
+from coowned.training.checkpoint import RunFolder
+from coowned.training.models.registry import model_from_description
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch():
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    return torch
+
+
+FACTORY = """
+import torch
+from coowned.torch import TorchModel
+
+
+def loss(module, example):
+    return torch.nn.functional.cross_entropy(module(example["x"]), example["label"])
+
+
+def predict(module, example):
+    return torch.softmax(module(example["x"]), -1)
+
+
+def make_module(width=8):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+
+
+def make_model(width=8):
+    return TorchModel(module=make_module(width), loss=loss, predict=predict, columns=["x", "label"], microbatch=16)
+"""
+made: dict = {}
+exec(FACTORY.replace("from coowned.torch import TorchModel", ""), made)
+SETTINGS = {
+    "epsilon": 8.0,
+    "delta": 1e-6,
+    "adjacency": "zero-out",
+    "selector": co.Greedy(contribution_bound=2),
+    "batch_size": 64,
+    "iterations": 20,
+    "learning_rate": 0.05,
+}
+
+
+def rows(count, seed=0):
+    x = np.random.default_rng(seed).normal(size=(count, 2)).round(2)
+    return {"users": [[f"u{i % 300}", f"u{7 * i % 300}"] for i in range(count)], "x": x.tolist(), "label": x[:, 0] > 0}
+
+
+def fit(**changes):
+    from coowned.torch import fit
+
+    settings = SETTINGS | {"module": made["make_module"](), "loss": made["loss"], "predict": made["predict"]} | changes
+    return fit(co.from_table(rows(800)), settings.pop("module"), settings.pop("loss"), microbatch=16, **settings)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fit(folder=tmp_path_factory.mktemp("torch") / "RUN")
+
+
+@pytest.mark.peers
+def test_fit_end_to_end(torch, run, tmp_path):
+    from coowned.torch import load_trained
+
+    module = made["make_module"]()
+    assert run.guarantee.epsilon <= 8
+    assert run.statement().startswith("1. Training is (8, 1e-06)-differentially private")
+    found = run.predict({"x": [[3.0, 0.0], [-3.0, 0.0], [None, 0.0]]})
+    assert found["prediction"].to_list() == [1, 0, None]
+    assert run.evaluate(rows(200, seed=1))["accuracy"][0] > 0.8
+    trained = load_file(run.folder / "model.safetensors")
+    assert set(trained) == set(module.state_dict())
+    assert all((run.specification.module.state_dict()[n] == t).all() for n, t in module.state_dict().items())
+    load_trained(run, module)
+    assert all((module.state_dict()[name].numpy() == array).all() for name, array in trained.items())
+    with pytest.raises(co.InputError, match=r"no parameter '0.weight' of shape \(8, 2\)"):
+        load_trained(run, made["make_module"](9))
+    again = co.open_run(run.folder, model=run.specification)
+    assert again.predict(rows(30)).equals(run.predict(rows(30)))
+    assert run.report(tmp_path / "report.html").exists()
+    exported = run.export(tmp_path / "model")
+    code = (exported / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, check=True)
+    assert "'0.weight': (8, 2)" in done.stdout
+    with pytest.raises(co.InputError, match="hand the model over"):
+        co.open_run(run.folder).predict(rows(3))
+
+
+@pytest.mark.peers
+def test_without_privacy_it_is_sgd(torch):
+    """Every copy in every step, and plain steps: the parameters are those that PyTorch's own optimizer gives."""
+    from coowned.torch import load_trained
+
+    changes = {"epsilon": "none", "delta": None, "adjacency": None, "clip_norm": None, "optimizer": "sgd"}
+    selector, splits = co.RandomSubset(size=100), (1.0, 0.0, 0.0)
+    run = fit(**changes, selector=selector, splits=splits, batch_size=100, iterations=3, seed=1)
+    module = made["make_module"]()
+    graph = co.from_table(rows(800))
+    chosen = np.flatnonzero(co.RandomSubset(size=100).select(graph.graph, seed=0).copies)
+    data = rows(800)
+    x = torch.tensor(np.array(data["x"])[chosen], dtype=torch.float32)
+    label = torch.tensor(np.array(data["label"])[chosen]).long()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), label).backward()
+        optimizer.step()
+    found = load_trained(run, made["make_module"]()).state_dict()
+    for name, expected in module.state_dict().items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.peers
+def test_killed_torch_run_is_resumed(tmp_path, monkeypatch):
+    whole = fit(folder=tmp_path / "whole", seed=5)
+    save = RunFolder.save
+
+    def save_and_stop(self, step, tensors):
+        save(self, step, tensors)
+        if step > 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder=tmp_path / "killed", seed=5)
+
+    def doubled(module, example):
+        return 2 * made["loss"](module, example)
+
+    with pytest.raises(co.CertificateMismatchError, match="begun with another model"):
+        fit(folder=tmp_path / "killed", seed=5, loss=doubled)
+    resumed = fit(folder=tmp_path / "killed", seed=5)
+    assert (whole.folder / "metrics.parquet").read_bytes() == (resumed.folder / "metrics.parquet").read_bytes()
+    ours, theirs = (load_file(run.folder / "model.safetensors") for run in (whole, resumed))
+    assert {name: array.tobytes() for name, array in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
+
+
+CONFIGURATION = """
+[data]
+path = "data.parquet"
+users = "users"
+[selection]
+selector = "greedy"
+contribution_bound = 2
+[privacy]
+epsilon = 8
+delta = 1e-6
+[mechanism]
+kind = "dp-sgd"
+batch_size = 20
+iterations = 6
+clip_norm = 1.0
+[model]
+kind = "torch"
+factory = "own_torch:make_model"
+arguments = { width = 4 }
+[optimizer]
+learning_rate = 0.1
+[run]
+seed = 1
+"""
+
+
+@pytest.mark.peers
+def test_from_a_file(tmp_path):
+    from coowned.cli.main import run as command
+
+    pl.DataFrame(rows(200)).write_parquet(tmp_path / "data.parquet")
+    (tmp_path / "own_torch.py").write_text(FACTORY)
+    (tmp_path / "run.toml").write_text(CONFIGURATION)
+    folder = tmp_path / "RUN"
+    assert command(["train", str(tmp_path / "run.toml"), "-o", str(folder)]) == 0
+    assert (folder / "model.py").read_text() == FACTORY
+    (tmp_path / "own_torch.py").unlink()
+    predicted = tmp_path / "P.parquet"
+    assert command(["predict", str(folder), str(tmp_path / "data.parquet"), "-o", str(predicted)]) == 0
+    assert pl.read_parquet(predicted)["prediction"].null_count() == 0
+    (tmp_path / "wrong.py").write_text(textwrap.dedent("def make_model(width): return 3"))
+    (tmp_path / "wrong.toml").write_text(CONFIGURATION.replace("own_torch", "wrong"))
+    assert command(["train", str(tmp_path / "wrong.toml"), "-o", str(tmp_path / "WRONG")]) == 2
+
+
+# ---- the audit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+def test_audit_of_a_torch_run(run):
+    """Seeded: a false alarm, of probability 1e-3, would be one every time."""
+    found = audit_run(run.folder, trials=5000, seed=1)
+    assert found.holds, found.verdict()
+    assert {"noise", "gradient", "contributions"} <= {law.law for law in found.laws}
+    assert type(model_from_description(run.stored.record.model)).__module__.startswith("coowned.torch")
+
+
+@pytest.mark.peers
+def test_missing_noise_on_one_parameter_group_is_caught(run, monkeypatch):
+    from coowned.audit.run_audit import plan_of
+
+    honest = NoiseStream.next
+
+    def without_one_group(self):
+        row = honest(self)
+        return {name: np.zeros_like(array) if name.endswith("bias") else array for name, array in row.items()}
+
+    monkeypatch.setattr(NoiseStream, "next", without_one_group)
+    model = model_from_description(run.stored.record.model)
+    found = audit_plan(plan_of(run.stored), model, trials=2000, seed=1)
+    assert not found.holds
+    assert "noise" in found.alarms
+
+
+@pytest.mark.peers
+def test_a_clip_that_lets_more_through_is_caught(run, monkeypatch):
+    from coowned.audit.run_audit import plan_of
+    from coowned.torch.module_model import ModuleModel
+
+    honest = ModuleModel.clipped_sum
+
+    def longer(self, *given):
+        sums, clipped = honest(self, *given)
+        return {name: array + array // 20 for name, array in sums.items()}, clipped
+
+    monkeypatch.setattr(ModuleModel, "clipped_sum", longer)
+    model = model_from_description(run.stored.record.model)
+    found = audit_plan(plan_of(run.stored), model, trials=2000, seed=1)
+    assert "contributions" in found.alarms
+
+
+# ---- a plan of one's own ---------------------------------------------------------------------------------------------
+
+
+def make_plan(examples=2000, batch_size=2, iterations=2000, run_key=None):
+    graph = co.AttributionGraph.from_users_per_example([[i // 2] for i in range(examples)])
+    selection = co.Greedy(contribution_bound=2).select(graph)
+    certificate = co.certify(graph, selection)
+    mechanism = co.PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
+    key = run_key or co.RunKey.from_seed(3)
+    claim = co.guarantee(
+        certificate, mechanism, noise_multiplier=1.0, delta=1e-6, adjacency="zero-out", test_run=key.is_test_run
+    )
+    return graph, co.TrainingPlan(
+        certificate=certificate,
+        selected=selection,
+        mechanism=mechanism,
+        guarantee=claim,
+        clip_norm=1.0,
+        learning_rate=0.1,
+        run_key=key,
+    )
+
+
+@pytest.mark.peers
+def test_batches_are_those_of_the_plan():
+    from coowned.torch import batches
+
+    _, plan = make_plan(iterations=200)
+    drawn = plan.batches()
+    found = list(batches(plan))
+    assert len(found) == plan.iterations
+    for step, batch in enumerate(found):
+        expected = drawn.batch(step)
+        assert sorted(batch) == sorted(expected.examples[expected.mask])
+    assert any(batch.size == 0 for batch in found)
+    assert max(batch.size for batch in found) > 2 * plan.batch_size
+
+
+@pytest.mark.peers
+def test_batches_are_poisson():
+    """Sizes are binomial: mean, variance and empty batches within 5.5 standard errors (false alarms: below 1e-6)."""
+    from coowned.torch import batches
+
+    _, plan = make_plan()
+    found = list(batches(plan))
+    sizes = np.array([batch.size for batch in found])
+    steps, mean = plan.iterations, 2000 * plan.mechanism.sampling_probability
+    assert abs(sizes.mean() - mean) < 5.5 * np.sqrt(mean / steps)
+    assert abs(sizes.var() - mean) < 5.5 * np.sqrt((mean + 2 * mean**2) / steps)
+    empty = np.exp(-mean)
+    assert abs((sizes == 0).mean() - empty) < 5.5 * np.sqrt(empty / steps)
+    counts = np.bincount(np.concatenate(found), minlength=2000)
+    statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
+    assert chi2.sf(statistic, 1999) > 1e-6
+    assert all(np.unique(batch).size == batch.size for batch in found)  # one copy of each example is in S
+
+
+@pytest.mark.peers
+def test_batches_take_the_key(torch):
+    from coowned.torch import batches, train
+    from coowned.training.example_table import ExampleTable
+
+    graph, plan = make_plan(200, 8, 3, run_key=co.RunKey.from_operating_system())
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    data = ExampleTable(graph=graph, arrays={"x": x, "label": (x[:, 0] > 0).astype(int)})
+    trained = train(plan, made["make_module"](), made["loss"], data, microbatch=16)
+    assert trained.statement().startswith("1. Training is (")
+    assert set(trained.arrays) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    with pytest.raises(co.InputError, match="this run key has served another run"):
+        batches(plan)
