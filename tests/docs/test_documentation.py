@@ -31,6 +31,7 @@ PAPER_LABELS = (  # every \\label{fig:…}, {eq:…} and {def:…} of arXiv 2503
     "fig:pareto", "fig:histogram-sample-skewed", "fig:bound-dsize", "fig:b-dpmf",
 )  # fmt: skip
 NOT_RUN = {"spark.md"}  # its one block needs a cluster; tests/spark runs the same calls
+PEERS = {"pytorch.md"}  # needs PyTorch; tests/peers runs it
 
 
 def module(path: Path):
@@ -51,7 +52,9 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")  # in jax_privacy
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page) and page.name not in PEERS], ids=lambda page: page.name
+)
 def test_blocks_print_what_they_say(page: Path):
     if page.name in NOT_RUN:
         for block in blocks(page):

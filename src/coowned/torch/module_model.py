@@ -179,7 +179,11 @@ class ModuleModel(ExampleModel):
             except RuntimeError:  # it decides by values that are the same for all examples: parameters or positions
                 self._programs[rows] = self._gradients
         program = self._programs[rows]
-        return lambda parameters, given: program(parameters, tensors(given))
+
+        def gradients(parameters: Mapping[str, Any], given: Arrays) -> dict[str, npt.NDArray[np.float32]]:
+            return {name: own.numpy() for name, own in program(parameters, tensors(given)).items()}
+
+        return gradients
 
     def _gradients(self, parameters: Mapping[str, Any], rows: Arrays) -> Any:  # pyright: ignore
         import torch
@@ -203,7 +207,7 @@ class ModuleModel(ExampleModel):
         else:
             hashed.update(str(self.module).encode())
             for name, gradient in gradients(self._all_parameters(), self._made_up(size)).items():
-                hashed.update(name.encode() + _bytes(gradient))
+                hashed.update(name.encode() + gradient.tobytes())
         return hashed.hexdigest()
 
     @functools.cached_property
