@@ -167,7 +167,7 @@ def _bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
         if sys.stderr.isatty():
             update(done, f"{math.floor(100 * done)}%: {text or 'started'}")
         else:
-            update(done, f"{text}; {announced.splitlines()[0].removeprefix('training: ')}")
+            update(done, f"{text or 'started'}; {announced.splitlines()[0].removeprefix('training: ')}")
 
     with show.progress("training", time_left=False) as update:
         yield progress, announce
