@@ -299,7 +299,7 @@ def test_wrong_settings():
         ({"label": "z"}, "no entry of an example"),
         ({"columns": "x"}, "columns must be a list"),
         ({"columns": ["x", "note", "label"]}, "column 'note' must hold numbers"),
-        ({"columns": ["x"]}, r"asks for example\['label'\], which the data have not"),
+        ({"columns": ["x"]}, r"asks for example\['label'\], which is not in the data"),
         ({"parameters": {"w": np.arange(3)}}, "no parameter is trained"),
         ({"parameters": {"a/b": np.zeros(2), "a": {"b": np.zeros(2)}}}, "two parameters have the path 'a/b'"),
         ({"parameters": {"w": jnp.zeros(3, jnp.bfloat16)}}, "must be float32"),
