@@ -11,10 +11,12 @@ from tests.mechanism.test_normals import exact_normal, to_fraction
 
 from coowned.errors import InputError
 from coowned.mechanism import noise as noise_module
+from coowned.mechanism import noise_kernels
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.kernels import WORDS, fill_words
 from coowned.mechanism.keys import Purpose, RunKey
-from coowned.mechanism.noise import NoiseStream, Part, exact_number
+from coowned.mechanism.noise import NoiseStream, exact_number
+from coowned.mechanism.noise_kernels import Part, Rounding
 from coowned.mechanism.normals import TAIL_ERROR, Digits, tail_table, upper_tail
 
 KEY = RunKey.from_seed(0)
@@ -73,13 +75,13 @@ def test_rows_of_extreme_words_are_exact(monkeypatch, word):
     """Words of zeros have no bound in float64; the further words here are zeros too, then ones."""
     words = [word, 0, 0, *[2**64 - 1] * 20]
     monkeypatch.setattr(noise_module, "word_at", lambda key, nonce, chunk, at: words[int(nonce)])
-    part = Part(np.zeros((1, 8), np.uint32), 0, 1, np.zeros((1, 0, 1), np.int64), 0)
+    part = Part(np.zeros((1, 1, 8), np.uint32), 0, 1, np.zeros((1, 1, 1), np.int64), 0)
     tail = word % 2**63
     for more in words[1:]:
         tail = tail << 64 | more
     z = to_fraction(exact_normal(Fraction(tail, 2 ** (64 * len(words))), word >= 2**63, 60))
     expected = math.floor(Fraction(DEVIATION) * z + Fraction(1, 2))
-    assert exact_number(part, 0, 0, DEVIATION, np.ones(1)) == expected
+    assert exact_number(part, 0, 0, 0, Rounding.of(np.array([DEVIATION]), np.ones(1))) == expected
     assert (expected > 0) == (word >= 2**63) or abs(expected) <= 1
 
 
@@ -92,10 +94,10 @@ def test_a_worse_error_bound_changes_nothing(monkeypatch, num_bands):
     monkeypatch.setattr(noise_module, "exact_number", lambda *given: refined.append(1) or exact(*given))
 
     def rows(bound, of_words):
-        monkeypatch.setattr(noise_module, "RELATIVE_ERROR", bound)
-        monkeypatch.setattr(noise_module, "tail_table", lambda: tail_table()._replace(error=of_words))
+        monkeypatch.setattr(noise_kernels, "RELATIVE_ERROR", bound)
+        monkeypatch.setattr(noise_kernels, "tail_table", lambda: tail_table()._replace(error=of_words))
         refined.clear()
-        made = stream(coefficients=coefficients, shapes={"w": (400,)})
+        made = stream(coefficients=coefficients, shapes={"w": (400,)}, iterations=3)
         return [made.next()["w"][0].tolist() for _ in range(3)], len(refined)
 
     fast, none = rows(2.0**-46, math.inf)
@@ -118,14 +120,31 @@ def test_large_noise_is_exact(monkeypatch, num_bands):
     coefficients = BandedStrategy(num_bands=num_bands, iterations=100).coefficients
     settings = {"deviations": [200 * 2.0**33], "coefficients": coefficients, "shapes": {"w": (20,)}, "iterations": 100}
     fast = stream(**settings)
-    monkeypatch.setattr(noise_module, "RELATIVE_ERROR", 2.0**-36)  # all are doubtful
+    monkeypatch.setattr(noise_kernels, "RELATIVE_ERROR", 2.0**-36)  # all are doubtful
     by_words = stream(**settings)
-    monkeypatch.setattr(noise_module, "tail_table", lambda: tail_table()._replace(error=math.inf))
+    monkeypatch.setattr(noise_kernels, "tail_table", lambda: tail_table()._replace(error=math.inf))
     exact = stream(**settings)
     for _ in range(70):
         row = exact.next()["w"]
         assert np.array_equal(fast.next()["w"], row)
         assert np.array_equal(by_words.next()["w"], row)
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, -1.0), (0.5, -0.75, -0.75)])
+def test_noise_that_grows_is_exact(coefficients):
+    """Numbers larger than was foreseen make the error bound of the sum over earlier rows anew."""
+    own = stream(deviations=[1e9], coefficients=coefficients, shapes={"w": (3,)})
+    foreseen = own._rounding.largest
+    c = [Fraction(value) for value in coefficients]
+    rows: list[list[int]] = []
+    for step in range(20):
+        found = own.next()["w"][0].tolist()
+        for index, z in enumerate(ideal_normals(KEY, 3, step)):
+            fed_back = sum(c[lag] * rows[step - lag][index] for lag in range(1, min(len(c), step + 1)))
+            assert found[index] == math.floor((10**9 * z - fed_back) / c[0] + Fraction(1, 2))
+        rows.append(found)
+    assert abs(np.array(rows)).max() > foreseen
+    assert own._rounding.largest > foreseen
 
 
 @pytest.mark.parametrize("deviation", [2.0**20, 1.7 * 2.0**41, 1.1 * 2.0**46])
@@ -155,11 +174,11 @@ def test_words_decide_rightly_or_not_at_all(deviation, first):
             for word in (tail, tail + 2**63):
                 digits = Digits([word, 2**63, *[0] * 9].__getitem__)
                 right = 1 if digits.exceeds(threshold.numerator, threshold.denominator) else -1
-                found = noise_module._reaches(
-                    np.uint64(word), number, deviation, 1 / deviation, first, exact, inexact, 0.0, tail_table()
-                )
-                assert found in (0, right)
-                answers.append((abs(away) < 2, abs(threshold) < 4.5 and deviation > 2**40, found != 0))
+                for fraction in ((0.0, 1.0), (0.5, 0.5)):
+                    given = np.uint64(word), fraction, number, deviation, 1 / deviation, first, (exact, inexact, 0.0)
+                    found = noise_kernels._reaches(*given, tail_table())
+                    assert found in (0, right)
+                    answers.append((abs(away) < 2, abs(threshold) < 6 and deviation > 2**40, found != 0))
     assert all(known for near, inside, known in answers if inside and not near)
     assert not all(known for near, inside, known in answers if near)
 
@@ -179,9 +198,9 @@ class Rational:
         return self.z >= Fraction(numerator, denominator)
 
 
-def half_to_even(part, configuration, column, deviation, coefficients):
+def half_to_even(part, step, model, column, rounding):
     """The planted rounding rule."""
-    return round(Fraction(deviation) * Rational.z - int(part.ring[0, 0, 0]))
+    return round(Fraction(rounding.deviations[0]) * Rational.z - int(part.ring[0, 0, 0]))
 
 
 @pytest.mark.parametrize(("rule", "equivariant"), [(exact_number, True), (half_to_even, False)])
@@ -191,8 +210,8 @@ def test_ties_are_rounded_alike_wherever_they_are(monkeypatch, rule, equivariant
     monkeypatch.setattr(Rational, "z", Fraction(5, 2))
     found = []
     for moved in range(4):
-        part = Part(np.zeros((1, 8), np.uint32), 0, 1, np.full((1, 1, 1), moved), 0)
-        found.append(rule(part, 0, 0, 1.0, np.ones(2)) + moved)
+        part = Part(np.zeros((1, 1, 8), np.uint32), 0, 1, np.full((1, 1, 1), moved), 0)
+        found.append(rule(part, 0, 0, 0, Rounding.of(np.ones(1), np.ones(2))) + moved)
     assert (len(set(found)) == 1) == equivariant
 
 
@@ -200,7 +219,7 @@ def test_values_at_a_boundary_are_refined():
     normals = np.array([0.5, -0.5, 1.0, np.nan, 0.3])
     values = normals * 1.0 + 0.5
     out, doubtful = np.empty(5, np.int64), np.empty(5, np.int64)
-    count = noise_module._round(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
+    count = noise_kernels._round(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
     assert doubtful[:count].tolist() == [0, 1, 3]
     assert out[[2, 4]].tolist() == [1, 0]
 

@@ -16,7 +16,7 @@ many digits as it takes (`coowned.mechanism.normals`).
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +24,16 @@ import numpy.typing as npt
 from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.kernels import TAIL_STREAM, WORD_STREAM, WORDS, fill_words_of_keys, word_at
+from coowned.mechanism.kernels import WORDS, word_at
 from coowned.mechanism.keys import Purpose, RunKey
-from coowned.mechanism.normals import (
-    ABSOLUTE_ERROR,
-    MAGNITUDE,
-    RELATIVE_ERROR,
-    SCARCE,
-    SIGN,
-    TAIL_END,
-    Digits,
-    TailTable,
-    approximate,
-    approximate_with,
-    tail_difference,
-    tail_table,
-)
+from coowned.mechanism.noise_kernels import Part, Rounding, round_normals
+from coowned.mechanism.normals import Digits
 
 Rows = dict[str, npt.NDArray[np.int64]]
 
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
+_BLOCK = 8  # rows of correlated noise that are made together, each column's earlier rows being read once
+_LARGE = 2**22  # numbers that a block has at most, unless it is one row
 _njit = compiled()
 
 
@@ -60,8 +50,9 @@ class NoiseStream:
       - A step is given out once: a stream cannot go back, so it never serves two different gradients.
         (test_a_stream_never_goes_back)
       - The number of threads changes nothing.   (test_threads_change_nothing)
-    Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, whatever `iterations` is. The work
-    is done without Python's lock, so that the next row can be made while a device computes.
+    Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, and at most 32 MB more for rows
+    made ahead, whatever `iterations` is. The work is done without Python's lock, so that the next row can be made while
+    a device computes.
 
     Args:
       run_key: where the normals come from.
@@ -104,22 +95,20 @@ class NoiseStream:
         if not configurations or len(set(configurations)) != len(configurations):
             raise InputError("configurations must be one or more different names: two of the same would share noise")
         validate.same_length(len(configurations), deviations=deviations)
-        self._rounding = _Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
+        self._rounding = Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
         self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
         self._configurations, self._threads = tuple(configurations), int(threads)
         self._kept = len(self._rounding.coefficients) - 1
-        self._rings = {
-            name: np.zeros((len(self._configurations), self._kept, math.prod(shape)), np.int64)
-            for name, shape in self._shapes.items()
-        }  # (configurations, num_bands - 1, size): row t is in slot t mod (num_bands - 1)
-        self._largest = {name: np.zeros(self._kept, np.int64) for name in self._shapes}  # of each slot
-        self._step = 0
+        sizes, models = {name: math.prod(shape) for name, shape in shapes.items()}, len(self._configurations)
+        self._ahead = max(1, min(_BLOCK, _LARGE // max(1, models * sum(sizes.values())))) if self._kept else 1
+        # (configurations, slots, size): row t is in slot t mod slots
+        self._rings = {name: np.zeros((models, self._kept + self._ahead, n), np.int64) for name, n in sizes.items()}
+        self._step = self._ready = 0  # rows before `ready` have been made
         if rows is not None:
-            self._restore(rows)
-        elif self._kept:
-            while self._step < start:
-                self.next()
-        self._step = int(start)
+            self._restore(rows, start)
+        while self._kept and self._ready < start:
+            self._make_rows()
+        self._step, self._ready = int(start), max(self._ready, int(start))
 
     @property
     def step(self) -> int:
@@ -130,40 +119,67 @@ class NoiseStream:
         """By tensor: (configurations, *shape) the row of this step."""
         if self._step >= self._iterations:
             raise InputError(f"all {self._iterations} rows of noise were given out; a run has no further step")
+        if self._step == self._ready:
+            self._make_rows()
         step, self._step = self._step, self._step + 1
-        return {name: self._row(name, step).reshape(-1, *shape) for name, shape in self._shapes.items()}
+        found = {}
+        for name, shape in self._shapes.items():
+            ring = self._rings[name]
+            row = ring[:, step % ring.shape[1]]
+            found[name] = (row.copy() if self._kept else row).reshape(-1, *shape)
+        return found
 
     def rows(self) -> Rows:
-        """The last num_bands - 1 rows of every tensor, for a checkpoint that must not replay. As secret as the key."""
-        return {name: ring.copy() for name, ring in self._rings.items()}
+        """The last num_bands - 1 rows of every tensor, for a checkpoint that must not replay. As secret as the key.
 
-    def _row(self, name: str, step: int) -> npt.NDArray[np.int64]:
-        keys = self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
-        ring = self._rings[name]
-        row = np.empty((len(keys), ring.shape[2]), np.int64)
-        rounding = self._rounding.after(int(self._largest[name].max(initial=0)))
-        newest = (step - 1) % self._kept if self._kept else 0
+        Each is (configurations, num_bands - 1, size), row t in slot t mod (num_bands - 1).
+        """
+        steps = self._last_steps(self._step)
+        slots = np.argsort(steps % max(1, self._kept))
+        return {name: ring[:, steps[slots] % ring.shape[1]] for name, ring in self._rings.items()}
 
-        def fill(begin: int) -> None:
-            _fill_part(Part(keys, begin, min(begin + size, row.shape[1]), ring, newest), rounding, row)
+    def _last_steps(self, step: int) -> npt.NDArray[np.int64]:
+        return np.arange(step - self._kept, step)
 
-        size = max(WORDS, _PART // len(keys) // WORDS * WORDS)
-        parts = [functools.partial(fill, begin) for begin in range(0, row.shape[1], size)]
-        threads.run_all(parts, threads=self._threads)
-        if self._kept:
-            ring[:, step % self._kept] = row
-            self._largest[name][step % self._kept] = max(row.max(), -row.min())
-        return row
+    def _make_rows(self) -> None:
+        """Makes the next block of rows."""
+        steps = range(self._ready, min(self._ready + self._ahead, self._iterations))
+        for name in self._shapes:
+            if not self._kept:
+                self._rings[name] = np.empty_like(self._rings[name])  # the caller has the one before
+            keys = [
+                self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
+                for step in steps
+            ]
+            while (largest := self._fill(np.stack(keys), steps[0], self._rings[name])) > self._rounding.largest:
+                self._rounding = self._rounding.up_to(largest * 5 // 4)
+        self._ready = steps.stop
 
-    def _restore(self, rows: Mapping[str, npt.NDArray[np.int64]]) -> None:
+    def _fill(self, keys: npt.NDArray[np.uint32], step: int, ring: npt.NDArray[np.int64]) -> int:
+        """Fills the ring's rows from `step` on; gives their largest absolute value, 0 where nothing is fed back."""
+        models, _, columns = ring.shape
+        size = max(WORDS, _PART // (models * len(keys)) // WORDS * WORDS)
+        parts = [Part(keys, begin, min(begin + size, columns), ring, step) for begin in range(0, columns, size)]
+        largest = [0] * len(parts)
+
+        def fill(number: int) -> None:
+            largest[number] = _fill_part(parts[number], self._rounding)
+
+        threads.run_all([functools.partial(fill, number) for number in range(len(parts))], threads=self._threads)
+        return max(largest) if self._kept else 0
+
+    def _restore(self, rows: Mapping[str, npt.NDArray[np.int64]], start: int) -> None:
         if rows.keys() != self._rings.keys():
             raise InputError(f"stored rows are of {sorted(rows)}, but the tensors are {sorted(self._rings)}")
+        steps = self._last_steps(start)
         for name, ring in self._rings.items():
-            if rows[name].shape != ring.shape or rows[name].dtype != np.int64:
+            shape = (len(ring), self._kept, ring.shape[2])
+            if rows[name].shape != shape or rows[name].dtype != np.int64:
                 found = f"{rows[name].dtype} of shape {rows[name].shape}"
-                raise InputError(f"stored rows of {name} are {found}, not int64 of shape {ring.shape}")
-            ring[...] = rows[name]
-            self._largest[name][:] = np.abs(ring).max(axis=(0, 2))
+                raise InputError(f"stored rows of {name} are {found}, not int64 of shape {shape}")
+            ring[:, steps % ring.shape[1]] = rows[name][:, steps % max(1, self._kept)]
+            self._rounding = self._rounding.up_to(max(self._rounding.largest, int(np.abs(ring).max(initial=0))))
+        self._ready = int(start)
 
 
 def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batch_size: int) -> dict[str, Any]:
@@ -194,78 +210,30 @@ def _release(sums, noise, out, scales, noisy):
             out[i, j] = np.float32(np.float64(value) * scales[i])
 
 
-class Part(NamedTuple):
-    """Some columns of the row of one step."""
-
-    keys: npt.NDArray[np.uint32]  # (configurations, 8)
-    begin: int  # the first column, a multiple of WORDS
-    end: int
-    ring: npt.NDArray[np.int64]  # (configurations, num_bands - 1, size) the earlier rows
-    newest: int  # slot of the latest of them; the one before is in the slot before, cyclically
-
-
-class _Rounding(NamedTuple):
-    """How values become integers: v = (deviation z - sum_j coefficients[j] n_j) / coefficients[0] + 1/2, rounded down.
-
-    A coefficient is split into a + b, an earlier number into m + r with m a multiple of `step`. Products a m, and their
-    sums, are exact in float64; what is left, a r + b n, is small: its sum is off by at most of_sum. So v is off by at
-    most per_normal |z| + fixed + 2^-50 |v|.
-    """
-
-    deviations: npt.NDArray[np.float64]  # (configurations,)
-    coefficients: npt.NDArray[np.float64]  # (num_bands,)
-    parts: npt.NDArray[np.float64]  # (2, num_bands - 1) a and b, whose sum is coefficients[1:]
-    step: float  # a power of two
-    per_normal: npt.NDArray[np.float64]  # (configurations,)
-    fixed: npt.NDArray[np.float64]  # (configurations,)
-    of_sum: float
-    table: TailTable
-
-    @classmethod
-    def of(cls, deviations: npt.NDArray[np.float64], coefficients: npt.NDArray[np.float64]) -> "_Rounding":
-        if not len(coefficients) or coefficients[0] <= 0 or not np.isfinite(coefficients).all():
-            raise InputError("coefficients must be finite numbers, the first above 0")
-        if not ((deviations >= 0) & (deviations / coefficients[0] < 2.0**48)).all():
-            raise InputError("deviations must be between 0 and 2^48 grid units")
-        per_normal = deviations * (RELATIVE_ERROR + 4 * 2.0**-53) / coefficients[0] * (1 + 2.0**-20)
-        parts, fixed = np.zeros((2, len(coefficients) - 1)), np.zeros_like(deviations)
-        return cls(deviations, coefficients, parts, 1.0, per_normal, fixed, 0.0, tail_table()).after(0)
-
-    def after(self, largest: int) -> "_Rounding":
-        """With the error of the sum over earlier rows, none of whose numbers is larger than this."""
-        others = self.coefficients[1:]
-        total, size = float(np.abs(others).sum()) + 1, max(1, largest).bit_length()
-        step = 2.0 ** (size // 2)
-        # Multiples of 2^-bits, times multiples m of `step`, |m| <= 2 largest, add up to less than 2^53 step 2^-bits.
-        bits = 52 + size // 2 - size - math.ceil(math.log2(total))
-        whole = np.ldexp(np.rint(np.ldexp(others, bits)), -bits)
-        rest = others - whole  # exact
-        of_sum = (2 * len(others) + 6) * 2.0**-53 * (total * step + float(np.abs(rest).sum()) * largest)
-        if largest >= 2**52 or float(np.abs(whole).sum()) > total:  # beyond what was proven
-            of_sum = math.inf
-        fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / self.coefficients[0] * (1 + 2.0**-20) + 2.0**-60
-        return self._replace(parts=np.stack([whole, rest]), step=step, fixed=fixed, of_sum=of_sum)
+def _fill_part(part: Part, rounding: Rounding) -> int:
+    """Fills the part's rows and columns of the ring with the exact integers; gives their largest absolute value."""
+    steps, models, _ = part.keys.shape
+    doubtful = np.empty((steps * models * (part.end - part.begin), 3), np.int64)
+    count, largest = round_normals(part, rounding, doubtful)
+    # What follows in a doubtful number's column was made from it.
+    first: dict[tuple[int, int], int] = {}
+    for step, model, column in doubtful[:count].tolist():
+        first[model, column] = min(step, first.get((model, column), step))
+    for (model, column), begin in first.items():
+        for step in range(begin, steps):
+            number = exact_number(part, step, model, column, rounding)
+            part.ring[model, (part.step + step) % part.ring.shape[1], column] = number
+            largest = max(largest, abs(number))
+    return largest
 
 
-def _fill_part(part: Part, rounding: _Rounding, out: npt.NDArray[np.int64]) -> None:
-    """out (configurations, size): the exact integers, in the part's columns."""
-    doubtful = np.empty(len(out) * (part.end - part.begin), np.int64)
-    count = round_normals(part, rounding, out, doubtful)
-    for index in doubtful[:count].tolist():
-        configuration, column = divmod(index, out.shape[1])
-        deviation = float(rounding.deviations[configuration])
-        out[configuration, column] = exact_number(part, configuration, column, deviation, rounding.coefficients)
-
-
-def exact_number(
-    part: Part, configuration: int, column: int, deviation: float, coefficients: npt.NDArray[np.float64]
-) -> int:
-    """One number of the row in exact arithmetic."""
+def exact_number(part: Part, step: int, model: int, column: int, rounding: Rounding) -> int:
+    """One number, of the part's `step`-th row, in exact arithmetic."""
     chunk, at = divmod(column, WORDS)
-    digits = Digits(lambda number: int(word_at(part.keys[configuration], np.uint64(number), chunk, at)))
-    kept = len(coefficients) - 1
-    earlier = [int(part.ring[configuration, (part.newest - lag) % kept, column]) for lag in range(kept)]
-    return exact_rounding(digits, deviation, coefficients.tolist(), earlier)
+    digits = Digits(lambda number: int(word_at(part.keys[step, model], np.uint64(number), chunk, at)))
+    lags = range(1, len(rounding.coefficients))
+    earlier = [int(part.ring[model, (part.step + step - lag) % part.ring.shape[1], column]) for lag in lags]
+    return exact_rounding(digits, float(rounding.deviations[model]), rounding.coefficients.tolist(), earlier)
 
 
 def exact_rounding(digits: Digits, deviation: float, coefficients: Sequence[float], earlier: Sequence[int]) -> int:
@@ -299,173 +267,3 @@ def exact_rounding(digits: Digits, deviation: float, coefficients: Sequence[floa
         middle = (low + high) // 2
         low, high = (middle, high) if reaches(middle) else (low, middle)
     return low
-
-
-@_njit
-def round_normals(part, rounding, out, doubtful):
-    """out (configurations, size): rounded values; gives how many may be wrong, their flat indices in `doubtful`."""
-    rows, columns = len(out), part.end - part.begin
-    together = max(1, 8 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
-    room = together * min(columns, WORDS)
-    words, normals = np.empty(room, np.uint64), np.empty(room)
-    values, sums = np.empty(WORDS), np.zeros((2, WORDS))
-    count = 0
-    for first in range(0, rows, together):
-        number = min(together, rows - first)
-        for begin in range(part.begin, part.end, WORDS):
-            end = min(begin + WORDS, part.end)
-            length = end - begin
-            own_words = words[: number * length].reshape(number, length)
-            own_normals = normals[: number * length].reshape(number, length)
-            fill_words_of_keys(part.keys[first : first + number], WORD_STREAM, begin // 8, own_words)
-            scarce = approximate(own_words.reshape(-1), own_normals.reshape(-1))
-            for i in range(number):
-                row = first + i
-                if scarce:
-                    _read_on(own_words[i], part.keys[row], begin // WORDS, own_normals[i])
-                _feed_back(own_normals[i], row, rounding, part, begin, values, sums)
-                errors = rounding.per_normal[row], rounding.fixed[row]
-                own, unsettled = out[row, begin:end], doubtful[count:]
-                found = _round(own_normals[i], values, errors, own, unsettled)
-                if found:
-                    found = _settle(
-                        own_words[i], own_normals[i], values, errors, row, rounding, sums, own, unsettled[:found]
-                    )
-                for j in range(found):
-                    unsettled[j] += row * out.shape[1] + begin
-                count += found
-    return count
-
-
-@_njit
-def _read_on(words, key, chunk, normals):
-    """Normals of one chunk whose tail probability needs the digits of a second word."""
-    for j in range(words.size):
-        if (words[j] & MAGNITUDE) < SCARCE:
-            normals[j] = approximate_with(words[j], word_at(key, TAIL_STREAM, chunk, j))
-
-
-@_njit
-def _feed_back(normals, row, rounding, part, begin, values, sums):
-    """values = (deviation normals - sum of earlier rows times their coefficients) / coefficients[0] + 1/2."""
-    deviation, first, kept = rounding.deviations[row], rounding.coefficients[0], part.ring.shape[1]
-    if not kept:
-        for j in range(normals.size):
-            values[j] = deviation * normals[j] / first + 0.5
-        return
-    sums[:] = 0
-    exact, small = sums
-    shift = 1.5 * 2.0**52 * rounding.step  # added and subtracted again, it rounds to a multiple of `step`
-    for lag in range(kept):
-        earlier = part.ring[row, (part.newest - lag) % kept][begin : begin + normals.size]  # contiguous: vector code
-        whole, rest = rounding.parts[0, lag], rounding.parts[1, lag]
-        for j in range(normals.size):
-            n = np.float64(earlier[j])
-            rounded = (n + shift) - shift
-            exact[j] += whole * rounded
-            small[j] += whole * (n - rounded) + rest * n
-    for j in range(normals.size):
-        values[j] = ((deviation * normals[j] - exact[j]) - small[j]) / first + 0.5
-
-
-@_njit
-def _round(normals, values, errors, out, doubtful):
-    """out = floor(values); gives how many have a whole number within their error, their indices in `doubtful`."""
-    count = 0
-    for j in range(normals.size):  # without a branch, so that it becomes vector code
-        out[j] = np.int64(np.floor(values[j]))
-        count += not _is_certain(normals[j], values[j], errors)
-    if count:
-        count = 0
-        for j in range(normals.size):
-            doubtful[count] = j  # overwritten by the next, unless it is doubtful
-            count += not _is_certain(normals[j], values[j], errors)
-    return count
-
-
-@_njit
-def _is_certain(normal, value, errors):
-    """Whether no whole number is within the error of the value; false for what is not a number."""
-    return abs(value - np.floor(value) - 0.5) < 0.5 - _error(normal, value, errors)
-
-
-@_njit
-def _error(normal, value, errors):
-    return errors[0] * abs(normal) + errors[1] + 2.0**-50 * abs(value)
-
-
-@_njit
-def _settle(words, normals, values, errors, row, rounding, sums, out, doubtful):
-    """Writes those of the doubtful numbers that their words alone decide; gives how many are left in `doubtful`."""
-    deviation, first = rounding.deviations[row], rounding.coefficients[0]
-    left = 0
-    for j in doubtful:
-        error = _error(normals[j], values[j], errors) + 2.0**-50 * abs(values[j])
-        settled = abs(values[j]) + error < 2.0**50
-        # The number is at least low and at most high.
-        low, high = np.int64(0), np.int64(0)
-        if settled:
-            low, high = np.int64(np.floor(values[j] - error)), np.int64(np.floor(values[j] + error))
-        while low < high and settled:
-            middle = high - (high - low) // 2
-            answer = _reaches(
-                words[j],
-                middle,
-                deviation,
-                1 / deviation,
-                first,
-                sums[0, j],
-                sums[1, j],
-                rounding.of_sum,
-                rounding.table,
-            )
-            settled = answer != 0
-            low, high = (middle, high) if answer > 0 else (low, middle - 1)
-        out[j] = low
-        doubtful[left] = j
-        left += not settled
-    return left
-
-
-@_njit
-def _reaches(word, number, deviation, inverse, first, exact, inexact, of_sum, table):
-    """1 or -1: whether deviation Z is at least the boundary first (number - 1/2) + sum over earlier rows; 0: unknown.
-
-    The boundary over the deviation is computed as high + low, off by at most `error`: sums and products are kept with
-    what they were rounded by (Dekker 1971), which is below 8 as |number| is below 2^51; only `small`, and the inexact
-    part of the sum, are rounded.
-    """
-    product, lost = _two_product(first, number - 0.5)
-    boundary, more = _two_sum(product, exact)
-    boundary, small = _two_sum(boundary, (lost + more) + inexact)
-    high = boundary * inverse
-    product, lost = _two_product(high, deviation)
-    low = (((boundary - product) - lost) + small) * inverse
-    error = (of_sum + 2.0**-50 * (8 + abs(inexact))) * inverse
-    slack = table.error + 2.0**63 * error  # Q' is above -1/2
-    if not (error < abs(high) < TAIL_END and slack < 2.0**20):
-        return 0
-    sign = 1 if word >= SIGN else -1
-    if sign * high < 0:
-        return sign
-    difference = tail_difference(table, sign * high, sign * low, word)
-    # At least 1: Q(x) >= p and so |Z| >= x. Below 0: |Z| < x. A branch on it could not be predicted.
-    return sign * (np.int64(difference >= 1 + slack) - np.int64(difference < -slack))
-
-
-@_njit
-def _two_sum(a, b):
-    """(a + b rounded, what that lost), exactly."""
-    total = a + b
-    other = total - a
-    return total, (a - (total - other)) + (b - other)
-
-
-@_njit
-def _two_product(a, b):
-    """(a b rounded, what that lost), exactly."""
-    product = a * b
-    high_a, high_b = 134217729.0 * a, 134217729.0 * b  # 2^27 + 1
-    high_a, high_b = high_a - (high_a - a), high_b - (high_b - b)
-    low_a, low_b = a - high_a, b - high_b
-    return product, ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b

@@ -14,7 +14,6 @@ import functools
 import math
 from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
-from fractions import Fraction
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -144,7 +143,7 @@ def approximate_with(word, more):
 # ---- comparisons with the first word ---------------------------------------------------------------------------------
 
 TAIL_ERROR = 1 / 8  # of `tail_difference`
-TAIL_END = 4.5  # up to which the table goes
+TAIL_END = 6.0  # up to which the table goes
 _CELLS = 128  # of the table to a unit
 
 
@@ -160,24 +159,24 @@ class TailTable(NamedTuple):
 def tail_table() -> TailTable:
     whole, parts = [], []
     for cell in range(round(TAIL_END * _CELLS) + 1):
-        z = Fraction(cell, _CELLS)
-        low, high, unit = upper_tail(cell, _CELLS, 40) if cell else (1, 1, 2)
-        with localcontext(Context(prec=40)):
-            density = Fraction((-((Decimal(cell) / _CELLS) ** 2) / 2).exp() / _root_of_two_pi(40))
-        tail, slope = Fraction(low + high, 2 * unit) * 2**64, round(density * 2**28)
-        hermite = [Fraction(1), z]
-        while len(hermite) < 7:
-            hermite.append(z * hermite[-1] - (len(hermite) - 1) * hermite[-2])
-        derivatives = [density * (-1) ** n * hermite[n - 1] / math.factorial(n) for n in range(2, 8)]
+        low, high, unit = upper_tail(cell, _CELLS, 25) if cell else (1, 1, 2)
+        with localcontext(Context(prec=45)):
+            tail = Decimal(low + high) / (2 * unit) * 2**64
+            density = (-((Decimal(cell) / _CELLS) ** 2) / 2).exp() / _root_of_two_pi(45)
+            slope = round(density * 2**28)
+            hermite = [1, cell]  # times _CELLS^n
+            for n in range(1, 6):
+                hermite.append(cell * hermite[n] - n * _CELLS**2 * hermite[n - 1])
+            scaled = [(-1) ** n * hermite[n - 1] / Decimal(_CELLS ** (n - 1) * math.factorial(n)) for n in range(2, 8)]
+            left = tail - math.ceil(tail) + 1, density * 2**64 - slope * 2**36, density * 2**64
+            parts.append([float(value) for value in (*left, *(density * 2**64 * factor for factor in scaled))])
         whole.append((math.ceil(tail) - 1, slope))
-        left = tail - math.ceil(tail) + 1, density * 2**64 - slope * 2**36, density * 2**64
-        parts.append([float(value) for value in (*left, *(derivative * 2**64 for derivative in derivatives))])
     return TailTable(np.array(whole, np.int64), np.array(parts), TAIL_ERROR)
 
 
 @_njit
 def tail_difference(table, high, low, word):
-    """2^64 Q(x) less the tail of the word, for x = high + low, 0 <= high < TAIL_END, |low| <= 2^-50.
+    """2^64 Q(x) less the tail of the word, for x = high + low, 0 <= high < TAIL_END, |low| <= 2^-48.
 
     Q at the nearest cell less phi h, in integers up to 2^-34 for h and 2^-28 for phi; all else is below 2^46 units and
     needs no more than float64 gives. The error, in units of 2^-64: 6 roundings of the quadratic term (2^45) make 0.05,
