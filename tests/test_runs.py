@@ -22,6 +22,8 @@ from coowned.cli import main
 from coowned.mechanism.keys import RunKey
 from coowned.training import configured_run
 from coowned.training.checkpoint import RunFolder
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import run_configuration
 from coowned.training.models.python_model import PythonModel
 from coowned.training.run import read_claim
 from coowned.training.splits import split_examples
@@ -307,7 +309,7 @@ def test_without_a_guarantee():
         ({"examples": rows()}, "make them with from_table"),
         ({"model": 3}, "model must say which columns it reads"),
         ({"model": co.LogisticRegression(features=["z"], label="y")}, "no column 'z'"),
-        ({"selector": "greedy"}, "selector must be one of this package"),
+        ({"selector": "greedy"}, "selector must choose S"),
         ({"adjacency": None}, "needs adjacency: 'zero-out' or 'replace'"),
         ({"delta": None}, r"fit: \[privacy\] needs delta"),
         ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
@@ -329,13 +331,68 @@ def test_wrong_arguments(changes, says, tmp_path):
     assert not (tmp_path / "RUN").exists()
 
 
-def test_a_selector_of_ones_own_is_refused():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Mine(co.Greedy):
-        pass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine(co.Greedy):
+    """A selector of one's own."""
 
-    with pytest.raises(co.InputError, match="with one of your own use certify, guarantee and train"):
-        fit(selector=Mine(contribution_bound=2))
+
+class Plain:
+    """One that knows nothing of this package's."""
+
+    def __init__(self, schedules=None):
+        if schedules:
+            self.batch_size, self.iterations, self.min_separation = schedules
+
+    def select(self, graph, *, seed=0):
+        if hasattr(self, "min_separation"):
+            batches = co.GreedyMinSeparation(batch_size=8, iterations=12, min_separation=3).select(graph).batches
+            return co.Schedule.from_batches(graph, batches)
+        return co.Selection.from_copies(graph, co.Greedy(contribution_bound=2).select(graph, seed=seed).copies)
+
+
+@pytest.mark.parametrize("selector", [Mine(contribution_bound=2), Plain()])
+def test_a_selector_of_ones_own(selector, tmp_path):
+    usual, own = fit(seed=5), fit(selector=selector, seed=5, folder=tmp_path / "RUN")
+    assert own.plan.selection_digest == usual.plan.selection_digest
+    np.testing.assert_array_equal(*(load_file(one.folder / "model.safetensors")["weights"] for one in (usual, own)))
+    assert co.open_run(tmp_path / "RUN").predict(rows(3)).equals(own.predict(rows(3)))
+
+
+def test_a_schedule_of_ones_own():
+    found = fit(selector=Plain((8, 12, 3)), batch_size=None, iterations=None)
+    assert found.plan.mechanism.training_kind == "dp-mf"
+    assert (found.plan.batch_size, found.plan.iterations) == (8, 12)
+
+
+def test_a_ready_selection():
+    """S from all examples: those of the train split are what is left of it, recounted."""
+    examples = co.from_table(rows(), example_id="id")
+    selection = co.Greedy(contribution_bound=2).select(examples.graph)
+    train = split_examples(examples.graph)["train"]
+    found = fit(examples, selector=selection)
+    assert found.stored.certificate.size == selection.copies[train].sum()
+    assert found.guarantee.contribution_bound <= 2
+    part = co.Greedy(contribution_bound=2).select(examples.graph.subgraph(train))
+    assert fit(examples, selector=part).stored.certificate.size == part.size
+    other = co.Greedy(contribution_bound=2).select(co.from_table(rows(200), example_id="id").graph)
+    with pytest.raises(co.InputError, match="S was chosen from another graph"):
+        fit(examples, selector=other)
+
+
+def test_a_run_with_a_ready_selection_is_not_trained_from_its_file(tmp_path):
+    selection = co.Greedy(contribution_bound=2).select(co.from_table(rows(), example_id="id").graph)
+    found = fit(selector=selection)
+    config = TrainConfig.from_toml(found.stored.config_text)
+    assert config.selection.selector == "given"
+    with RunFolder.open(tmp_path / "RUN") as folder, pytest.raises(co.ConfigError, match="S was given to `fit`"):
+        run_configuration(dataclasses.replace(config, model=MODEL), folder, examples=co.from_table(rows()))
+
+
+def test_a_plan_has_types(run):
+    plan = run.plan
+    assert (plan.batch_size, plan.iterations, plan.clip_norm, plan.optimizer) == (40, 30, 1.0, "adam")
+    assert plan.noise_multiplier == run.guarantee.noise_multiplier
+    assert plan.selection_digest == run.guarantee.certificate.selection_digest
 
 
 def loss(parameters, example, key):

@@ -1,6 +1,7 @@
 """Training in one call, and what a trained run can do: predict, evaluate, report, and be exported."""
 
 import dataclasses
+import functools
 import os
 import shutil
 import tempfile
@@ -12,20 +13,22 @@ from typing import TYPE_CHECKING, Any
 from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.tables import examples_of_nobody
 from coowned.errors import InputError
 from coowned.extras import require
 from coowned.mechanism.registry import mechanisms
 from coowned.progress import Progress, reporting
 from coowned.selection.registry import CLASSES
-from coowned.selection.selector import Selector
+from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.training import evaluate as evaluation
 from coowned.training import run as stored_run
 from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig
-from coowned.training.configured_run import run_configuration
+from coowned.training.config import GIVEN, TrainConfig
+from coowned.training.configured_run import Select, run_configuration
 from coowned.training.loop import OnMetrics
 from coowned.training.model import Model, Parameters
+from coowned.training.splits import split_examples
 from coowned.training.tasks import Specification, Table
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ class Run:
       specification: the model as it was given; None reads it from the run's configuration.
     """
 
-    stored: stored_run.Run
+    stored: stored_run.StoredRun
     specification: Specification | None = None
 
     def __repr__(self) -> str:
@@ -67,9 +70,9 @@ class Run:
         return self.stored.guarantee
 
     @property
-    def plan(self) -> dict[str, Any]:
-        """Every choice of the run as plain values: mechanism, noise multiplier, clip norm, optimizer, digests."""
-        return self.stored.record.plan
+    def plan(self) -> stored_run.RunPlan:
+        """Every choice of the run: mechanism, noise multiplier, clip norm, optimizer, digests."""
+        return self.stored.plan
 
     def statement(self) -> str:
         """What may be said of the model."""
@@ -133,6 +136,7 @@ class Run:
 
     def _read(self, examples: AttributedExamples, *, labels: bool) -> tuple[Model, Parameters, Table]:
         require("train", "prediction")
+        self.stored.model_files()  # refuses what was changed, before any of it is used
         specification = self.specification or self.stored.config(self.folder).model
         task = specification.from_run(self.folder).task(
             examples.payload.schema, folder=self.folder, is_private=False, labels=labels
@@ -150,14 +154,14 @@ def open_run(folder: str | os.PathLike[str], *, model: Specification | None = No
     """
     if model is not None:
         _check_model(model)
-    return Run(stored=stored_run.Run.open(folder), specification=model)
+    return Run(stored=stored_run.StoredRun.open(folder), specification=model)
 
 
 def fit(
     examples: AttributedExamples,
     model: Specification,
     *,
-    selector: Selector[Any],
+    selector: Selector[Any] | Selection | Schedule,
     batch_size: int | None = None,
     iterations: int | None = None,
     epsilon: float | str | None = None,
@@ -202,7 +206,9 @@ def fit(
     Args:
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
       model: `LogisticRegression(features=[...], label=...)`, say: which columns are read, and how large it is.
-      selector: chooses S. One that makes a schedule has batch size and iterations of its own.
+      selector: chooses S from the train split's graph: a selector of this package or of your own. Or S itself: a
+        Selection from all examples, of which the train split's are taken, or from the train split; a Schedule from the
+        train split. A schedule has batch size and iterations of its own.
       batch_size, iterations: expected and public; number of steps.
       epsilon, noise_multiplier: exactly one of them; `epsilon="none"` for no guarantee.
       delta, adjacency: of the claim; they have no default.
@@ -246,8 +252,9 @@ def fit(
     for name, value in (("batch_size", batch_size), ("iterations", iterations)):
         if value is not None and schedule.setdefault(name, value) != value:
             raise InputError(f"{name} is {value}, but the selector's is {schedule[name]}; leave one of them out")
+    groups = chosen.pop("groups", "num_groups" in chosen)
     if mechanism is None:
-        mechanism = _mechanism_for(schedules="min_separation" in schedule, groups="num_groups" in chosen)
+        mechanism = _mechanism_for(schedules="min_separation" in schedule, groups=groups)
     if adjacency is None and epsilon != "none" and not public:
         raise InputError("needs adjacency: 'zero-out' or 'replace'")
     sections = {
@@ -279,11 +286,14 @@ def fit(
     }
     text = _NOTE + codec.encode_toml(sections)
     config = dataclasses.replace(TrainConfig.from_toml(text, name="fit"), model=model)
+    select = None
+    if config.selection.selector == GIVEN:
+        select = functools.partial(_given, selector, examples.graph, config)
     if folder is not None:
-        return _trained(config, Path(folder), examples, text, progress, on_metrics)
+        return _trained(config, Path(folder), examples, select, text, progress, on_metrics)
     path = tempfile.mkdtemp(prefix="coowned-")  # readable by its owner alone
     try:
-        run = _trained(config, Path(path), examples, text, progress, on_metrics)
+        run = _trained(config, Path(path), examples, select, text, progress, on_metrics)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -295,6 +305,7 @@ def _trained(
     config: TrainConfig,
     path: Path,
     examples: AttributedExamples,
+    select: Select | None,
     text: str,
     progress: Progress | None,
     on_metrics: OnMetrics | None,
@@ -305,13 +316,14 @@ def _trained(
             config,
             opened,
             examples=examples,
+            select=select,
             text=text,
             progress=progress,
             on_metrics=on_metrics,
             announce=lambda text: report(0.0, text),
             advise=lambda text: report(0.0, text),
         )
-    return Run(stored=stored_run.Run.open(path), specification=config.model)
+    return Run(stored=stored_run.StoredRun.open(path), specification=config.model)
 
 
 def _mechanism_for(*, schedules: bool, groups: bool) -> str:
@@ -329,11 +341,36 @@ def _check_model(model: Any) -> None:
 
 
 def _selector_settings(selector: Any) -> dict[str, Any]:
-    if not isinstance(selector, Selector) or CLASSES.get(selector.name) != (
-        f"{type(selector).__module__}.{type(selector).__name__}"
-    ):
+    """The name and settings of a selector of this package; of any other, and of S, what a mechanism must know."""
+    if isinstance(selector, Selection):
+        return {"name": GIVEN, "groups": selector.groups is not None}
+    if isinstance(selector, Schedule):
+        iterations, batch_size = selector.batches.shape
+        separation = selector.min_separation
+        return {"name": GIVEN, "batch_size": batch_size, "iterations": iterations, "min_separation": separation}
+    if isinstance(selector, type) or not callable(getattr(selector, "select", None)):
+        raise InputError(f"selector must choose S, such as Greedy(contribution_bound=2), or be S, not {selector!r}")
+    if CLASSES.get(getattr(selector, "name", "")) == f"{type(selector).__module__}.{type(selector).__name__}":
+        return selector.settings()
+    own = {name: getattr(selector, name) for name in _SCHEDULE if hasattr(selector, name)}
+    return {"name": GIVEN, "groups": hasattr(selector, "num_groups"), **own}
+
+
+def _given(
+    selector: Any, everybody: AttributionGraph, config: TrainConfig, graph: AttributionGraph
+) -> Selection | Schedule:
+    """S for the train split's graph; `certify` recounts it like any other."""
+    if not isinstance(selector, Selection | Schedule):
+        selected = selector.select(graph, seed=config.selection.seed)
+        if not isinstance(selected, Selection | Schedule):
+            raise InputError(f"{type(selector).__name__}.select must give a Selection or a Schedule")
+        return selected
+    if selector.graph_digest == graph.digest:
+        return selector
+    if isinstance(selector, Schedule) or selector.graph_digest != everybody.digest:
         raise InputError(
-            f"selector must be one of this package, such as Greedy(contribution_bound=2), not "
-            f"{type(selector).__name__}; with one of your own use certify, guarantee and train"
+            "S was chosen from another graph; give a Selection from all examples, or a Selection or Schedule from the "
+            "train split"
         )
-    return selector.settings()
+    train, groups = split_examples(everybody, config.splits)["train"], selector.groups
+    return Selection.from_copies(graph, selector.copies[train], None if groups is None else groups[train])

@@ -182,7 +182,7 @@ def test_canaries_have_their_norms(data):
 
 
 def test_texts_have_no_norms(texts):
-    data = texts[1]
+    data = texts["masked"][1]
     made = token_canaries(2, 2, vocabulary_size=2000, sequence_length=12, seed=3)
     mixed = DataWithCanaries.around(data, made, per_user=2, included=np.array([True, False]))
     assert mixed.with_norms().shapes() == mixed.shapes()
@@ -261,12 +261,12 @@ def test_too_few_canaries(data):
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """(model, data): 150 short texts of two people each, and a BERT of 16 numbers a word that could learn them."""
+    """{kind: (model, data)}: 150 short texts of two people each, and small BERTs that could learn them."""
     from coowned import from_table
     from coowned.training.models.bert_files import BertConfig
     from coowned.training.models.bert_model import BertModel
     from coowned.training.text import Vocabulary
-    from coowned.training.token_table import TokenTable
+    from coowned.training.token_table import LabelledTokenTable, TokenTable
 
     file = tmp_path_factory.mktemp("words") / "vocab.txt"
     words = [f"word{number}" for number in range(1995)]
@@ -274,37 +274,54 @@ def texts(tmp_path_factory):
     table = {
         "users": [[str(number), str((number + 1) % 150)] for number in range(150)],
         "text": [" ".join(words[(31 * number + place) % 400] for place in range(8)) for number in range(150)],
+        "label": [number % 2 for number in range(150)],
     }
     config = BertConfig(
         vocab_size=2000, hidden_size=16, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12
     )
     vocabulary = Vocabulary.read(file)
-    data = TokenTable.from_examples(from_table(table), text="text", vocabulary=vocabulary, sequence_length=12)
-    return BertModel.masked_lm(config=config, sequence_length=12, microbatch=64), data
+    read = {"text": "text", "vocabulary": vocabulary, "sequence_length": 12}
+    sizes = {"config": config, "sequence_length": 12, "microbatch": 64}
+    masked = TokenTable.from_examples(from_table(table), **read)
+    labelled = LabelledTokenTable.from_examples(from_table(table), label="label", classes=(0, 1), **read)
+    return {
+        "masked": (BertModel.masked_lm(**sizes), masked),
+        "classifier": (BertModel.classifier(classes=2, **sizes), labelled),
+    }
 
 
-def text_audit(texts, **changes):
-    model, data = texts
+def text_audit(texts, kind):
+    model, data = texts[kind]
+    model, content = model.with_canaries(60, BOUND, 1.0)
     return audit_with_canaries(
         model,
         data,
         lambda graph: make_plan(graph, learning_rate=2.0),
-        token_canaries(60, BOUND, vocabulary_size=2000, sequence_length=12, seed=3),
+        content,
         per_user=BOUND,
         coins=RunKey.from_seed(4),
-        **changes,
     )
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("little_noise")
 def test_text_without_noise_is_caught(texts):
-    found = text_audit(texts)
+    found = text_audit(texts, "masked")
     assert not found.claim_holds
     assert found.area_under_curve > 0.8
 
 
 @pytest.mark.full
-def test_honest_text_passes(texts):
-    found = text_audit(texts)  # accused with probability at most alpha = 1e-3 over seeds
+def test_a_text_classifier_without_noise_is_caught(texts, monkeypatch):
+    """Of a hundredth of the noise too little is learned: each canary's words are spread over all parameters."""
+    monkeypatch.setattr(Grid, "noise_deviation", lambda grid, sigma: 0.0)
+    found = text_audit(texts, "classifier")
+    assert not found.claim_holds
+    assert found.area_under_curve > 0.8
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["masked", "classifier"])
+def test_honest_text_passes(texts, kind):
+    found = text_audit(texts, kind)  # accused with probability at most alpha = 1e-3 over seeds
     assert found.claim_holds

@@ -23,7 +23,7 @@ from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.records import AuditRecord
-from coowned.training.run import NO_GUARANTEE, Run, guarantee_text, plan_digest
+from coowned.training.run import NO_GUARANTEE, StoredRun, guarantee_text, plan_digest
 
 FORMAT = AuditRecord().format
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
@@ -58,7 +58,7 @@ def test_audit_of_a_run(tmp_path, parts, laws):
     stored = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
     assert stored["format"] == FORMAT
     assert stored == json.loads(codec.encode_json(found.to_record()))
-    assert codec.to_plain(Run.open(tmp_path).audit()) == stored
+    assert codec.to_plain(StoredRun.open(tmp_path).audit()) == stored
     assert stored["holds"] is True
     assert len(stored["laws"]) == laws
     assert [curve["adjacency"] for curve in stored["curves"]] == ["zero-out", "replace"]
@@ -213,7 +213,7 @@ def test_canaries_are_kept_beside_the_mechanism(tmp_path):
         adjacency="zero-out",
         contribution_bound=2,
     )
-    store_canaries(Run.open(folder), found)
+    store_canaries(StoredRun.open(folder), found)
     stored = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
     assert stored["canaries"]["epsilon_lower_bound"] == 0.1
     assert stored["canaries"]["claim_holds"] is True

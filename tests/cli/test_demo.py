@@ -11,7 +11,7 @@ from coowned.audit import run_audit
 from coowned.cli import demo
 from coowned.cli.main import run
 from coowned.mechanism import keys
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_demo_leaves_files_that_hold(tmp_path: Path, capsys, repeatable):
     claim = PrivacyGuarantee.from_json((folder / "guarantee.json").read_text(encoding="utf-8"))
     assert claim.statement() in printed
     assert claim.epsilon <= 8.0
-    trained = Run.open(folder / "run-epsilon-8").guarantee
+    trained = StoredRun.open(folder / "run-epsilon-8").guarantee
     counted = trained.certificate
     assert f"{counted.num_distinct:,} of the {counted.num_examples:,} e-mails of the train split" in printed
     assert f"epsilon 8 (unit: {trained.unit}; contribution bound" in printed

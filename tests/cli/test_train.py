@@ -26,7 +26,7 @@ from coowned.training import loop
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example, read_file
 from coowned.training.evaluate import evaluate
-from coowned.training.run import NO_GUARANTEE_FORMAT, Run
+from coowned.training.run import NO_GUARANTEE_FORMAT, StoredRun
 from coowned.training.splits import split_examples
 
 run = main.run
@@ -72,7 +72,7 @@ def test_the_whole_road(folder: Path, capsys):
     assert go(folder) == 0
     printed = capsys.readouterr().out
     place = folder / "RUN"
-    made = Run.open(place).guarantee
+    made = StoredRun.open(place).guarantee
     assert 7.9 < made.epsilon <= 8.0
     assert made.statement() in printed
     assert "not covered by the guarantee" in printed
@@ -96,7 +96,7 @@ def test_cyclic_groups_of_users(folder: Path, capsys):
     assert "'greedy' does not go with [mechanism] kind 'cyclic-dp-mf'; use 'cyclic-groups'" in capsys.readouterr().err
     write(folder, cyclic, ('selector = "greedy" ', 'selector = "cyclic-groups"\nnum_groups = 4  '))
     assert go(folder) == 0
-    made = Run.open(folder / "RUN").guarantee
+    made = StoredRun.open(folder / "RUN").guarantee
     assert (made.mechanism.num_groups, made.mechanism.num_bands, len(made.certificate.group_sizes)) == (4, 4, 4)
     assert sum(made.certificate.group_sizes) == made.certificate.size
     assert run(["report", str(folder / "RUN")]) == 0
@@ -286,7 +286,7 @@ def test_verdict_is_the_same_before_and_after(folder: Path, capsys):
     write(folder, BASELINE)
     assert go(folder) == 0
     captured = capsys.readouterr()
-    made, before = Run.open(folder / "RUN"), captured.err.splitlines()
+    made, before = StoredRun.open(folder / "RUN"), captured.err.splitlines()
     noise = made.signal_to_noise.verdict()
     assert "batch size 32 over noise multiplier" in noise
     assert "times the root of 6 parameters" in noise
@@ -320,8 +320,8 @@ def test_baseline_is_the_run_without_privacy(folder: Path):
     assert go(folder) == 0
     write(folder, SEEDED, ("epsilon = 8.0", 'epsilon = "none"'), ("clip_norm = 1.0", "#"))
     assert go(folder, name="PLAIN") == 0
-    for split, found in Run.open(folder / "RUN").evaluations().items():
-        plain = Run.open(folder / "PLAIN").evaluations()[split]
+    for split, found in StoredRun.open(folder / "RUN").evaluations().items():
+        plain = StoredRun.open(folder / "PLAIN").evaluations()[split]
         for name in ("loss", "accuracy", "accuracy_low"):
             assert found[f"baseline_{name}"].equals(plain[name])
 
@@ -453,7 +453,7 @@ def test_progress_in_a_log(folder: Path, capsys, monkeypatch):
     """Elsewhere than on a terminal: the claim, then a line now and then, none with an epsilon without its terms."""
     monkeypatch.setattr(train.show, "_LOG_EVERY", 0.0)
     assert go(folder) == 0
-    made = Run.open(folder / "RUN").guarantee
+    made = StoredRun.open(folder / "RUN").guarantee
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith("training: epsilon")]
     assert all(made.terms() in line for line in lines if "epsilon" in line)

@@ -42,7 +42,7 @@ from coowned.selection.selection_files import read_selection, write_selection
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example
 from coowned.training.records import RunRecord
-from coowned.training.run import Run, read_claim
+from coowned.training.run import StoredRun, read_claim
 from coowned.training.signature import read_key, verify_run
 
 SECONDS = 20  # of processor time for one case
@@ -423,7 +423,7 @@ def _run_files() -> dict[str, bytes]:
 
 def _read_run(folder: Path) -> None:
     reseal_if_possible(folder)
-    run = Run.open(folder)
+    run = StoredRun.open(folder)
     run.audit()
     run.private_log()
     run.metrics()

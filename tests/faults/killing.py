@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.faults.world import COMMANDS, coowned, run_coowned, write_world
 
 from coowned.errors import CoownedError
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 # Phases of each verb in order: each begins with the first event that matches after the one before has begun.
 PHASES = {
@@ -231,7 +231,7 @@ class Killer:
             if not hidden and file.name not in _CHANGING and not (target.exists() and _same(file, target)):
                 found.append(f"{name}: {inside} is not whole")
         with contextlib.suppress(CoownedError):  # a run that has not ended is refused
-            if (folder / "RUN").is_dir() and Run.open(folder / "RUN").record.state != "finished":
+            if (folder / "RUN").is_dir() and StoredRun.open(folder / "RUN").record.state != "finished":
                 found.append(f"{name}: a run that has not ended is read as one that has")
         return found
 

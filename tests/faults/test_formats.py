@@ -18,7 +18,7 @@ from coowned.cli.certificates import read_certificate
 from coowned.errors import CoownedError, InputError
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 from coowned.training.signature import read_key, verify_run
 
 BY_VERSION = r"expected the format 'coowned-[a-z-]+-\d+', not 'coowned-[a-z-]+-\d+'"
@@ -55,7 +55,7 @@ def test_guarantees():
 
 
 def test_run_folders(tmp_path):
-    run = read_or_refused(lambda: Run.open(FIXTURES / "RUN"))
+    run = read_or_refused(lambda: StoredRun.open(FIXTURES / "RUN"))
     if run is None:
         return
     data = run.config(FIXTURES).source().read()
@@ -96,4 +96,4 @@ def parse(name, text, folder):
         (folder / name).write_text(text)
         shutil.copy(FIXTURES / "curator.key", folder / ".key")
         (folder / ".key").chmod(0o600)
-        verify_run(folder, read_key(folder / ".key")) if name == "signature.json" else Run.open(folder).audit()
+        verify_run(folder, read_key(folder / ".key")) if name == "signature.json" else StoredRun.open(folder).audit()

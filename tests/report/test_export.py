@@ -12,14 +12,14 @@ from tests.training.run_folders import reseal
 from coowned import CertificateMismatchError, InputError
 from coowned.report import export
 from coowned.report.export import export_model
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 
 def test_only_what_is_covered(audited, tmp_path):
     output = tmp_path / "model"
     names = export_model(audited, output)
     assert sorted(names) == sorted(file.name for file in output.iterdir()) == sorted([*export.FILES, "README.md"])
-    made = Run.open(audited).guarantee
+    made = StoredRun.open(audited).guarantee
     assert made is not None
     readme = (output / "README.md").read_text(encoding="utf-8")
     assert made.statement() in readme
@@ -46,7 +46,7 @@ def test_counts_of_users_stay(audited, tmp_path):
     """As on a page for a release: how many users are in how many copies stays with the curator."""
     export_model(audited, tmp_path / "model")
     stored = json.loads((tmp_path / "model" / "certificate.json").read_text(encoding="utf-8"))
-    certificate = Run.open(audited).certificate
+    certificate = StoredRun.open(audited).certificate
     assert stored["contribution_bound"] == certificate.contribution_bound
     assert stored["graph_digest"] == certificate.graph_digest
     assert not {"copies_per_user", "group_copies_per_user", "groups", "checksum"} & stored.keys()

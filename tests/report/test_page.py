@@ -18,7 +18,7 @@ from coowned.audit.retraining import MeasuredLeak
 from coowned.report import charts
 from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 SECRETS = (
     "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",
@@ -95,7 +95,7 @@ def test_every_figure_has_a_mark(real: Path):
 
 
 def test_statement_and_digests(real: Path, runs):
-    made = Run.open(runs["simulated"]).guarantee
+    made = StoredRun.open(runs["simulated"]).guarantee
     text = " ".join(seen(read(real)).split())
     for line in made.statement().split("\n"):
         assert " ".join(line.split(". ", 1)[1].split()) in text
@@ -108,7 +108,7 @@ def test_statement_and_digests(real: Path, runs):
 
 def test_what_is_not_promised(real: Path, runs):
     """The box beside the statement."""
-    claim = Run.open(runs["simulated"]).claim
+    claim = StoredRun.open(runs["simulated"]).claim
     box = re.search(r'(?s)<ul class="refused">(.*?)</ul>', read(real))
     assert box
     shown = [html.unescape(line) for line in re.findall(r"<li>(.*?)</li>", box[1])]
@@ -117,7 +117,7 @@ def test_what_is_not_promised(real: Path, runs):
 
 
 def test_noise_is_rounded_one_way(real: Path, runs):
-    made = Run.open(runs["simulated"]).guarantee
+    made = StoredRun.open(runs["simulated"]).guarantee
     text = read(real)
     (chosen,) = [row for row in rows_of(specs(text)["trade-off-noise"]) if row["chosen"]]
     assert chosen["noise_text"] == rounded_down(made.noise_multiplier)
@@ -126,7 +126,7 @@ def test_noise_is_rounded_one_way(real: Path, runs):
 
 def test_both_adjacencies_are_as_large(runs, tmp_path: Path):
     """The epsilon asked for, with the proven one beside it, and that of the other adjacency in the same size."""
-    claim = Run.open(runs["scheduled"]).claim
+    claim = StoredRun.open(runs["scheduled"]).claim
     text = read(write_report(runs["scheduled"], tmp_path / "page.html", release=True))
     large = re.findall(r'<p class="claim-big"><span class="claim-word">epsilon </span>([^<]*)</p>', text)
     assert large == ["8", rounded_up(claim.other_epsilon)]
@@ -242,7 +242,7 @@ def test_no_tile_is_alone(runs, tmp_path: Path):
 
 def test_audit_stands_beside_the_claim(audited: Path):
     found = specs(read(write_report(audited)))
-    made = Run.open(audited).guarantee
+    made = StoredRun.open(audited).guarantee
     assert [row["epsilon"] for row in rows_of(found["audit"])] == [2.5173946, made.epsilon]
     assert [row["epsilon"] for row in rows_of(found["audit-canaries"])] == [4.7130591, made.epsilon]
 
@@ -267,7 +267,7 @@ def test_no_guarantee_shows_no_epsilon(runs, tmp_path: Path, name: str):
 
 def test_simulated_epsilon_is_labelled(real: Path, runs):
     text = seen(read(real))
-    made = Run.open(runs["simulated"]).guarantee
+    made = StoredRun.open(runs["simulated"]).guarantee
     assert "Simulated epsilon 2." in text
     assert f"true epsilon {rounded_up(made.epsilon)} (unit" in text
 

@@ -5,7 +5,7 @@ import pytest
 from coowned import CertificateMismatchError, InputError
 from coowned.report.page import write_report
 from coowned.report.run_page import releasable_config
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 
 def test_release_opens_no_private_file(copy):
@@ -18,10 +18,10 @@ def test_release_opens_no_private_file(copy):
 
 
 def test_claims(runs):
-    claims = {name: Run.open(runs[name]).claims for name in ("scheduled", "seeded", "none", "public")}
+    claims = {name: StoredRun.open(runs[name]).claims for name in ("scheduled", "seeded", "none", "public")}
     assert claims == {"scheduled": True, "seeded": False, "none": False, "public": False}
     with pytest.raises(InputError, match="no guarantee"):
-        _ = Run.open(runs["seeded"]).claim
+        _ = StoredRun.open(runs["seeded"]).claim
 
 
 @pytest.mark.parametrize("key", ["path", "aliases", "unprotected"])

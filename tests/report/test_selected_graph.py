@@ -6,7 +6,7 @@ import pytest
 from coowned import AttributionGraph, Greedy, GreedyMinSeparation, GreedyWithDuplicates, certify
 from coowned.report import graph_figures
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 ROWS = [[i % 23] if i % 3 else sorted({i % 23, (7 * i + 1) % 23, (5 * i) % 19}) for i in range(150)] + [[]]
 SELECTORS = [
@@ -45,7 +45,7 @@ def test_counts_equal_a_plain_recount(selector):
 
 
 def test_one_row_is_chosen(runs):
-    run = Run.open(runs["scheduled"])
+    run = StoredRun.open(runs["scheduled"])
     selected = read_selected_graph(run)
     rows = graph_figures.run_rows(run, selected, plan_of_run(run, selected.graph))
     (own,) = [row for row in rows if row["chosen"]]

@@ -177,6 +177,6 @@ def test_content_cannot_refuse_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(DataSource, "read", lambda self: examples)
     with RunFolder.open(tmp_path / "run") as folder:
         run_configuration(TrainConfig.from_toml(POISSON), folder, text=POISSON)
-    log = configured_run.Run.open(tmp_path / "run").private_log()
+    log = configured_run.StoredRun.open(tmp_path / "run").private_log()
     assert log is not None
     assert log["unusable_rows"] == len(examples.payload.taken[0])

@@ -11,7 +11,7 @@ from coowned import CertificateMismatchError, Greedy, InputError, PoissonSamplin
 from coowned.attribution.graph import AttributionGraph
 from coowned.training.checkpoint import RunFolder
 from coowned.training.records import RunRecord
-from coowned.training.run import Run, plan_digest, stated_origins
+from coowned.training.run import StoredRun, plan_digest, stated_origins
 
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
 
@@ -25,7 +25,7 @@ def claim(noise_multiplier: float = 1.0, **more) -> PrivacyGuarantee:
 
 def test_what_was_written_is_read(tmp_path):
     made = claim()
-    run = Run.open(write_run(tmp_path, made))
+    run = StoredRun.open(write_run(tmp_path, made))
     assert (run.guarantee, run.certificate, run.mechanism) == (made, made.certificate, made.mechanism)
     assert run.statement == made.statement()
     assert run.claims
@@ -40,10 +40,10 @@ def test_changed_files_are_refused(tmp_path, name):
     whole = file.read_bytes()
     file.write_bytes(whole + b"\n")
     with pytest.raises(CertificateMismatchError, match=f"{name}: not what this run wrote"):
-        Run.open(tmp_path)
+        StoredRun.open(tmp_path)
     file.unlink()
     with pytest.raises(InputError, match=f"{name}: cannot be read"):
-        Run.open(tmp_path)
+        StoredRun.open(tmp_path)
 
 
 def test_claim_plan_and_model_must_agree(tmp_path):
@@ -55,12 +55,12 @@ def test_claim_plan_and_model_must_agree(tmp_path):
     (tmp_path / "guarantee.json").write_text(larger.to_json(embed_certificate=False), encoding="utf-8")
     reseal(tmp_path)
     with pytest.raises(CertificateMismatchError, match=r"do not agree with the plan in run\.json .noise_multiplier"):
-        Run.open(tmp_path)
+        StoredRun.open(tmp_path)
     record = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     record["plan"]["noise_multiplier"] = 10.0
     (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(CertificateMismatchError, match="statement inside the model"):
-        Run.open(tmp_path)
+        StoredRun.open(tmp_path)
     arrays = load_file(tmp_path / "model.safetensors")
     for metadata in (
         {"statement": larger.statement(), "plan": plan_digest({})},
@@ -69,21 +69,21 @@ def test_claim_plan_and_model_must_agree(tmp_path):
         save_file(arrays, tmp_path / "model.safetensors", metadata=metadata)
         reseal(tmp_path)
         with pytest.raises(CertificateMismatchError, match="statement inside the model"):
-            Run.open(tmp_path)
+            StoredRun.open(tmp_path)
 
 
 def test_guarantee_of_another_run_is_refused(tmp_path):
     write_run(tmp_path, claim())
     (tmp_path / "guarantee.json").write_text(claim().to_json(embed_certificate=False), encoding="utf-8")
     with pytest.raises(CertificateMismatchError, match=r"plan in run\.json .claim"):
-        Run.open(reseal(tmp_path))
+        StoredRun.open(reseal(tmp_path))
 
 
 def test_private_files_are_read_when_asked_for(tmp_path):
     write_run(tmp_path, claim())
     for name in ("metrics.parquet", "test.parquet", "private-log.json"):
         (tmp_path / name).write_bytes(b"not what the run wrote")
-    run = Run.open(tmp_path)
+    run = StoredRun.open(tmp_path)
     for read in (run.metrics, run.evaluations, run.private_log):
         with pytest.raises(CertificateMismatchError, match="not what this run wrote"):
             read()
@@ -91,18 +91,18 @@ def test_private_files_are_read_when_asked_for(tmp_path):
 
 def test_folders_without_a_finished_run(tmp_path):
     with pytest.raises(InputError, match="not a folder"):
-        Run.open(tmp_path / "nowhere")
+        StoredRun.open(tmp_path / "nowhere")
     with pytest.raises(InputError, match="no run is in this folder"):
-        Run.open(tmp_path)
+        StoredRun.open(tmp_path)
     for text in ("{", "[]", "{}", '{"format": "coowned-run-1"}', '{"format": "coowned-run-2", "state": "lost"}'):
         (tmp_path / "run.json").write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=r"run\.json: .*use another folder"):
-            Run.open(tmp_path)
+            StoredRun.open(tmp_path)
     (tmp_path / "run.json").write_bytes(RunRecord(state="training").to_json())
     with pytest.raises(InputError, match="has not ended"):
-        Run.open(tmp_path)
+        StoredRun.open(tmp_path)
     with pytest.raises(InputError, match="a sweep, or a run of"):
-        Run.open(tmp_path, finished=False)
+        StoredRun.open(tmp_path, finished=False)
 
 
 def test_record_is_read_as_it_was_written(tmp_path):

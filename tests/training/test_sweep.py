@@ -10,9 +10,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from tests.training.conftest import NUM_FEATURES
+from tests.training.models.test_jax_model import dropout_loss, make_data, make_model
 from tests.training.test_checkpoint import Stopped, run_and_kill, stop_after
 
-from coowned import InputError, guarantee
+from coowned import InputError, evaluate, guarantee
 from coowned.errors import CertificateMismatchError
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
@@ -21,7 +22,7 @@ from coowned.training.checkpoint import RunFolder
 from coowned.training.data import FeatureTable
 from coowned.training.loop import train
 from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.run import Run, read_claim
+from coowned.training.run import StoredRun, read_claim
 from coowned.training.sweep import grid, sweep
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
@@ -53,6 +54,50 @@ def test_sweep_equals_single_runs(small, kind):
         assert np.linalg.norm(swept.member(number)["coefficients"] - alone) <= 1e-4 * np.linalg.norm(alone)
     different = {tuple(np.round(row, 4)) for row in swept.parameters["coefficients"].tolist()}
     assert len(different) == 8
+
+
+def sweep_of_any_model(small, **changes):
+    """(plans, model, data) of four members of a small network."""
+    plans = [plan for plan in members(small, **changes) if plan.noise_multiplier == 0.4]
+    return plans, make_model(loss=dropout_loss), make_data(small)
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf"])
+def test_members_of_any_model_equal_single_runs(small, kind):
+    plans, model, data = sweep_of_any_model(small, kind=kind)
+    initial = {name: array + 0.1 for name, array in model.initial().items()}
+    swept = sweep(plans, model, data, initial=initial)
+    for number, plan in enumerate(plans):
+        alone = train(plan, model, data, initial=initial).parameters
+        for name, array in swept.member(number).items():
+            np.testing.assert_allclose(array, alone[name], rtol=1e-4, atol=1e-5)
+    assert len({array.tobytes() for array in swept.parameters["layers/0/w"]}) == 4
+    compared = swept.compare(data, split="validation")
+    for number, row in enumerate(compared.to_dicts()):
+        alone = evaluate(model, swept.member(number), data, split="validation")
+        assert row["loss"] == pytest.approx(alone["loss"][0])
+        assert row["accuracy"] == pytest.approx(alone["accuracy"][0])
+
+
+def test_sweep_of_any_model_is_resumed(small, tmp_path):
+    plans, model, data = sweep_of_any_model(small)
+    straight = sweep(plans, model, data).parameters
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(Stopped):
+        sweep(plans, model, data, folder=folder, checkpoint_every=2, progress=stop_after(0.5))
+    with RunFolder.open(tmp_path / "run") as folder:
+        resumed = sweep(plans, model, data, folder=folder, checkpoint_every=2).parameters
+    assert all(np.array_equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_sweep_of_any_model_without_privacy(small):
+    _, model, data = sweep_of_any_model(small)
+    plan = small.plan(guarantee=None, clip_norm=None)
+    plans = [dataclasses.replace(plan, learning_rate=rate, configuration=f"{rate}") for rate in (0.01, 0.1)]
+    swept = sweep(plans, model, data)
+    for number, member in enumerate(plans):
+        alone = train(member, model, data).parameters
+        for name, array in swept.member(number).items():
+            np.testing.assert_allclose(array, alone[name], rtol=1e-3, atol=1e-4)
 
 
 def test_members_differ_in_options(small):
@@ -344,4 +389,4 @@ def test_a_sweep_counts_with_all_its_models(small, tmp_path):
     assert found.guarantee.noise_multiplier == pytest.approx((2.0**-2 + 3.0**-2) ** -0.5)
     assert found.guarantee.epsilon > plans[0].guarantee.epsilon
     with pytest.raises(InputError, match="a sweep"):
-        Run.open(tmp_path / "sweep")
+        StoredRun.open(tmp_path / "sweep")

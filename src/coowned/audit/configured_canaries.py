@@ -9,7 +9,7 @@ from coowned.errors import InputError
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
 
 
@@ -39,7 +39,7 @@ def audit_configured_run(
     """
     if seed is not None:
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
-    run = Run.open(path)
+    run = StoredRun.open(path)
     if run.guarantee is None:
         raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
     if run.config(config.folder).digest != config.digest:

@@ -32,7 +32,7 @@ from coowned.training.model import Model
 from coowned.training.models.registry import model_from_description
 from coowned.training.plan import TrainingPlan
 from coowned.training.records import AuditRecord
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 NOT_SEEN = (
     "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
@@ -147,7 +147,7 @@ def audit_run(
     validate.positive_number(seconds=seconds)
     if seed is not None:
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
-    run = Run.open(path)
+    run = StoredRun.open(path)
     plan = plan_of(run)
     check_writable(run.path)  # before the work
     found = audit_plan(
@@ -219,7 +219,7 @@ def audit_plan(
     )
 
 
-def plan_of(run: Run) -> TrainingPlan:
+def plan_of(run: StoredRun) -> TrainingPlan:
     """The plan of a finished run, with a key of its own and a made-up S of the same shape.
 
     Guarantees:
@@ -252,7 +252,7 @@ def plan_of(run: Run) -> TrainingPlan:
     return plan
 
 
-def store_canaries(run: Run, found: CanaryAudit) -> None:
+def store_canaries(run: StoredRun, found: CanaryAudit) -> None:
     """Puts an audit with canaries into RUN/audit.json, beside that of the plan if there is one.
 
     Guarantees:
@@ -310,7 +310,7 @@ class _Clock:
         return ", ".join(f"{what} took {seconds:.0f} s" for what, seconds in parts[:2])
 
 
-def _earlier(run: Run) -> AuditRecord:
+def _earlier(run: StoredRun) -> AuditRecord:
     """What an earlier audit left; anything else that is there is replaced."""
     with contextlib.suppress(InputError):
         return run.audit() or AuditRecord()

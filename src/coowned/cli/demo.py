@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from coowned.accounting.planning import Choice, Plan
     from coowned.audit.bob import Measured
-    from coowned.training.run import Run
+    from coowned.training.run import StoredRun
 
 _EPSILONS = (0.5, 2.0, 8.0)  # the last is that of the report
 _TARGET: dict[str, Any] = {"delta": 1e-8, "adjacency": "zero-out"}
@@ -243,18 +243,18 @@ def _write_features(output: Path, emails: "pa.Table") -> None:
     pq.write_table(table, output / "emails.parquet")
 
 
-def _train(output: Path, epsilon: float, choice: "Choice") -> "Run":
+def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
     from coowned.training.checkpoint import RunFolder
     from coowned.training.config import TrainConfig
     from coowned.training.configured_run import run_configuration
-    from coowned.training.run import Run
+    from coowned.training.run import StoredRun
 
     folder, config = _paths(output, epsilon)
     text = _configuration(epsilon, choice)
     config.write_text(text, encoding="utf-8")
     with RunFolder.open(folder) as opened:
         run_configuration(TrainConfig.read(config), opened, text=text)
-    return Run.open(folder)
+    return StoredRun.open(folder)
 
 
 def _configuration(epsilon: float, choice: "Choice") -> str:

@@ -42,13 +42,13 @@ def run(
         coowned report RUN --release -o public.html
     """
     from coowned.report.page import RELEASE, REPORT, write_report
-    from coowned.training.run import Run
+    from coowned.training.run import StoredRun
 
     check_signature(folder, verify_key)
     refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))
     page = write_report(folder, output, release=release, graph_statistics=graph_statistics, also=compare or ())
     if json:
-        reported = Run.open(folder)
+        reported = StoredRun.open(folder)
         show.as_json(
             {
                 "report": str(page),

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.training.run import Run
+from coowned.training.run import MODEL_FILES, StoredRun
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
 RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-1"
 _LEFT_OUT = ("copies_per_user", "group_copies_per_user", "groups")
-BESIDE = {"config.json": "the sizes of the model.", "vocab.txt": "its public vocabulary."}
-"""What some models need to be opened."""
 
 
 def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
@@ -25,6 +23,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
         (test_only_what_is_covered)
       - The certificate that goes out has no counts of users by copies.   (test_counts_of_users_stay)
+      - What the model needs to be used goes out as the run recorded it.   (test_changed_code_is_refused)
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
       - A model of another run is refused, and one whose own statement is not the guarantee's.
         (test_foreign_model_is_refused, test_claim_plan_and_model_must_agree)
@@ -34,7 +33,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     Returns:
       The names of the files.
     """
-    run = Run.open(run_folder)
+    run = StoredRun.open(run_folder)
     if not run.claims and not run.public:
         raise InputError(
             f"{run.path}: there is no guarantee ({run.reason}), so the model may give away what its examples hold; "
@@ -43,23 +42,23 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     place = Path(output)
     if place.exists():
         raise InputError(f"{place}: already exists; name a folder to make")
-    names = [*FILES, *(name for name in BESIDE if (run.path / name).exists())]
+    files = {name: (run.path / name).read_bytes() for name in FILES} | run.model_files()
     with whole_files(place) as (temporary,):
         temporary.mkdir()
-        for name in names:
-            (temporary / name).write_bytes((run.path / name).read_bytes())
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
         (temporary / "certificate.json").write_text(_released_certificate(run), encoding="utf-8")
         (temporary / "README.md").write_text(_readme(run), encoding="utf-8")
-    return [*names, "README.md"]
+    return [*files, "README.md"]
 
 
-def _released_certificate(run: Run) -> str:
+def _released_certificate(run: StoredRun) -> str:
     stored = json.loads(run.certificate.to_json())
     counts = {name: value for name, value in stored.items() if name not in (*_LEFT_OUT, "format", "checksum")}
     return json.dumps({"format": RELEASED_CERTIFICATE_FORMAT, **counts}, indent=2) + "\n"
 
 
-def _readme(run: Run) -> str:
+def _readme(run: StoredRun) -> str:
     lines = ["# A model and what is promised of it", "", f"In short: {run.headline}.", "", run.statement, ""]
     lines += ["## How to use it", "", run.config(run.path).model.from_run(run.path).usage()]
     lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
@@ -69,7 +68,7 @@ def _readme(run: Run) -> str:
         lines.append("- `guarantee.json`: says that there is no guarantee, because the data were declared public.")
     lines += [
         "- `certificate.json`: the recount of the training set that the claim rests on.",
-        *(f"- `{name}`: {what}" for name, what in BESIDE.items() if (run.path / name).exists()),
+        *(f"- `{name}`: {MODEL_FILES[name]}" for name in run.model_files()),
         "",
         "Both JSON files hold graph statistics (numbers of examples and users, digests, names of columns); how many "
         "users are in how many copies was left out. A guarantee for a fixed graph does not hide them: publish them "

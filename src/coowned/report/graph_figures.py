@@ -13,13 +13,13 @@ from coowned.progress import counted
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
 from coowned.report.selected_graph import SelectedGraph
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 _BEFORE, _AFTER = "before selection", "after selection"
 _GRAPH_ALONE = "Only the numbers of the graph enter; what the examples say does not."
 
 
-def levels(run: Run) -> Figure:
+def levels(run: StoredRun) -> Figure:
     """How many people have which level of protection."""
     rows = level_rows(run)
     columns: Columns = (("copies", "copies they are in"), ("users", "people"), ("share_text", "share of all"))
@@ -49,7 +49,7 @@ def levels(run: Run) -> Figure:
     )
 
 
-def level_rows(run: Run) -> list[Row]:
+def level_rows(run: StoredRun) -> list[Row]:
     """One row per number of copies; of groups the spread, so that the worst-off user is always in it."""
     certificate = run.certificate
     epsilons: dict[int, str] = {}
@@ -75,7 +75,7 @@ def level_rows(run: Run) -> list[Row]:
     return rows
 
 
-def before_and_after(run: Run, selected: SelectedGraph) -> list[Figure]:
+def before_and_after(run: StoredRun, selected: SelectedGraph) -> list[Figure]:
     """Users per example and examples per user, before and after selection."""
     bound = counted(run.certificate.contribution_bound, "copy", "copies")
     return [
@@ -97,7 +97,7 @@ def before_and_after(run: Run, selected: SelectedGraph) -> list[Figure]:
     ]
 
 
-def _histograms(run: Run, classes: Sequence[tuple[int, int, int]], *, what: str, of: str, reading: str) -> Figure:
+def _histograms(run: StoredRun, classes: Sequence[tuple[int, int, int]], *, what: str, of: str, reading: str) -> Figure:
     totals = [max(1, sum(counts)) for counts in list(zip(*classes, strict=True))[1:]]
     rows = [
         {
@@ -127,7 +127,7 @@ def _histograms(run: Run, classes: Sequence[tuple[int, int, int]], *, what: str,
     )
 
 
-def size_against_bound(run: Run, upper_bound: tuple[int, str]) -> Figure:
+def size_against_bound(run: StoredRun, upper_bound: tuple[int, str]) -> Figure:
     """The size of S beside a proven bound on the size of any selection."""
     (bound, prover), size = upper_bound, run.certificate.size
     rows = [
@@ -188,7 +188,7 @@ def _settings(choice: Choice) -> str:
     return "; ".join(parts)
 
 
-def run_rows(run: Run, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
+def run_rows(run: StoredRun, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
     """The rows of a plan with the run's own among them, which is marked."""
     bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
     found = other_choices.choices

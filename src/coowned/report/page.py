@@ -21,7 +21,7 @@ from coowned.progress import counted
 from coowned.report import charts, graph_figures
 from coowned.report.figures import Figure, Mark, charts_json, shown
 from coowned.report.run_page import gather
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 if TYPE_CHECKING:
     import jinja2
@@ -64,8 +64,8 @@ def write_report(
     if release and (also or bob):
         raise InputError("comparisons with other runs show what a release leaves out; drop them or --release")
     with_graph = graph_statistics or not release
-    run = Run.open(run_folder)
-    others = [Run.open(path) for path in also]
+    run = StoredRun.open(run_folder)
+    others = [StoredRun.open(path) for path in also]
     page = gather(run, others, bob, release=release, with_graph=with_graph)
     marks = {Mark.COVERED: run.claims, Mark.GRAPH: with_graph, Mark.PRIVATE: not release}
     path = Path(run_folder) / (RELEASE if release else REPORT) if output is None else Path(output)

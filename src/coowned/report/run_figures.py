@@ -14,7 +14,7 @@ from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import UncertifiableError
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 from coowned.training.verdict import clipping
 
 _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
@@ -24,7 +24,7 @@ _MOST_STEPS = 120  # points of a training curve
 _FORMATS = {"accuracy": "%", "loss": charts.NUMBER}
 
 
-def delta_curve(run: Run) -> Figure:
+def delta_curve(run: StoredRun) -> Figure:
     """delta at every epsilon, under both adjacencies."""
     claim = run.claim
     other = OTHER_ADJACENCY[claim.adjacency]
@@ -72,7 +72,7 @@ def delta_curve(run: Run) -> Figure:
     )
 
 
-def true_positives(run: Run, false_positive_rate: float) -> float:
+def true_positives(run: StoredRun, false_positive_rate: float) -> float:
     """The largest share of members that any membership test can find at this rate of false accusations."""
     try:
         return calculators.true_positive_rate_bound(
@@ -85,7 +85,7 @@ def true_positives(run: Run, false_positive_rate: float) -> float:
         return 1.0
 
 
-def membership(run: Run) -> Figure:
+def membership(run: StoredRun) -> Figure:
     """What a membership test can find, beside guessing."""
     rows = []
     for series, bound in (("any attack, at most", true_positives), ("guessing", lambda _, rate: rate)):
@@ -122,7 +122,7 @@ def membership(run: Run) -> Figure:
     )
 
 
-def training_curves(run: Run, metrics: pl.DataFrame) -> list[Figure]:
+def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
     """Loss, clipped share and drawn copies by step."""
     every = max(1, math.ceil(len(metrics) / _MOST_STEPS))
     clipped = clipping(metrics) if run.guarantee else None
@@ -166,12 +166,12 @@ def training_curves(run: Run, metrics: pl.DataFrame) -> list[Figure]:
     return figures
 
 
-def titled(run: Run, title: str) -> str:
+def titled(run: StoredRun, title: str) -> str:
     """A title that never lets a run without a guarantee pass for a private one."""
     return title if run.claims else f"{title}: no guarantee ({run.reason})"
 
 
-def utility_by_users(run: Run, splits: dict[str, pl.DataFrame]) -> Figure | None:
+def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure | None:
     """The figure that tells most, on held-out examples, by how many users they have."""
     rows = [
         {"split": split, **figures, "users": row["users_per_example"]}
@@ -248,7 +248,7 @@ def _references(rows: Sequence[Row]) -> str:
     return " ".join(found)
 
 
-def utility_by_epsilon(run: Run, also: Sequence[Run]) -> Figure | None:
+def utility_by_epsilon(run: StoredRun, also: Sequence[StoredRun]) -> Figure | None:
     """The figure that tells most, on the test split of several runs; None where fewer than two have one."""
     rows = []
     for one in sorted([run, *also], key=lambda one: one.claim.epsilon if one.claims else math.inf):
@@ -280,14 +280,14 @@ def utility_by_epsilon(run: Run, also: Sequence[Run]) -> Figure | None:
     )
 
 
-def _axis_label(run: Run) -> str:
+def _axis_label(run: StoredRun) -> str:
     if not run.claims:
         return "no guarantee"
     simulated = run.claim.simulated_epsilon
     return run.claim.shown_epsilon + ("" if simulated is None else f" (simulated {rounded_up(simulated)})")
 
 
-def audit(run: Run, measured: float | None, *, verdict: str | None = None) -> Figure | None:
+def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None) -> Figure | None:
     """The measured lower bound beside the claim; without a verdict, that of canaries. None where there is none."""
     if not run.claims or measured is None:
         return None

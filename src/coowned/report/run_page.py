@@ -18,7 +18,7 @@ from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
 from coowned.training.config import ReportSection
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 from coowned.training.verdict import sentences
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
@@ -52,7 +52,7 @@ class RunPage:
       figures: by name, in the order of the page.
     """
 
-    run: Run
+    run: StoredRun
     claim: PrivacyGuarantee | None
     about: ReportSection
     date: str
@@ -81,8 +81,8 @@ class RunPage:
 
 
 def gather(
-    run: Run,
-    also: Sequence[Run],
+    run: StoredRun,
+    also: Sequence[StoredRun],
     measured: Sequence[Measured],
     *,
     release: bool,
@@ -139,7 +139,7 @@ def gather(
     )
 
 
-def _check_same_task(run: Run, other: Run) -> None:
+def _check_same_task(run: StoredRun, other: StoredRun) -> None:
     tasks = [_task(one) for one in (run, other)]
     for name, value in tasks[0].items():
         if tasks[1][name] != value:
@@ -149,7 +149,7 @@ def _check_same_task(run: Run, other: Run) -> None:
             )
 
 
-def _task(run: Run) -> dict[str, Any]:
+def _task(run: StoredRun) -> dict[str, Any]:
     """What a run learns from and predicts, whatever the model."""
     config = tomllib.loads(run.config_text)
     data, model = config.get("data", {}), config.get("model", {})
@@ -161,7 +161,7 @@ def _task(run: Run) -> dict[str, Any]:
     }
 
 
-def _add_graph_figures(run: Run, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
+def _add_graph_figures(run: StoredRun, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
     """Adds what needs the graph; returns what was kept, and why the cost and the trade-off are left out, if so."""
     try:
         selected = read_selected_graph(run)
@@ -198,14 +198,14 @@ def _kept(selected: SelectedGraph) -> tuple[TableRow, ...]:
     )
 
 
-def _utility(run: Run, also: Sequence[Run]) -> list[Figure]:
+def _utility(run: StoredRun, also: Sequence[StoredRun]) -> list[Figure]:
     metrics = run.metrics()
     figures = [run_figures.utility_by_users(run, run.evaluations()), run_figures.utility_by_epsilon(run, also)]
     curves = [] if metrics is None else run_figures.training_curves(run, metrics)
     return [*filter(None, figures), *curves]
 
 
-def _audits(run: Run, *, release: bool) -> list[Figure]:
+def _audits(run: StoredRun, *, release: bool) -> list[Figure]:
     """Of the mechanism, which used keys and users of its own; and with canaries, which learned from the data."""
     found = run.audit()
     if found is None:
@@ -235,7 +235,7 @@ def releasable_config(text: str) -> str:
     return "\n".join(lines)
 
 
-def _tiles(run: Run, *, with_graph: bool) -> tuple[Tile, ...]:
+def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:
     """Three or four counts under the claim; none where there is nothing to show."""
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)

@@ -14,7 +14,7 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import CoownedError, InputError
 from coowned.selection.priced import Priced
 from coowned.selection.selection_cache import select_once
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
 
 _SECONDS_FOR_THE_BOUND = 20.0
@@ -76,7 +76,7 @@ class SelectedGraph:
         return None if bound is None else (bound, Priced.name)
 
 
-def read_selected_graph(run: Run) -> SelectedGraph:
+def read_selected_graph(run: StoredRun) -> SelectedGraph:
     """Reads the run's data again; InputError says why where they cannot be found or have changed."""
     reason = "the run's data are not where config.toml says"
     if run.config(run.path).data.path is None:
@@ -95,7 +95,7 @@ def read_selected_graph(run: Run) -> SelectedGraph:
     raise InputError(reason)
 
 
-def plan_of_run(run: Run, graph: AttributionGraph) -> Plan:
+def plan_of_run(run: StoredRun, graph: AttributionGraph) -> Plan:
     """What `plan` says of other bounds and selectors on the run's graph, for the run's own privacy target."""
     guarantee, mechanism = run.guarantee, run.mechanism
     if guarantee is None or mechanism.batch_size is None:

@@ -161,6 +161,7 @@ class ReportSection:
     owner: str = ""
 
 
+GIVEN = "given"  # in place of a selector's word: `fit` was given S, or a selector that is not this package's
 _OF_ALL_SELECTORS = ("selector", "seed")
 _SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run", "report")
 
@@ -302,8 +303,10 @@ def _model_type(word: Any) -> type[Any]:
 
 def _selection_type(word: Any) -> type[Any]:
     """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
-    words = Literal[tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
+    words = Literal[(*CLASSES, GIVEN)]  # pyright: ignore[reportInvalidTypeForm]
     fields: list[Any] = [("selector", words, "greedy"), ("seed", int, 0)]
+    if word == GIVEN:
+        return msgspec.defstruct("Selection", fields, kw_only=True)
     kind = selector_class(word if isinstance(word, str) and word in CLASSES else "greedy")
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):

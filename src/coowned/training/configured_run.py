@@ -25,18 +25,19 @@ from coowned.selection.selection_files import write_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig
+from coowned.training.config import GIVEN, TrainConfig
 from coowned.training.loop import OnMetrics, TrainedModel, train, train_without_privacy
 from coowned.training.model import num_parameters
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import claim
-from coowned.training.run import Run, guarantee_text
+from coowned.training.run import StoredRun, guarantee_text
 from coowned.training.splits import split_examples
 
 if TYPE_CHECKING:
     import polars as pl
 
 _LOG = logging.getLogger(__name__)
+Select = Callable[[AttributionGraph], Selection | Schedule]
 PRIVATE_LOG = "Not covered by the guarantee: counts of what selected and held-out examples hold. Never for a release."
 
 
@@ -45,6 +46,7 @@ def run_configuration(
     folder: RunFolder,
     *,
     examples: AttributedExamples | None = None,
+    select: Select | None = None,
     text: str = "",
     progress: Progress | None = None,
     on_metrics: OnMetrics | None = None,
@@ -68,6 +70,7 @@ def run_configuration(
       config, text: the configuration, and the file as it was written, for `config.toml`.
       folder: an open `RunFolder`.
       examples: data in memory, in place of those that the configuration names.
+      select: chooses S from the train split's graph, where the configuration says that it is given.
       progress, on_metrics: as for `train`.
       announce: told what is being done; before training the claim, and in a second line what the noise means.
       advise: told what would help where a few users keep most examples out of S.
@@ -94,7 +97,7 @@ def run_configuration(
         plan = _stored_plan(config, folder, graph, run_key)
     else:
         tell("selecting")
-        plan = make_plan(config, graph, run_key)
+        plan = make_plan(config, graph, run_key, select)
         if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
             _LOG.info(advice)
             advise(advice)
@@ -133,9 +136,11 @@ def run_configuration(
     )
 
 
-def make_plan(config: TrainConfig, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
+def make_plan(
+    config: TrainConfig, graph: AttributionGraph, run_key: RunKey, select: Select | None = None
+) -> TrainingPlan:
     """Selects from the graph, certifies and accounts for what the configuration asks."""
-    selected = _select(config, graph)
+    selected = _select(config, graph) if select is None else select(graph)
     certificate = certify(graph, selected)
     mechanism = _mechanism(config, certificate)
     privacy, claimed = config.privacy, None
@@ -183,6 +188,11 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
     from coowned.selection.greedy_min_separation import max_min_separation
     from coowned.selection.registry import selector_class
 
+    if config.selection.selector == GIVEN:
+        raise ConfigError(
+            "[selection] selector is 'given': S was given to `fit` and is not in the configuration; call `fit` again "
+            "with it, or name a selector"
+        )
     kind, chosen = selector_class(config.selection.selector), config.selection
     settings = dict(chosen.settings)
     fields = {field.name for field in dataclasses.fields(kind)}
@@ -237,7 +247,7 @@ def _prepare_files(
 
 def _stored_plan(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
     """The plan of an earlier process; `train` recounts and compares everything that matters."""
-    run = Run.open(folder.path, finished=False)
+    run = StoredRun.open(folder.path, finished=False)
     return _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
 
 

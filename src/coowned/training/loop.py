@@ -245,8 +245,6 @@ class Trainer:
 
         if devices > len(jax.devices()):
             raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
-        if len(plans) > 1 and not model.many_models:
-            raise InputError("a sweep trains many small models on one batch; this model is trained one at a time")
         if plans[0].scale_gradients and (model.many_models or len(plans[0].coefficients) > 1):
             raise InputError(
                 "scale_gradients is for models whose gradients JAX computes, and for noise that is independent from "

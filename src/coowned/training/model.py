@@ -1,5 +1,6 @@
 """What the loop asks of a model."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -23,7 +24,7 @@ class Model(Protocol):
     """Whether `gradient_sum`, `losses` and `predict` are JAX's to compile; otherwise they take and give arrays of
     numpy."""
     many_models: ClassVar[bool]
-    """Whether `clipped_sum` takes many models on one batch: whether it can be swept."""
+    """Whether `losses` takes parameters with a leading axis for the models, and gives (batch, num_models) then."""
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
@@ -69,8 +70,8 @@ class Model(Protocol):
           mask: (batch,) True where the row is real.
           grids: of each model.
           devices: that share the work; none: the default one.
-          scales: what gradients are multiplied by before they are clipped, with a leading axis of one model; None
-            for models that can be swept.
+          scales: what gradients are multiplied by before they are clipped, with a leading axis for the models; None
+            for models with `many_models`.
         """
         ...
 
@@ -97,6 +98,45 @@ class Model(Protocol):
     def from_arrays(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float32]]:
         """Reads `to_arrays` back; refuses arrays of another model with InputError."""
         ...
+
+
+def sums_of_members(
+    clipped_sum: Callable[[Parameters, Grid, Parameters | None], tuple[dict[str, npt.NDArray[np.int64]], int]],
+    parameters: Parameters,
+    grids: Sequence[Grid],
+    scales: Mapping[str, Any] | None,
+) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+    """What `Model.clipped_sum` gives, of a function for one model: one member after another.
+
+    Args:
+      clipped_sum: (parameters with a leading axis of one model, its grid, its scales) -> ({name: sums}, number of
+        clipped copies).
+      parameters, grids, scales: as for `Model.clipped_sum`.
+    """
+
+    def of_member(number: int) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        own = parameters if len(grids) == 1 else _member()(parameters, np.int32(number))
+        mine = None if scales is None else {name: array[number] for name, array in scales.items()}
+        return clipped_sum(own, grids[number], mine)
+
+    if len(grids) == 1:
+        sums, clipped = of_member(0)
+        return {name: array[None] for name, array in sums.items()}, clipped
+    members = [of_member(number) for number in range(len(grids))]
+    sums = {name: np.stack([own[name] for own, _ in members]) for name in parameters}
+    return sums, sum(clipped for _, clipped in members)
+
+
+@functools.cache
+def _member() -> Callable[[Parameters, Any], Parameters]:
+    """(parameters, number) -> that model's, with a leading axis of one; one program for all members."""
+    import jax
+
+    return jax.jit(
+        lambda parameters, number: {
+            name: jax.lax.dynamic_slice_in_dim(array, number, 1) for name, array in parameters.items()
+        }
+    )
 
 
 def num_parameters(model: Model) -> int:

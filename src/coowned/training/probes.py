@@ -343,6 +343,27 @@ def token_canaries(
     return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
 
 
+def labelled_token_canaries(
+    users: int, per_user: int, *, vocabulary_size: int, sequence_length: int, seed: int
+) -> CanaryContent:
+    """Random tokens, the same in all examples of a canary user; every second user is of class 1, the others of class 0.
+
+    With two classes nothing that all canaries have in common tells the classes apart: a model must know each of them.
+
+    >>> labelled_token_canaries(2, 2, vocabulary_size=5, sequence_length=3, seed=0).arrays["labels"]
+    array([0., 0., 1., 1.], dtype=float32)
+    """
+    validate.positive(users=users, per_user=per_user, vocabulary_size=vocabulary_size, sequence_length=sequence_length)
+    count, words = users * per_user, np.random.default_rng(seed).integers(0, vocabulary_size, (users, sequence_length))
+    arrays = {
+        "tokens": np.repeat(words, per_user, axis=0).astype(np.int32),
+        "lengths": np.full(count, sequence_length, np.int32),
+        "labels": np.repeat(np.arange(users) % 2, per_user).astype(np.float32),
+        "weights": np.ones(count, np.float32),
+    }
+    return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
+
+
 def random_canaries(
     entries: Sequence[ExampleColumn], users: int, per_user: int, *, classes: int = 2, seed: int
 ) -> CanaryContent:

@@ -23,6 +23,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
 
 NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
 NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
+MODEL_FILES = {
+    "config.json": "the sizes of the model.",
+    "vocab.txt": "its public vocabulary.",
+    "model.py": "the code that makes the model; whoever uses the model runs it.",
+}
+"""What some models need beside their parameters, and what it is."""
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
 
 
@@ -64,7 +71,7 @@ class _NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class StoredRun:
     """A run folder, read and checked: the one reader of everything that `coowned train` writes.
 
     Guarantees:
@@ -96,7 +103,7 @@ class Run:
     statement: str
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> "Run":
+    def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> "StoredRun":
         """Reads a folder that `coowned train` or `fit` made; refuses one whose parts do not agree.
 
         Args:
@@ -160,6 +167,29 @@ class Run:
         if self.claim.simulated_epsilon is not None:
             return f"simulated epsilon {rounded_up(self.claim.simulated_epsilon)}, true {text}"
         return text
+
+    @property
+    def plan(self) -> "RunPlan":
+        """Every choice of the run."""
+        described = self.record.plan
+        clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
+        return RunPlan(
+            mechanism=self.mechanism,
+            noise_multiplier=described["noise_multiplier"],
+            clip_norm=None if clip_norm is None else float(clip_norm),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            optimizer_options=dict(*options),
+            coefficients=tuple(described["coefficients"]),
+            public=described["public"],
+            test_run=described["test_run"],
+            graph_digest=described["graph"],
+            selection_digest=described["selection"],
+        )
+
+    def model_files(self) -> dict[str, bytes]:
+        """What stands beside model.safetensors and is needed to use it, by name; a file that was changed is refused."""
+        return {name: _checked(self.path, self.record, name) for name in MODEL_FILES if name in self.record.files}
 
     @property
     def signal_to_noise(self) -> SignalToNoise | None:
@@ -226,6 +256,43 @@ class Run:
         write_file(self.path / "audit.json", content, mode=0o600 if found.canaries else 0o644)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a finished run chose, as its record has it.
+
+    Attributes:
+      mechanism: how batches were drawn; its batch size and iterations are also here.
+      noise_multiplier: 0 without privacy.
+      clip_norm: longest gradient of one copy; None or infinite where nothing was clipped.
+      optimizer, learning_rate, optimizer_options: how noisy gradients moved the parameters.
+      coefficients: of the correlated noise; (1.0,) is independent noise.
+      public: without a guarantee because the data are public.
+      test_run: noise and coins came from a given seed.
+      graph_digest, selection_digest: of the train split's graph, and of S.
+    """
+
+    mechanism: Mechanism
+    noise_multiplier: float
+    clip_norm: float | None
+    optimizer: str
+    learning_rate: float
+    optimizer_options: Mapping[str, Any]
+    coefficients: tuple[float, ...]
+    public: bool
+    test_run: bool
+    graph_digest: str
+    selection_digest: str
+
+    @property
+    def batch_size(self) -> int:
+        assert self.mechanism.batch_size is not None
+        return self.mechanism.batch_size
+
+    @property
+    def iterations(self) -> int:
+        return self.mechanism.iterations
+
+
 @dataclasses.dataclass(frozen=True)
 class ReleasedClaim:
     """What everything a folder may release costs one person, and how many models that is."""
@@ -243,7 +310,7 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
     folder = Path(path)
     record = RunRecord.read(folder) if folder.is_dir() else None
     if record is None or "members.parquet" not in record.files:
-        return ReleasedClaim(Run.open(folder).claim, 1)
+        return ReleasedClaim(StoredRun.open(folder).claim, 1)
     if "guarantee.json" not in record.files:
         raise InputError(f"{folder}: this sweep has no guarantee for all its models; there is nothing to compose")
     from coowned.accounting.calculators import sweep_noise_multiplier

@@ -68,7 +68,8 @@ def compiled_mean(model: Model) -> Callable[..., tuple[Arrays, Any]]:
             return {name: total / batch_size for name, total in model.gradient_sum(own, batch, mask).items()}
 
         if len(next(iter(parameters.values()))) > 1:
-            return jax.vmap(sums)(parameters), jnp.int32(0)
+            over_members = jax.vmap(sums) if model.many_models else functools.partial(jax.lax.map, sums)
+            return over_members(parameters), jnp.int32(0)
         alone = sums({name: array[0] for name, array in parameters.items()})  # a branch under vmap computes both ways
         return {name: array[None] for name, array in alone.items()}, jnp.int32(0)
 

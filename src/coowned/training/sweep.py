@@ -1,4 +1,4 @@
-"""Many configurations on one stream of batches: one gather and one matrix product for all models."""
+"""Many configurations on one stream of batches; for linear models one matrix product is that of all."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,9 +58,11 @@ class SweptModels:
         """
         import polars as pl
 
-        parameters = self.parameters if len(self.plans) > 1 else self.member(0)
-        losses, right = example_losses(self.model, parameters, data)  # (examples, members)
-        losses, right = losses.reshape(len(losses), -1), right.reshape(len(right), -1)
+        if self.model.many_models and len(self.plans) > 1:
+            losses, right = example_losses(self.model, self.parameters, data)  # (examples, members)
+        else:
+            scored = [example_losses(self.model, self.member(number), data) for number in range(len(self.plans))]
+            losses, right = (np.stack(arrays, axis=1) for arrays in zip(*scored, strict=True))
         finite = np.isfinite(losses)
         mean = np.where(finite, losses, 0).sum(axis=0) / np.maximum(1, finite.sum(axis=0))
         return self.members().select(
@@ -124,6 +126,7 @@ def sweep(
     data: TrainingData,
     *,
     folder: RunFolder | None = None,
+    initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
     devices: int = 1,
@@ -139,19 +142,21 @@ def sweep(
     one released model only.
 
     Guarantees:
-      - Each member is what it would be alone, up to rounding and the noise for it (`regrouping_factor`).
-        (test_sweep_equals_single_runs)
+      - Each member is what it would be alone, up to rounding.   (test_sweep_equals_single_runs,
+        test_members_of_any_model_equal_single_runs)
       - Members' noise is independent.   (test_members_have_their_own_noise)
       - Plans that cannot share a pass are refused.   (test_plans_that_differ_are_refused)
       - A sweep that was killed anywhere ends in the same bits.   (test_killed_sweep_is_bit_identical,
         test_resumed_sweep_is_bit_identical)
       - A folder is refused where members, their order, data, model, code, devices or key are not what they were, and
         where the sweep has ended.   (test_changed_sweep_is_refused, test_finished_sweep_is_refused)
-    Cost: for each step one gather and two matrix products of (batch, features) with (features, members).
+    Cost: for each step one gather, and of linear models two matrix products of (batch, features) with (features,
+    members); any other model's members follow one another in the same compiled program.
 
     Args:
       plans: at least one, each with a `configuration` of its own; the same run key, certificate, mechanism, optimizer.
-      model, data, folder, configuration_digest, checkpoint_every, devices, progress: as for `train`.
+      model, data, folder, initial, configuration_digest, checkpoint_every, devices, progress: as for `train`; all
+        members start from `initial`.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
@@ -184,7 +189,7 @@ def sweep(
         model,
         data,
         folder=folder,
-        initial=None,
+        initial=initial,
         configuration_digest=configuration_digest,
         checkpoint_every=checkpoint_every,
         devices=devices,

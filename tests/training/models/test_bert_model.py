@@ -112,6 +112,16 @@ def test_equals_the_mechanism(clip_norm):
     assert int(clipped) == int(expected_clipped)
 
 
+def test_members_of_a_sweep_have_their_own_sums():
+    own, batch, mask = [parameters(), parameters(seed=2)], make_batch(), np.ones(SIZE, bool)
+    together = {name: np.stack([one[name] for one in own]) for name in MODEL.shapes()}
+    sums, clipped = MODEL.clipped_sum(together, batch, mask, [MODEL.grid(0.3), MODEL.grid(2.0)])
+    alone = [integer_sum(one, batch, mask, clip_norm) for one, clip_norm in zip(own, (0.3, 2.0), strict=True)]
+    assert clipped == sum(count for _, count, _ in alone)
+    for name, array in sums.items():
+        assert all(np.array_equal(array[number], alone[number][0][name]) for number in range(2))
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")  # in jax_privacy
 def test_equals_jax_privacy():

@@ -18,7 +18,6 @@ from coowned.errors import BatchCoupledLossError
 from coowned.mechanism.grid import Grid
 from coowned.training.checkpoint import RunFolder
 from coowned.training.example_table import KEY, USABLE, ExampleTable
-from coowned.training.loop import Trainer
 from coowned.training.models.jax_model import JaxModel
 from coowned.training.models.parameter_trees import ParameterTree
 
@@ -576,12 +575,6 @@ def test_scaled_gradients(small, tmp_path):
     plain = small.plan(scale_gradients=True, iterations=2, guarantee=None, clip_norm=None)
     unscaled = small.plan(iterations=2, guarantee=None, clip_norm=None)
     assert same(train(plain, make_model(), data).parameters, train(unscaled, make_model(), data).parameters)
-
-
-def test_sweeps_are_refused(small):
-    plans = [small.plan(), small.plan()]
-    with pytest.raises(InputError, match="trained one at a time"):
-        Trainer(plans, make_model())
 
 
 def test_no_accuracy_without_a_label(small):

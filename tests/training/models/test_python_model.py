@@ -6,14 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.report.test_export import run_readme
 
+from coowned import open_run
 from coowned.errors import CertificateMismatchError, ConfigError, InputError
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import run_configuration
 from coowned.training.models.python_model import PythonModel
 from coowned.training.models.registry import model_from_description
-from coowned.training.run import Run
+from coowned.training.run import StoredRun
 
 CONFIGURATION = """
 [data]
@@ -91,7 +93,7 @@ def train(folder, progress=None):
 
 def test_run_keeps_its_file(folder):
     trained = train(folder)
-    run = Run.open(folder / "run")
+    run = StoredRun.open(folder / "run")
     assert (folder / "run" / "model.py").read_text() == SOURCE
     assert run.record.model["factory"] == "make_model"
     assert run.record.model["arguments"] == {"width": 4}
@@ -101,6 +103,42 @@ def test_run_keeps_its_file(folder):
     task = model.task(pa.schema({"x": pa.list_(pa.float64())}), folder=folder, is_private=False, labels=False)
     assert (task.files["model.py"]).decode() == SOURCE
     assert trained.model.classes == (0, 1)
+
+
+@pytest.fixture
+def moved(folder):
+    """A run on public data whose folder is all that is left."""
+    (folder / "own_model.py").write_text(SOURCE.replace("from helper import CLASSES", "CLASSES = 2"))
+    text = CONFIGURATION.replace("epsilon = 8\ndelta = 1e-6", "public = true").replace("seed = 1\n", "")
+    (folder / "run.toml").write_text(text)
+    with RunFolder.open(folder / "run") as opened:
+        run_configuration(TrainConfig.read(folder / "run.toml"), opened, text=text)
+    (folder / "elsewhere").mkdir()
+    (folder / "run").rename(folder / "elsewhere" / "run")
+    (folder / "own_model.py").unlink()
+    return folder / "elsewhere" / "run"
+
+
+def test_moved_run_predicts(moved):
+    found = open_run(moved).predict({"x": [[1.0, 0.0], [-1.0, 0.0]]})
+    assert found["probability"].is_between(0.5, 1).all()
+
+
+def test_changed_code_is_refused(moved):
+    with (moved / "model.py").open("a") as file:
+        file.write("raise NotImplementedError")
+    run = open_run(moved)
+    with pytest.raises(CertificateMismatchError, match=r"model.py"):
+        run.predict({"x": [[1.0, 0.0]]})
+    with pytest.raises(CertificateMismatchError, match=r"model.py"):
+        run.export(moved.parent / "exported")
+
+
+@pytest.mark.full
+def test_exported_code_runs(moved):
+    output = open_run(moved).export(moved.parent / "exported")
+    assert (output / "model.py").read_bytes() == (moved / "model.py").read_bytes()
+    assert run_readme(output) == "{'v': (4, 2), 'w': (2, 4)}\n"
 
 
 def test_changed_file_is_not_resumed(folder):

@@ -15,6 +15,7 @@ from coowned.errors import InputError
 from coowned.mechanism.gradient_sums import clipped_gradient_sums
 from coowned.mechanism.grid import Grid
 from coowned.training.labels import Classes, declared_classes
+from coowned.training.model import sums_of_members
 from coowned.training.models import bert_gradients
 from coowned.training.models.bert_files import BertConfig, parameters_from
 from coowned.training.models.bert_heads import ClassifierHead, Head, MaskedLMHead
@@ -120,12 +121,12 @@ class BertModel:
         return TokenContent(self)
 
     def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[BertModel, CanaryContent]":
-        from coowned.training.probes import token_canaries
+        from coowned.training.probes import labelled_token_canaries, token_canaries
 
-        if self.classes is not None:
-            raise InputError("there are no canaries for a BERT that classifies; use audit_with_canaries with your own")
+        del clip_norm
+        make = token_canaries if self.classes is None else labelled_token_canaries
         size, length = self.config.vocab_size, self.sequence_length
-        return self, token_canaries(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)
+        return self, make(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -170,27 +171,28 @@ class BertModel:
         devices: Sequence[Any] = (),
         scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        (grid,) = grids
-        sums, clipped = clipped_gradient_sums(
-            _compiled_gradients(self.head, self.config),
-            parameters,
-            batch,
-            mask,
-            grid,
-            shapes=self.shapes(),
-            microbatch=self.microbatch,
-            devices=devices,
-            scales=scales if scales is None else {name: array[0] for name, array in scales.items()},
-        )
-        return {name: array[None] for name, array in sums.items()}, clipped
+        def of_one(
+            own: dict[str, Any], grid: Grid, scales: Mapping[str, Any] | None
+        ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+            return clipped_gradient_sums(
+                _compiled_gradients(self.head, self.config),
+                own,
+                batch,
+                mask,
+                grid,
+                shapes=self.shapes(),
+                microbatch=self.microbatch,
+                devices=devices,
+                scales=scales,
+            )
+
+        return sums_of_members(of_one, parameters, grids, scales)
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
         return bert_gradients.gradient_sum(self.head, self.config, parameters, batch, mask, self.microbatch)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
-        if parameters["bert.embeddings.LayerNorm.weight"].ndim != 1:
-            raise InputError("a sweep trains many small models on one batch; BERT is trained one at a time")
         return bert_gradients.losses(self.head, self.config, parameters, batch, self.microbatch)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:

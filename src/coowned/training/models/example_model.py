@@ -16,6 +16,7 @@ from coowned.cache import keep_compiled_programs
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
+from coowned.training.model import sums_of_members
 from coowned.training.models.parameter_trees import ParameterTree
 
 if TYPE_CHECKING:
@@ -118,19 +119,23 @@ class ExampleModel:
         from coowned.mechanism.gradient_sums import clipped_gradient_sums
 
         self.check_independence()
-        (grid,) = grids
-        sums, clipped = clipped_gradient_sums(
-            self._gradients if devices else self._program(self.rows_at_once),
-            self._placed(parameters),
-            self._rows(batch),
-            np.asarray(mask) & np.asarray(batch[USABLE]),
-            grid,
-            shapes=self.shapes(),
-            microbatch=self.rows_at_once,
-            devices=devices,
-            scales=scales if scales is None else {name: array[0] for name, array in scales.items()},
-        )
-        return {name: array[None] for name, array in sums.items()}, clipped
+        gradients = self._gradients if devices else self._program(self.rows_at_once)
+        rows, kept = self._rows(batch), np.asarray(mask) & np.asarray(batch[USABLE])
+
+        def of_one(own: Arrays, grid: Grid, scales: Arrays | None) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+            return clipped_gradient_sums(
+                gradients,
+                self._placed(own),
+                rows,
+                kept,
+                grid,
+                shapes=self.shapes(),
+                microbatch=self.rows_at_once,
+                devices=devices,
+                scales=scales,
+            )
+
+        return sums_of_members(of_one, parameters, grids, scales)
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
         """The plain sum, some examples at a time: for training without privacy."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coowned.errors import InputError
 from coowned.training.models.example_model import ExampleModel
 from coowned.training.models.example_specification import AskedExample, ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree, Trainable
@@ -62,6 +63,14 @@ class JaxModel(ExampleSpecification):
 
     def make_model(self, **settings: Any) -> ExampleModel:
         return ExampleModel(loss=self.loss, predictor=self.predict, **settings)
+
+    def with_arrays(self, arrays: Mapping[str, Any]) -> Any:
+        """The tree of parameters with the trained ones from a model file: what `loss` and `predict` take."""
+        tree = self.parameter_tree()
+        found = {name: np.shape(array) for name, array in arrays.items()}
+        if found != {name: array.shape for name, array in tree.trained.items()}:
+            raise InputError(f"not the arrays of this model, which are {', '.join(tree.trained)}")
+        return tree.whole(arrays, tree.frozen)
 
     def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
         import jax.numpy as jnp

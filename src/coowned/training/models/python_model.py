@@ -30,7 +30,9 @@ class PythonModel(Specification):
 
     Guarantees:
       - A run is not resumed with another file, arguments or program.   (test_changed_file_is_not_resumed)
-      - A finished run predicts with the file it was trained with.   (test_run_keeps_its_file)
+      - A finished run predicts with the file it was trained with, wherever the folder is.   (test_run_keeps_its_file,
+        test_moved_run_predicts)
+      - A file that was changed in the run's folder is refused before it runs.   (test_changed_code_is_refused)
     What it is not: for files of strangers. Training, predicting and evaluating run the code in them.
 
     Attributes:
@@ -81,6 +83,25 @@ class PythonModel(Specification):
             return self
         _, _, function = self.factory.rpartition(":")
         return dataclasses.replace(self, factory=f"{folder.absolute() / STORED_SOURCE}:{function}")
+
+    def usage(self) -> str:
+        if self.factory is None:
+            return super().usage()
+        _, _, function = self.factory.rpartition(":")
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return (
+            f"`{STORED_SOURCE}` is the file that made the model, as it was when the model was trained; what it imports "
+            "must be installed or beside it. `model.predict(parameters, example)` is what it says of one example, a "
+            "dictionary of arrays.\n\n"
+            "```python\n"
+            "import jax\n"
+            f"from {Path(STORED_SOURCE).stem} import {function}\n"
+            "from safetensors.numpy import load_file\n\n"
+            f"model = {function}({given})\n"
+            'parameters = model.with_arrays(load_file("model.safetensors"))\n'
+            'print(jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), parameters))\n'
+            "```\n"
+        )
 
     @classmethod
     def from_description(cls, **described: Any) -> Model:
