@@ -34,6 +34,15 @@ def test_each_lock_holds_the_one_before():
     assert versions("runtime.lock") <= versions("core.lock") <= versions("all.lock")
 
 
+def test_the_site_is_built_with_the_same_versions():
+    """Adding what builds the documentation replaces nothing of the development environment."""
+    ours = {line.split("==")[0]: line for line in pinned("all.lock") if " ;" not in line}
+    theirs = {line.split("==")[0]: line for line in pinned("docs.lock") if " ;" not in line}
+    shared = ours.keys() & theirs.keys()
+    assert len(shared) > 10
+    assert {name for name in shared if ours[name] != theirs[name]} == set()
+
+
 @pytest.mark.parametrize("name", ["runtime.lock", "core.lock", "all.lock", "docs.lock"])
 def test_every_package_has_hashes_and_no_index(name):
     text = (LOCKS / name).read_text(encoding="utf-8")
