@@ -100,6 +100,8 @@ def api() -> dict[str, str]:
     stages: dict[str, list[str]] = collections.defaultdict(list)
     for name, home in coowned._HOME.items():
         stages[home.split(".")[1]].append(f"{home}.{name}")
+    stages["torch"] = ["coowned.torch.model.TorchModel"]
+    stages["torch"] += [f"coowned.torch.runs.{name}" for name in ("fit", "train", "batches", "load_trained")]
     return {
         stage: f"# {stage.capitalize()}\n\n" + "".join(f"::: {name}\n\n" for name in names)
         for stage, names in stages.items()
