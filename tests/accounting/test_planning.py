@@ -26,7 +26,8 @@ def test_every_choice_is_there(made, regular_graph):
     assert {(row["selector"], row["contribution_bound"]) for row in rows if row["mechanism"] == "poisson"} == {
         (word, bound) for word in ("greedy", "greedy-with-duplicates", "priced") for bound in (1, 3)
     }
-    assert [row["contribution_bound"] for row in rows if row["mechanism"] == "cyclic"] == [1, 3]
+    groups = [(row["contribution_bound"], row["allow_duplicates"]) for row in rows if row["mechanism"] == "cyclic"]
+    assert groups == [(1, False), (3, False), (3, True)]
     separations = [row["min_separation"] for row in rows if row["selector"] == "greedy-min-separation"]
     largest = max_min_separation(regular_graph, batch_size=64, iterations=20)
     assert separations == list(dict.fromkeys([largest, largest // 2, largest // 4]))
@@ -79,7 +80,11 @@ def test_few_participations_where_examples_suffice():
 def test_rows_of_groups(made, regular_graph):
     """The number of groups is the one with the least error on greedy's S; the noise is for the worst group."""
     for choice in (choice for choice in made.choices if choice.mechanism == "cyclic"):
-        selector = CyclicGroups(num_groups=choice.num_groups, contribution_bound=choice.contribution_bound)
+        selector = CyclicGroups(
+            num_groups=choice.num_groups,
+            contribution_bound=choice.contribution_bound,
+            allow_duplicates=choice.allow_duplicates,
+        )
         certificate = certify(regular_graph, selector.select(regular_graph))
         mechanism = CyclicPoisson.from_certificate(certificate, batch_size=64, iterations=20)
         target = {"epsilon": 4.0, "delta": 1e-6, "adjacency": "zero-out"}

@@ -82,16 +82,18 @@ def test_bound_holds_without_groups(graph):
         assert certify(graph, selection).contribution_bound <= 2
 
 
-def test_little_is_lost_and_groups_are_even(partitioner):
-    """Four communities, with one example in twenty between two of them."""
+@pytest.mark.parametrize("duplicates", [False, True])
+def test_little_is_lost_and_groups_are_even(partitioner, duplicates):
+    """Four communities, with one example in twenty between two of them; copies are counted, not examples."""
     rng = np.random.default_rng(3)
     community = rng.integers(0, 4, 4000)
     other = np.where(rng.random(4000) < 0.05, rng.integers(0, 4, 4000), community)
     rows = np.stack([community * 500 + rng.integers(0, 500, 4000), other * 500 + rng.integers(0, 500, 4000)], axis=1)
     graph = AttributionGraph.from_users_per_example(rows.tolist(), num_users=2000)
-    selection = CyclicGroups(num_groups=4, contribution_bound=2).select(graph)
+    selection = CyclicGroups(num_groups=4, contribution_bound=2, allow_duplicates=duplicates).select(graph)
     assert selection.selector["partitioner"] == partitioner
-    assert selection.size >= 0.9 * Greedy(contribution_bound=2).select(graph).size
+    greedy = GreedyWithDuplicates if duplicates else Greedy
+    assert selection.size >= 0.9 * greedy(contribution_bound=2).select(graph).size
     sizes = certify(graph, selection).group_sizes
     assert len(sizes) == 4
     assert max(sizes) <= 1.3 * min(sizes)

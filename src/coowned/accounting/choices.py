@@ -49,6 +49,7 @@ class Choice:
     prefix_error: float | None = None  # root mean squared, of the prefix sums of mean gradients, in clip norms
     num_bands: int | None = None  # of correlated noise
     num_groups: int | None = None  # of users, for cyclic sampling
+    allow_duplicates: bool = False  # of cyclic sampling; other selectors say it themselves
     least_group_probability: float | None = None  # the largest is `sampling_probability`
     note: str = ""
     least_error: bool = False  # of all rows of its mechanism
@@ -60,6 +61,7 @@ class Choice:
         settings = [
             f"bound {self.contribution_bound:,}" if self.contribution_bound else "",
             f"{self.num_groups:,} groups" if self.num_groups else "",
+            "with duplicates" if self.allow_duplicates else "",
             f"min separation {self.min_separation:,}" if self.min_separation else "",
         ]
         return ", ".join([self.selector, *filter(None, settings)])

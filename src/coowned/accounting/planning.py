@@ -27,6 +27,7 @@ from coowned.progress import Progress
 from coowned.selection.cyclic_groups import CyclicGroups
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation
+from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.priced import Priced
 from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.registry import selector_class
@@ -65,10 +66,11 @@ def plan(
     DP-SGD is tried with every selector and bound. DP-MF with min separation is tried with the largest separation that
     bisection finds a greedy schedule for, a half and a quarter of it; and, where `Priced` has an example for every slot
     under one of the bounds, with a schedule that holds the smallest such bound. Cyclic DP-MF is tried at every bound,
-    with the number of groups that would have the least error if greedy's S were divided evenly; the row is of what the
-    partition keeps. DP-MF has as many bands as separation or groups allow: more bands cost no privacy and never have
-    more error. Its noise is correlated, so that much of it cancels: its multiplier counts times the error of its prefix
-    sums over that of independent noise (`BandedStrategy.error_factor`).
+    with duplicates too where these are among the selectors, with the number of groups that would have the least error
+    if greedy's S were divided evenly; the row is of what the partition keeps. DP-MF has as many bands as separation or
+    groups allow: more bands cost no privacy and never have more error. Its noise is correlated, so that much of it
+    cancels: its multiplier counts times the error of its prefix sums over that of independent noise
+    (`BandedStrategy.error_factor`).
 
     `prefix_error` is that error: of the sums of the first 1, 2, ... mean gradients, the root mean square, in clip norms
     and for one parameter. The best choice weighs it against what few examples leave unknown: it has the largest
@@ -127,8 +129,10 @@ def plan(
             jobs.append(("priced-min-separation", functools.partial(tried.bounded, size, sorted(contribution_bounds))))
         if mechanism in (CyclicPoisson.kind, "all"):
             jobs += [
-                (f"cyclic-groups, bound {bound}", functools.partial(tried.cyclic, bound, size))
+                (f"cyclic-groups, bound {bound}", functools.partial(tried.cyclic, bound, size, duplicates=duplicates))
+                for duplicates in (False, True)
                 for bound in contribution_bounds
+                if not duplicates or (bound > 1 and GreedyWithDuplicates.name in selectors)
             ]
     report = progress or (lambda done, message: None)
     choices: list[Choice] = []
@@ -252,19 +256,20 @@ class _Tried:
         assert found is not None
         return found
 
-    def cyclic(self, bound: int, batch_size: int) -> list[Choice]:
-        free = select_once(self.graph, Greedy(contribution_bound=bound), seed=self.seed)
+    def cyclic(self, bound: int, batch_size: int, *, duplicates: bool) -> list[Choice]:
+        kind = GreedyWithDuplicates if duplicates else Greedy
+        free = select_once(self.graph, kind(contribution_bound=bound), seed=self.seed)
         number = self._number_of_groups(bound, batch_size, free.size)
         if number is None:
             facts = self._facts(CyclicPoisson.kind, CyclicGroups.name, batch_size, free, certify(self.graph, free))
             return [_unusable(facts, TOO_SMALL if free.size < batch_size else TOO_SMALL_FOR_GROUPS)]
-        selector = CyclicGroups(num_groups=number, contribution_bound=bound)
+        selector = CyclicGroups(num_groups=number, contribution_bound=bound, allow_duplicates=duplicates)
         selected = select_once(self.graph, selector, seed=self.seed)
         certificate = certify(self.graph, selected)
         facts = self._facts(CyclicPoisson.kind, CyclicGroups.name, batch_size, selected, certificate)
         mechanism = CyclicPoisson.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
         drawn = [p for p in map(mechanism.probability_of, range(mechanism.num_groups)) if p > 0]
-        facts |= {"contribution_bound": bound, "num_groups": mechanism.num_groups}
+        facts |= {"contribution_bound": bound, "num_groups": mechanism.num_groups, "allow_duplicates": duplicates}
         return [self._calibrated(mechanism, facts | {"least_group_probability": min(drawn)})]
 
     def _number_of_groups(self, bound: int, batch_size: int, size: int) -> int | None:

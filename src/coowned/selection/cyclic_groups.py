@@ -30,7 +30,7 @@ _ROUNDS = 10  # of label propagation
 class CyclicGroups(BoundedSelector):
     """Divides users into `num_groups` groups and selects among examples whose users are all in one.
 
-    The selection without groups says which examples matter: its users are divided so that few of its examples cross
+    The selection without groups says which examples matter: its users are divided so that few of its copies cross
     groups and every group has about equally many. Examples that cross are dropped, and the same selector chooses again
     among all others, so that room left by a dropped example is used. The partition is made by Mt-KaHyPar
     (deterministic preset) where the extra `coowned[cyclic]` is installed, else by label propagation, which loses more;
@@ -122,10 +122,11 @@ class CyclicGroups(BoundedSelector):
         indptr = np.concatenate([[0], np.cumsum(np.diff(rows.indptr)[chosen])])
         users = _sorted_rows(indptr, label[rows.users[np.repeat(chosen, np.diff(rows.indptr))]], graph.num_users)
         active, users = np.unique(users, return_inverse=True)  # of the users, those who are in a row
-        shares = np.repeat(_WEIGHT // np.maximum(np.diff(indptr), 1), np.diff(indptr))  # (pairs,)
+        copies = free.copies[rows.examples[chosen]].astype(np.int64)  # (chosen,)
+        shares = np.repeat(_WEIGHT // np.maximum(np.diff(indptr), 1) * copies, np.diff(indptr))  # (pairs,)
         weights = np.maximum(np.bincount(users, weights=shares), 1).astype(np.int64)
         if importlib.util.find_spec("mtkahypar") is not None:
-            name, found = "mt-kahypar", _by_mtkahypar(indptr, users, weights, self.num_groups, seed)
+            name, found = "mt-kahypar", _by_mtkahypar(indptr, users, weights, copies, self.num_groups, seed)
         else:
             name, found = "label-propagation", _by_label_propagation(indptr, users, weights, self.num_groups)
         groups = np.full(graph.num_users, -1, np.int64)
@@ -159,10 +160,11 @@ def _by_mtkahypar(
     indptr: npt.NDArray[np.int64],
     users: npt.NDArray[np.int64],
     weights: npt.NDArray[np.int64],
+    copies: npt.NDArray[np.int64],
     num_groups: int,
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """(num_users,) groups that cut few rows and have nearly equal weight."""
+    """(num_users,) groups that cut rows of few copies in all and have nearly equal weight."""
     import mtkahypar
 
     shared = np.flatnonzero(np.diff(indptr) > 1)
@@ -174,7 +176,8 @@ def _by_mtkahypar(
     context = library.context_from_preset(mtkahypar.PresetType.DETERMINISTIC)
     context.logging = False
     context.set_partitioning_parameters(num_groups, _IMBALANCE, mtkahypar.Objective.CUT)
-    graph = library.create_hypergraph(context, len(weights), len(rows), rows, weights.tolist(), [1] * len(rows))
+    worth = copies[shared].tolist()
+    graph = library.create_hypergraph(context, len(weights), len(rows), rows, weights.tolist(), worth)
     return np.array(graph.partition(context).get_partition(), np.int64)
 
 
