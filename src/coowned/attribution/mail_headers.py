@@ -108,19 +108,19 @@ def decode_words(text: str) -> str:
         return text
     text = _BETWEEN_WORDS.sub("", text)
     pieces: list[str] = []
-    pending, charset, last = b"", "", 0
+    pending, charset, last = bytearray(), "", 0  # bytes would be copied for each word
     for word in _ENCODED_WORD.finditer(text):
         own = word.group(1).partition("*")[0].lower()
         # A character may be cut in two between adjacent words of one charset: their bytes are joined first.
         if pending and (word.start() != last or own != charset):
-            pieces.append(decode_text(pending, charset)[0])
-            pending = b""
+            pieces.append(decode_text(bytes(pending), charset)[0])
+            pending.clear()
         pieces.append(text[last : word.start()])
         encoded = word.group(3).encode("utf-8", "replace")
         pending += from_base64(encoded) if word.group(2) in "bB" else binascii.a2b_qp(encoded, header=True)
         charset, last = own, word.end()
     if pending:
-        pieces.append(decode_text(pending, charset)[0])
+        pieces.append(decode_text(bytes(pending), charset)[0])
     return "".join(pieces) + text[last:]
 
 

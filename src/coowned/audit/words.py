@@ -95,8 +95,10 @@ def _normals(words: npt.NDArray[np.uint64], more: npt.NDArray[np.uint64]) -> npt
         known = {0: int(words[i]), 1: int(more[i]), 2: 2**63}  # in the middle of what the first two leave open
         digits = normals.Digits(lambda number, known=known: known.get(number, 0))
         low, high = -(2**45), 2**45  # in units of 2^-40
+        near = round(digits.estimate() * 2**40)
         while high - low > 1:
-            middle = (low + high) // 2
+            # First just below and just above the estimate, which leaves little to halve where it is right.
+            middle = next((near + step for step in (-128, 128) if low < near + step < high), (low + high) // 2)
             low, high = (middle, high) if digits.exceeds(middle, 2**40) else (low, middle)
         found[i] = low * 2.0**-40
     return found
