@@ -12,7 +12,7 @@ import coowned
 from coowned import codec
 from coowned.attribution import digest as digests
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.identifiers import utf8_buffers
+from coowned.attribution.identifiers import is_text, utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Schedule, Selection
 
@@ -279,19 +279,22 @@ def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -
     if isinstance(selected, Schedule):
         batch, position = np.indices(selected.batches.shape).reshape(2, -1)
         slots = np.stack([batch, position], axis=1).astype(np.int64)  # (slots, 2)
-        rows, which = np.unique(selected.batches, return_inverse=True)
-        return digests.finish("schedule", digests.sum_rows("slot", slots, which.ravel(), _texts(graph, rows)))
+        rows, slot_row = np.unique(selected.batches, return_inverse=True)
+        ids, which = _texts(graph, rows)
+        return digests.finish("schedule", digests.sum_rows("slot", slots, which[slot_row.ravel()], ids))
     rows = np.flatnonzero(selected.copies)
-    ids, everyone = _texts(graph, rows), np.arange(len(rows))
-    parts = [digests.sum_rows("copies", selected.copies[rows, None].astype(np.int64), everyone, ids)]
+    ids, which = _texts(graph, rows)
+    parts = [digests.sum_rows("copies", selected.copies[rows, None].astype(np.int64), which, ids)]
     if selected.groups is not None:
-        parts.append(digests.sum_rows("group", selected.groups[rows, None].astype(np.int64), everyone, ids))
+        parts.append(digests.sum_rows("group", selected.groups[rows, None].astype(np.int64), which, ids))
     return digests.finish("selection", *parts)
 
 
-def _texts(graph: AttributionGraph, rows: np.ndarray) -> digests.Texts:
-    """The ids of these examples as text."""
-    return digests.Texts(*utf8_buffers(graph.ids_of(rows), length=len(rows)))
+def _texts(graph: AttributionGraph, rows: np.ndarray) -> tuple[digests.Texts, np.ndarray]:
+    """Ids as text, and (rows,) the index among them of each of these examples' ids."""
+    if graph.example_ids is not None and is_text(graph.example_ids.type):  # as they lie in memory
+        return digests.Texts(*utf8_buffers(graph.example_ids, length=graph.num_examples)), rows
+    return digests.Texts(*utf8_buffers(graph.ids_of(rows), length=len(rows))), np.arange(len(rows))
 
 
 def _slices(indptr: np.ndarray) -> list[tuple[int, int]]:
