@@ -59,10 +59,10 @@ def make_batch(rows, seed=0, scale=3.0):
     }
 
 
-def sums(model, batch, mask=None, clip_norm=1.0):
+def sums(model, batch, mask=None, clip_norm=1.0, scales=None):
     own = {name: array[None] for name, array in model.initial().items()}
     mask = np.ones(len(batch[KEY]), bool) if mask is None else mask
-    found, clipped = model.clipped_sum(own, batch, mask, [Grid.for_gradients(clip_norm)])
+    found, clipped = model.clipped_sum(own, batch, mask, [Grid.for_gradients(clip_norm)], (), scales)
     return {name: array[0] for name, array in found.items()}, clipped
 
 
@@ -103,6 +103,16 @@ def test_sums_are_those_of_jax(torch, clip_norm):
     for name, array in theirs.items():
         assert np.abs(ours[name] - array).max() <= 40 * FAR
         assert np.abs(array).max() > 10_000
+
+
+@pytest.mark.peers
+def test_scaled_sums_are_those_of_jax(torch):
+    batch, generator = make_batch(20), np.random.default_rng(1)
+    models = make_model(torch), jax_model(torch)
+    scales = {n: generator.uniform(0.5, 2, (1, *s)).astype(np.float32) for n, s in models[0].shapes().items()}
+    ours, theirs = (sums(model, batch, clip_norm=2.0, scales=scales)[0] for model in models)
+    assert all(np.abs(ours[name] - array).max() <= 20 * FAR for name, array in theirs.items())
+    assert not same(ours, sums(models[0], batch, clip_norm=2.0)[0])
 
 
 @pytest.mark.peers

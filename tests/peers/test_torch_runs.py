@@ -204,7 +204,7 @@ def test_from_a_file(tmp_path):
 @pytest.mark.peers
 def test_audit_of_a_torch_run(run):
     """Seeded: a false alarm, of probability 1e-3, would be one every time."""
-    found = audit_run(run.folder, trials=5000, seed=1)
+    found = audit_run(run.folder, trials=2000, seed=1)
     assert found.holds, found.verdict()
     assert {"noise", "gradient", "contributions"} <= {law.law for law in found.laws}
     assert type(model_from_description(run.stored.record.model)).__module__.startswith("coowned.torch")
@@ -242,6 +242,40 @@ def test_a_clip_that_lets_more_through_is_caught(run, monkeypatch):
     model = model_from_description(run.stored.record.model)
     found = audit_plan(plan_of(run.stored), model, trials=2000, seed=1)
     assert "contributions" in found.alarms
+
+
+def whole_curves(run, seed):
+    """The whole-curve audit with the torch step: 64 users side by side at the coordinates of one parameter group."""
+    from coowned.audit.curve import audit_curves
+    from coowned.audit.run_audit import plan_of
+    from coowned.torch.module_model import linear_stand_in
+
+    keys = (co.RunKey.from_seed(seed + number) for number in range(10**6))
+    model = linear_stand_in({"head.weight": (65,), "head.bias": (3,)}, 64)
+    adjacencies = ("zero-out", "replace")
+    return audit_curves(plan_of(run.stored), keys.__next__, adjacencies=adjacencies, trials=2000, model=model)
+
+
+@pytest.mark.peers
+def test_whole_curve_of_the_torch_step(run):
+    """Seeded: a false alarm, of probability 1e-3 for each curve, would be one every time."""
+    curves, noise = whole_curves(run, seed=0)
+    assert all(curve.holds for curve in curves)
+    assert noise.holds
+    assert [curve.trials for curve in curves] == [2000, 2000]
+
+
+@pytest.mark.peers
+def test_whole_curve_sees_a_parameter_group_without_noise(run, monkeypatch):
+    honest = NoiseStream.next
+
+    def without_one_group(self):
+        return {name: np.zeros_like(a) if name.endswith("weight") else a for name, a in honest(self).items()}
+
+    monkeypatch.setattr(NoiseStream, "next", without_one_group)
+    curves, noise = whole_curves(run, seed=0)
+    assert not any(curve.holds for curve in curves)
+    assert not noise.holds
 
 
 # ---- a plan of one's own ---------------------------------------------------------------------------------------------

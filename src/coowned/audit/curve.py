@@ -21,9 +21,10 @@ from coowned.audit.checks import CheckedLaw, checked_law, lower_bound, upper_bou
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.audit.driving import audited, drive
 from coowned.audit.trainer_laws import too_small, whiten
-from coowned.audit.worlds import World, WorldData
+from coowned.audit.worlds import World, WorldData, content_for
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
+from coowned.training.model import Model
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 from coowned.training.probes import BLANK, IN, OPPOSITE, LinearContent
@@ -139,6 +140,7 @@ def audit_curves(
     alpha: float = ALPHA,
     trials: int = TRIALS,
     seconds: float = math.inf,
+    model: Model | None = None,
 ) -> tuple[tuple[CurveAudit, ...], CheckedLaw]:
     """Tries to contradict the whole claimed curve of a plan, by many trainings of worst-case users.
 
@@ -153,8 +155,8 @@ def audit_curves(
         (test_false_alarms_are_accounted_for, test_honest_plans_pass)
       - Each of the planted bugs is caught.   (test_planted_bugs_are_caught, test_honest_plans_pass_twenty_seeds)
     What it is not: able to see deltas below `resolution`, about 1e-4; tails of noise and coins are tested on extreme
-    bit patterns (`coowned.audit.words`). It trains a logistic regression with a coordinate a user, whatever the run's
-    model is; that model is driven by `coowned.audit.trainer_laws`.
+    bit patterns (`coowned.audit.words`). Unless told otherwise it trains a logistic regression with a coordinate a
+    user, whatever the run's model is; that model is driven by `coowned.audit.trainer_laws`.
 
     Args:
       plan: the run's; neither its key nor its S is used.
@@ -164,13 +166,14 @@ def audit_curves(
       trials: of each side, at most.
       seconds: stop earlier, after at least one training; where even that would take longer, a plan with independent
         noise is audited on its first steps alone, against the curve of a run of so many.
+      model: to train instead, whose gradients are known (`coowned.training.probes.Auditable`).
 
     References: Jagielski et al. (2020), https://arxiv.org/abs/2006.07709; Nasr et al. (2023),
       https://arxiv.org/abs/2302.07956
     """
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     validate.integer(at_least=1000, trials=trials)
-    side = _SideBySide(plan)
+    side = _SideBySide(plan, model)
     mechanism = side.shortened(next_key(), seconds)
     claims = [dataclasses.replace(MechanismClaim.of(plan, name), mechanism=mechanism) for name in adjacencies]
     scores = side.scores(claims, next_key, trials=trials, seconds=seconds)
@@ -193,14 +196,13 @@ def audit_curves(
 class _SideBySide:
     """Worst-case users side by side in a world of the plan's shape."""
 
-    def __init__(self, plan: TrainingPlan):
-        room = min(_MOST_USERS, _BATCH_NUMBERS // plan.batch_size, _KEPT_NUMBERS // plan.iterations)
-        self._plan, self._world = (
-            plan,
-            World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=max(16, room)),
-        )
-        self._content = LinearContent(self._world.users + 1)
-        self._model = LogisticRegression(num_features=self._content.num_features)
+    def __init__(self, plan: TrainingPlan, model: Model | None = None):
+        room = max(16, min(_MOST_USERS, _BATCH_NUMBERS // plan.batch_size, _KEPT_NUMBERS // plan.iterations))
+        users = room if model is None else min(room, content_for(model).users)
+        self._plan = plan
+        self._world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=users)
+        self._content = LinearContent(self._world.users + 1) if model is None else content_for(model)
+        self._model = LogisticRegression(num_features=self._world.users + 1) if model is None else model
         self.squares, self.normals = 0.0, 0  # sum and number of squares of noise
         self._data = {
             held: WorldData(world=self._world, content=self._content, held=held).in_memory()
@@ -242,7 +244,8 @@ class _SideBySide:
         """(steps, users) what is released at each user's coordinate."""
         plan = audited(self._plan, self._world.selected, run_key)
         released = drive([plan], self._model, self._data[held], steps=min(steps, plan.iterations))
-        return released[self._content.tensor][:, : self._world.users]
+        along = released[self._content.tensor]
+        return along.reshape(len(along), -1)[:, : self._world.users]
 
 
 def _scores(claim: MechanismClaim, released: dict[int, npt.NDArray[np.float64]]) -> Scores:
