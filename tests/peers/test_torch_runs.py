@@ -99,7 +99,7 @@ def test_fit_end_to_end(torch, run, tmp_path):
     code = (exported / "README.md").read_text().split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, check=True)
     assert "'0.weight': (8, 2)" in done.stdout
-    with pytest.raises(co.InputError, match="hand the model over"):
+    with pytest.raises(co.InputError, match="given in memory"):
         co.open_run(run.folder).predict(rows(3))
 
 
