@@ -346,5 +346,5 @@ def test_batches_take_the_key(torch):
     trained = train(plan, made["make_module"](), made["loss"], data, microbatch=16)
     assert trained.statement().startswith("1. Training is (")
     assert set(trained.arrays) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    with pytest.raises(co.InputError, match="this run key has served another run"):
+    with pytest.raises(co.InputError, match="this run key was used by another run"):
         batches(plan)
