@@ -10,7 +10,7 @@ from coowned import InputError, MinSeparation, PoissonSampling
 from coowned.accounting.signal_to_noise import GOOD, SignalToNoise
 from coowned.mechanism.banded_strategy import BandedStrategy
 
-RATIO = SignalToNoise(batch_size=64, iterations=100, noise_multiplier=2.0, num_parameters=64)
+RATIO = SignalToNoise(batch_size=64, iterations=100, noise_multiplier=2.0, num_parameters=64, num_scores=0)
 
 
 def test_ratio_is_that_of_the_noise():
@@ -41,6 +41,24 @@ def test_verdict_follows_the_ratio():
         .endswith("noise swamps the signal at this batch size.")
     )
     assert RATIO.whole_training >= GOOD
+
+
+def test_linear_models_meet_the_noise_of_their_own_features():
+    """A score's noise is that of one coefficient times the row's length, whatever the number of features is."""
+    wide = dataclasses.replace(RATIO, num_parameters=64 * 10_000, num_scores=1)
+    assert wide.is_swamped
+    assert wide.verdict().endswith("where the ratio is at most 32: it can learn what many examples share.")
+    generator = np.random.default_rng(0)
+    row = generator.normal(size=1000)
+    row /= np.linalg.norm(row)
+    noise = generator.normal(size=(2000, 1000)) * 2.0 / 64 @ row  # off by 10% with probability below 1e-9
+    assert 1 / noise.std() == pytest.approx(wide.in_scores, rel=0.1)
+    assert dataclasses.replace(wide, num_scores=4).in_scores == 16
+    assert RATIO.in_scores is None
+    loud = dataclasses.replace(wide, noise_multiplier=2000.0)
+    assert loud.verdict().endswith("noise swamps the signal at this batch size.")
+    unknown = dataclasses.replace(wide, num_scores=None)
+    assert unknown.verdict().endswith("unless an example uses few of the parameters, as a hashed text does.")
 
 
 def test_of_a_mechanism():

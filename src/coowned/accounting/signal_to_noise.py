@@ -21,11 +21,15 @@ class SignalToNoise:
     Guarantees:
       - `per_step` is the clip norm over the length of the noise that training adds.   (test_ratio_is_that_of_the_noise)
       - The verdict worsens with the noise and with the number of parameters.   (test_verdict_follows_the_ratio)
+      - Of a linear model noise is said to swamp the signal only where it does so in an example's scores too, however
+        many features there are.   (test_linear_models_meet_the_noise_of_their_own_features)
 
     Attributes:
       batch_size, iterations: of the training.
       noise_multiplier: of independent noise; that of correlated noise times `BandedStrategy.error_factor`.
       num_parameters: of the model, without frozen ones.
+      num_scores: that a linear model gives an example: one, or one for each class; 0 for any other model; None where
+        the model is not known.
 
     Example:
       >>> ratio = SignalToNoise(batch_size=64, iterations=200, noise_multiplier=2.0, num_parameters=64)
@@ -37,6 +41,7 @@ class SignalToNoise:
     iterations: int
     noise_multiplier: float
     num_parameters: int
+    num_scores: int | None = None
 
     def __post_init__(self) -> None:
         validate.positive(batch_size=self.batch_size, iterations=self.iterations, num_parameters=self.num_parameters)
@@ -49,6 +54,7 @@ class SignalToNoise:
         *,
         noise_multiplier: float,
         num_parameters: int,
+        num_scores: int | None = None,
         strategy: BandedStrategy | None = None,
     ) -> "SignalToNoise":
         """Of a mechanism with this noise multiplier and a batch size, by default with its best strategy."""
@@ -59,12 +65,22 @@ class SignalToNoise:
             iterations=mechanism.iterations,
             noise_multiplier=noise_multiplier if strategy is None else noise_multiplier * strategy.error_factor(),
             num_parameters=num_parameters,
+            num_scores=num_scores,
         )
 
     @property
     def per_step(self) -> float:
         """batch_size / (noise_multiplier * sqrt(num_parameters))."""
         return self.batch_size / (self.noise_multiplier * math.sqrt(self.num_parameters))
+
+    @property
+    def in_scores(self) -> float | None:
+        """The ratio in the scores that a linear model gives one example; None for other models.
+
+        A row x turns a gradient g into scores g x, at most |g||x| long, and noise of deviation s in every coefficient
+        into noise of deviation s|x| in every score: the number of features is in neither.
+        """
+        return self.batch_size / (self.noise_multiplier * math.sqrt(self.num_scores)) if self.num_scores else None
 
     @property
     def whole_training(self) -> float:
@@ -97,7 +113,15 @@ class SignalToNoise:
 
     def _meaning(self) -> str:
         if self.is_swamped:
-            return "noise swamps the signal at this batch size"
+            swamped = "noise swamps the signal at this batch size"
+            if self.num_scores is None:
+                return f"{swamped}, unless an example uses few of the parameters, as a hashed text does"
+            if self.in_scores is None or self.in_scores * math.sqrt(self.iterations) < GOOD:
+                return swamped
+            return (
+                "taken together they are mostly noise, but a linear model meets the noise of an example's own features "
+                f"alone, where the ratio is at most {self.in_scores:.2g}: it can learn what many examples share"
+            )
         if self.per_step < 1:
             return f"a step is mostly noise, which {self.iterations:,} steps average out"
         return "the signal stands clear of the noise"

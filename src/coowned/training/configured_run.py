@@ -27,7 +27,7 @@ from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
 from coowned.training.loop import OnMetrics, TrainedModel, train, train_without_privacy
-from coowned.training.model import num_parameters
+from coowned.training.model import num_parameters, num_scores
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import claim
 from coowned.training.run import StoredRun, guarantee_text
@@ -119,7 +119,7 @@ def run_configuration(
         for name, file in task.files.items():
             folder.write(name, file, mode=0o644)
 
-    noise = plan.signal_to_noise(num_parameters(content.model))
+    noise = plan.signal_to_noise(num_parameters(content.model), num_scores(content.model))
     tell(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
     return train(
         plan,

@@ -21,7 +21,7 @@ from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
-from coowned.training.model import Model, num_parameters
+from coowned.training.model import Model, num_parameters, num_scores
 from coowned.training.optimizers import Rates, Rule
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
@@ -215,6 +215,7 @@ def run_plans(
             run_id=None if plan.guarantee is None else plan.guarantee.run_id,
             iterations=plan.iterations,
             num_parameters=num_parameters(model),
+            num_scores=num_scores(model),
             members=len(plans),
         )
         stored = folder.begin(record)

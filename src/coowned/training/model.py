@@ -139,6 +139,11 @@ def _member() -> Callable[[Parameters, Any], Parameters]:
     )
 
 
+def num_scores(model: Model) -> int:
+    """How many scores a linear model gives an example; 0 for any other."""
+    return getattr(model, "num_scores", 0)
+
+
 def num_parameters(model: Model) -> int:
     """How many numbers are trained, and get noise."""
     return sum(math.prod(shape) for shape in model.shapes().values())

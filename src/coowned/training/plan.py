@@ -139,14 +139,15 @@ class TrainingPlan(OptimizerOptions):
         """(num_bands,) of the strategy; (1.0,) is independent noise."""
         return np.ones(1) if self.strategy is None else self.strategy.coefficients
 
-    def signal_to_noise(self, num_parameters: int) -> SignalToNoise | None:
-        """Of the mean gradient of a model with so many parameters; None without noise."""
+    def signal_to_noise(self, num_parameters: int, num_scores: int | None = None) -> SignalToNoise | None:
+        """Of the mean gradient of a model with so many parameters and scores; None without noise."""
         if self.guarantee is None:
             return None
         return SignalToNoise.of(
             self.mechanism,
             noise_multiplier=self.noise_multiplier,
             num_parameters=num_parameters,
+            num_scores=num_scores,
             strategy=self.strategy,
         )
 

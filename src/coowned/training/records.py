@@ -17,6 +17,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
       model, data, configuration, initial, code, devices, platform, key: what a resumed run must agree in.
       run_id: of the guarantee; None for a run without one.
       num_parameters: that are trained; 0 where it was not stored.
+      num_scores: that a linear model gives an example; 0 for other models, None where it was not stored.
       members: how many models a sweep trains.
       files: name and SHA-256 of the files that the run wrote and that do not change any more.
     """
@@ -35,6 +36,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     iterations: int = 0
     num_parameters: int = 0
+    num_scores: int | None = None
     members: int = 1
     files: dict[str, str] = {}
 

@@ -197,7 +197,8 @@ class StoredRun:
         if self.guarantee is None or not self.record.num_parameters or self.mechanism.batch_size is None:
             return None
         noise = self.guarantee.noise_multiplier
-        return SignalToNoise.of(self.mechanism, noise_multiplier=noise, num_parameters=self.record.num_parameters)
+        sizes = {name: getattr(self.record, name) for name in ("num_parameters", "num_scores")}
+        return SignalToNoise.of(self.mechanism, noise_multiplier=noise, **sizes)
 
     @property
     def selector(self) -> str:

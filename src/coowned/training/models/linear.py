@@ -47,7 +47,7 @@ class LinearModel(Specification, abc.ABC):
         return self if record is None else dataclasses.replace(self, num_features=record.model["num_features"])
 
     @property
-    def _scores(self) -> int:
+    def num_scores(self) -> int:
         """1, or the number of classes where there are more than two."""
         count = len(self.classes or ())  # pyright: ignore[reportAttributeAccessIssue]
         return count if count > 2 else 1
@@ -76,7 +76,7 @@ class LinearModel(Specification, abc.ABC):
         )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        classes = (self._scores,) if self._scores > 1 else ()
+        classes = (self.num_scores,) if self.num_scores > 1 else ()
         return {"coefficients": (*classes, self._size + 1)}
 
     def initial(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -241,14 +241,14 @@ class Classifier(LinearModel):
         import jax.numpy as jnp
 
         scores = self.scores(parameters["coefficients"], batch)
-        if self._scores == 1:
+        if self.num_scores == 1:
             probability = jnp.where(jnp.isfinite(scores), jax.nn.sigmoid(jnp.abs(scores)), jnp.nan)
             return (scores > 0).astype(jnp.int32), probability
         probabilities = jax.nn.softmax(scores)
         return scores.argmax(axis=1).astype(jnp.int32), probabilities.max(axis=1)
 
     def _answer(self) -> tuple[str, str]:
-        if self._scores == 1:
+        if self.num_scores == 1:
             meaning = f"the probability of class {self.classes[1]!r} (and not {self.classes[0]!r}) is its sigmoid"
             return meaning, "1 / (1 + np.exp(-scores))"
         classes = f"np.array({list(self.classes)!r})"
@@ -257,24 +257,24 @@ class Classifier(LinearModel):
     def _residuals(self, scores: Any, labels: Any) -> Any:
         import jax
 
-        if self._scores == 1:
+        if self.num_scores == 1:
             return jax.nn.sigmoid(scores) - labels
-        return jax.nn.softmax(scores) - _one_hot(labels, self._scores)
+        return jax.nn.softmax(scores) - _one_hot(labels, self.num_scores)
 
     def _loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         import jax
         import jax.numpy as jnp
 
-        if self._scores == 1:
+        if self.num_scores == 1:
             return jnp.logaddexp(0.0, scores) - labels * scores, (scores > 0) == (labels > 0.5)
-        loss = jax.nn.logsumexp(scores, axis=1) - (scores * _one_hot(labels, self._scores)).sum(axis=1)
+        loss = jax.nn.logsumexp(scores, axis=1) - (scores * _one_hot(labels, self.num_scores)).sum(axis=1)
         return loss, scores.argmax(axis=1) == labels
 
     def _worst_labels(self) -> tuple[tuple[float, ...], float, float, float]:
-        if self._scores == 1:
+        if self.num_scores == 1:
             return (0.5,), 0.0, 0.5, 1e20
-        even = 1 / self._scores
-        return (even - 1, *(even,) * (self._scores - 1)), 0.0, float("nan"), 1e10
+        even = 1 / self.num_scores
+        return (even - 1, *(even,) * (self.num_scores - 1)), 0.0, float("nan"), 1e10
 
 
 def _beside(rows: Any, array: Any) -> Any:
