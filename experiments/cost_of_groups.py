@@ -88,7 +88,7 @@ def draw(rows: list[Row]) -> alt.Chart:
             x=alt.X("num_groups:Q", title="groups of users").scale(type="log", base=2),
             y=alt.Y("value:Q", title="share of greedy's S", axis=alt.Axis(format="%")).scale(domain=[0, 1]),
             color=alt.Color("contribution_bound:N", title="contribution bound"),
-            strokeDash=alt.StrokeDash("groups:N", title="groups"),
+            strokeDash=alt.StrokeDash("groups:N", title="groups", legend=alt.Legend(symbolType="stroke")),
             column=alt.Column("graph:N", title=None),
         )
         .properties(width=130, height=180)

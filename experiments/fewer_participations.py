@@ -89,7 +89,7 @@ def draw(rows: list[Row]) -> alt.Chart:
         alt.Chart(table)
         .mark_line(point=True)
         .encode(
-            x=alt.X("num_distinct:Q", title="distinct examples").scale(zero=False),
+            x=alt.X("num_distinct:Q", title="distinct examples", axis=alt.Axis(format="~s")).scale(zero=False),
             y=alt.Y("error:Q", title=f"error of prefix sums, epsilon {EPSILON:g}").scale(type="log"),
             order="num_distinct:Q",
             color=alt.Color("schedule:N", title=None),
