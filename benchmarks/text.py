@@ -9,7 +9,6 @@ python -m benchmarks text
 import functools
 import json
 import os
-import resource
 import subprocess
 import sys
 import warnings
@@ -242,12 +241,23 @@ def memory_rows() -> list[dict]:
 
 
 def measure_memory(count: int) -> None:
-    """Prints by how much one clipped sum raises the peak over what the process has with the model and its data."""
+    """Prints by how much a clipped sum raises the peak over what the process has with the model and its data.
+
+    Of the second one: the first may compile. Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
     model = BertModel.masked_lm(sequence_length=MEMORY_SEQUENCE)
     ours = clipped_sum(model, count)
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    before = resident("VmRSS")
     ours()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e9)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    ours()
+    print((resident("VmHWM") - before) / 1e9)
+
+
+def resident(kind: str) -> int:
+    """Bytes of resident memory, now (VmRSS) or at most so far (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(kind))
 
 
 # ---- what all of them use --------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ _LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
 _njit = compiled()
 
 
-@_njit
+# Where x is an exact product, as a row's number times a power of two, it may be fused with the addition.
+@compiled(fastmath={"contract"})
 def rounded(x):
     """The integer nearest to a float32 below 2^21; without a branch, so that loops become vector code."""
     return (x + _ROUNDER) - _ROUNDER
