@@ -112,6 +112,7 @@ def configuration(
     sequence_length: int = SEQUENCE_LENGTH,
     selector: str = 'selector = "greedy"',
     mechanism: str = 'kind = "dp-sgd"',
+    options: str = "",
 ) -> str:
     """A configuration of `coowned train`; `selector` and `mechanism` are lines of their sections.
 
@@ -142,6 +143,7 @@ microbatch = 64
 {model}
 [optimizer]
 learning_rate = {learning_rate}
+{options}
 """
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from tests.training.test_configured_run import sealed_examples
 
 import coowned as co
-from coowned.audit.run_audit import audit_run
+from coowned.audit.run_audit import audit_run, plan_of
 from coowned.cli import main
 from coowned.mechanism.keys import RunKey
 from coowned.training import configured_run
@@ -291,6 +291,19 @@ def test_one_group_is_dp_sgd_to_the_bit(tmp_path):
         np.testing.assert_array_equal(drawn.examples[drawn.mask], also_drawn.examples[also_drawn.mask])
 
 
+def test_options_of_the_optimizer_reach_the_run(tmp_path):
+    """They are in the plan of a run, and what its guarantee is made from is not changed by them."""
+    options = {"warmup": 0.2, "decay": "cosine", "weight_decay": 0.01, "average": "tail", "average_window": 0.5}
+    run, plain = fit(folder=tmp_path / "RUN", seed=3, **options), fit(seed=3)
+    assert run.plan["optimizer"] == ["adam", 0.1, options]
+    assert run.guarantee.epsilon == plain.guarantee.epsilon
+    assert run.guarantee.noise_multiplier == plain.guarantee.noise_multiplier
+    assert plan_of(run.stored).options() == options
+    assert tomllib.loads((tmp_path / "RUN" / "config.toml").read_text())["optimizer"]["decay"] == "cosine"
+    models = [load_file(of.folder / "model.safetensors")["weights"] for of in (run, plain)]
+    assert not np.array_equal(*models)
+
+
 def test_progress_says_what_is_being_done():
     heard = []
     fit(progress=lambda done, message: heard.append((done, message)))
@@ -316,6 +329,9 @@ def test_without_a_guarantee():
         ({"epsilon": "small"}, "epsilon must be a number"),
         ({"batch_size": None}, r"fit: \[mechanism\] needs the key 'batch_size'"),
         ({"optimizer": "none such"}, "optax has no optimizer"),
+        ({"decay": "slowly"}, r"fit: \[optimizer\] .*decay"),
+        ({"momentum": 0.9}, "momentum is an option of sgd"),
+        ({"scale_gradients": True}, "scale_gradients is for models whose gradients JAX computes"),
         ({"splits": [0.5, 0.5]}, "splits must be three numbers"),
         ({"clip_norm": None}, r"\[mechanism\] clip_norm"),
         ({"mechanism": "dp-mf"}, "does not go with"),

@@ -7,7 +7,7 @@ from experiments.framework.runner import load, names, run_grid
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, judge
 
 SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing", "audit_power", "attribution_costs"}
-SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms"}
+SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms", "accuracy_gap"}
 
 
 def check_verdicts(module, verdicts):
