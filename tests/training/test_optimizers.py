@@ -67,7 +67,8 @@ def test_every_optimizer_takes_steps():
 
 def rates_of(options: OptimizerOptions, iterations: int) -> list[float]:
     rates = jax.tree.map(lambda array: array[0], Rates.of([(2.0, iterations, options)]))
-    return [float(learning_rate_at(rates, count)) for count in range(iterations)]
+    rate_at = jax.jit(learning_rate_at)
+    return [float(rate_at(rates, count)) for count in range(iterations)]
 
 
 def plain_rate(options: OptimizerOptions, count: int, iterations: int) -> float:
@@ -97,9 +98,9 @@ def test_averages(average, window):
         lambda array: array[0],
         Rates.of([(1.0, iterations, OptimizerOptions(average=average, average_window=window))]),
     )
-    found = 0.0
+    found, weight_at = 0.0, jax.jit(average_weight_at)
     for count, iterate in enumerate(iterates):
-        weight = float(average_weight_at(rates, count))
+        weight = float(weight_at(rates, count))
         found = (1 - weight) * found + weight * iterate
     kept = round(window * iterations)
     decay = (kept - 1) / (kept + 1)
@@ -191,13 +192,13 @@ def test_scales_follow_from_what_was_released():
     """Nothing but the state, which is made of released gradients; unscaled, a gradient is what it was but for noise."""
     rule, parameters = Rule("sgd", 0.0, counts=True, scales=True), {"w": jnp.zeros((4, 50)), "b": jnp.zeros(50)}
     rates = jax.tree.map(lambda array: array[0], Rates.of([(0.1, 100, OptimizerOptions())], noise=[0.5]))
-    state, moves = rule.initial(parameters), []
+    state, moves, move, scales_of = rule.initial(parameters), [], jax.jit(rule.move), jax.jit(row_scales)
     signal, noise = released_steps(5, 40)
     for own, added in zip(signal, noise, strict=True):
-        scales = row_scales(state[1], state[0])
+        scales = scales_of(state[1], state[0])
         scaled = {"w": own[:4] * scales["w"] + added[:4], "b": own[4] * scales["b"] + added[4]}
         before = state[0]["w"]
-        state = rule.move(rates, scaled, state)
+        state = move(rates, scaled, state)
         moves.append(np.asarray(before - state[0]["w"]) / 0.1)
         if len(moves) == 1:
             assert all((array == 1).all() for array in scales.values())

@@ -555,6 +555,7 @@ def test_trains_without_privacy_too(small):
     assert after < 0.7 * before
 
 
+@pytest.mark.full
 def test_scaled_gradients(small, tmp_path):
     """The first step is that without scales; later ones are not, and end in the same bits after an interruption."""
     data, scaled = make_data(small), small.plan(scale_gradients=True, iterations=6)
