@@ -32,7 +32,7 @@ from coowned.training.plan import TrainingPlan
 if TYPE_CHECKING:
     import polars as pl
 
-_SHARED = ("certificate", "mechanism", "optimizer", "momentum", "run_key")
+_SHARED = ("certificate", "mechanism", "optimizer", "momentum", "scale_gradients", "run_key")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +137,7 @@ def sweep(
     With a folder, resumes the sweep that it holds; at the end every member is in a file of its own there, with the
     statement for the case that it is the one released.
 
-    They may differ in learning rate, clip norm, noise multiplier and the options of the optimizer but momentum. Every
+    They may differ in learning rate, clip norm, noise multiplier and options of the optimizer. Every
     member has noise of its own (its keys name its `configuration`) and the batches of all: a sweep's statement covers
     one released model only.
 
