@@ -62,7 +62,6 @@ class NoiseStream:
       iterations: number of rows there are.
       configurations: the names of the models; every array has a leading axis for them.
       start: the first step to be given out; earlier rows are replayed.
-      rows: the result of `rows()` at that step, in place of replaying.
       threads: among which the work is split.
 
     Example:
@@ -87,7 +86,6 @@ class NoiseStream:
         iterations: int,
         configurations: Sequence[str] = ("",),
         start: int = 0,
-        rows: Mapping[str, npt.NDArray[np.int64]] | None = None,
         threads: int = 1,
     ):
         validate.positive(iterations=iterations, threads=threads)
@@ -104,8 +102,6 @@ class NoiseStream:
         # (configurations, slots, size): row t is in slot t mod slots
         self._rings = {name: np.zeros((models, self._kept + self._ahead, n), np.int64) for name, n in sizes.items()}
         self._step = self._ready = 0  # rows before `ready` have been made
-        if rows is not None:
-            self._restore(rows, start)
         while self._kept and self._ready < start:
             self._make_rows()
         self._step, self._ready = int(start), max(self._ready, int(start))
@@ -128,18 +124,6 @@ class NoiseStream:
             row = ring[:, step % ring.shape[1]]
             found[name] = (row.copy() if self._kept else row).reshape(-1, *shape)
         return found
-
-    def rows(self) -> Rows:
-        """The last num_bands - 1 rows of every tensor, for a checkpoint that must not replay. As secret as the key.
-
-        Each is (configurations, num_bands - 1, size), row t in slot t mod (num_bands - 1).
-        """
-        steps = self._last_steps(self._step)
-        slots = np.argsort(steps % max(1, self._kept))
-        return {name: ring[:, steps[slots] % ring.shape[1]] for name, ring in self._rings.items()}
-
-    def _last_steps(self, step: int) -> npt.NDArray[np.int64]:
-        return np.arange(step - self._kept, step)
 
     def _make_rows(self) -> None:
         """Makes the next block of rows."""
@@ -167,19 +151,6 @@ class NoiseStream:
 
         threads.run_all([functools.partial(fill, number) for number in range(len(parts))], threads=self._threads)
         return max(largest) if self._kept else 0
-
-    def _restore(self, rows: Mapping[str, npt.NDArray[np.int64]], start: int) -> None:
-        if rows.keys() != self._rings.keys():
-            raise InputError(f"stored rows are of {sorted(rows)}, but the tensors are {sorted(self._rings)}")
-        steps = self._last_steps(start)
-        for name, ring in self._rings.items():
-            shape = (len(ring), self._kept, ring.shape[2])
-            if rows[name].shape != shape or rows[name].dtype != np.int64:
-                found = f"{rows[name].dtype} of shape {rows[name].shape}"
-                raise InputError(f"stored rows of {name} are {found}, not int64 of shape {shape}")
-            ring[:, steps % ring.shape[1]] = rows[name][:, steps % max(1, self._kept)]
-            self._rounding = self._rounding.up_to(max(self._rounding.largest, int(np.abs(ring).max(initial=0))))
-        self._ready = int(start)
 
 
 def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batch_size: int) -> dict[str, Any]:
