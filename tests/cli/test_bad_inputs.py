@@ -64,7 +64,8 @@ AFTER_DATA = {"inspect": [], "plan": PLAN, "select": SELECT, "certify": ["S.parq
 BAD_SETTINGS = [
     (["inspect"], "Missing argument"),
     (["inspect", *DATA, "--jsn"], "No such option"),
-    (["plan", *DATA], "Missing option"),
+    (["plan", *DATA], "plan needs --epsilon or --config"),
+    (["plan"], "plan needs either DATA or --config TRAIN.toml"),
     (["plan", *DATA, *PLAN, "--selectors", "best"], "best"),
     (["plan", *DATA, *PLAN, "--contribution-bounds", "1,two"], "--contribution-bounds takes whole numbers"),
     (["plan", *DATA, *PLAN, "--contribution-bounds", "0"], "contribution_bound"),

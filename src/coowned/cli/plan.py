@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coowned.accounting.terms import ADJACENCIES
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
 from coowned.cli.options import AllowLargeDelta, Json, offering
@@ -60,7 +61,10 @@ def run(
         ),
     ] = None,
     adjacency: Annotated[
-        str | None, typer.Option(help="zero-out (default) or replace; the other is shown beside it.")
+        str | None,
+        typer.Option(
+            help="zero-out (default) or replace; the other is shown beside it.", autocompletion=offering(ADJACENCIES)
+        ),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
     seed: Annotated[
