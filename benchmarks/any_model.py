@@ -29,7 +29,7 @@ from coowned.training.models.jax_model import JaxModel
 INPUTS, HIDDEN, CLASSES = 784, 126, 10  # 100,180 parameters
 BATCH = 1024
 MICROBATCHES = (8, 16, 32, 64, 128)  # of jax_privacy; the whole batch at once takes ten times as long
-LIMITS = (100, 1000)  # megabytes; a process grows by some 40 by itself
+LIMITS = (20, 100, 1000)  # megabytes
 ROUNDS = 5
 
 

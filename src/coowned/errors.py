@@ -21,6 +21,10 @@ class MissingExtraError(CoownedError, ImportError):
     """A part of the package was used whose packages are not installed."""
 
 
+class MemoryLimitError(InputError):
+    """Not even one example at a time fits the memory limit that was given."""
+
+
 class InfeasibleScheduleError(CoownedError):
     """No schedule of the asked size was found.
 

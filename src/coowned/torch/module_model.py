@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coowned.errors import InputError
+from coowned.errors import InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import USABLE, ExampleColumn
 from coowned.training.models.example_model import ExampleModel, largest_tensor
@@ -264,7 +264,7 @@ class ModuleModel(ExampleModel):
         per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
         one, two = self.memory_of(1), self.memory_of(2)
         if one > self.memory_limit:
-            raise InputError(
+            raise MemoryLimitError(
                 f"the gradient of one example needs {one / 1e6:,.0f} MB, and memory_limit is "
                 f"{self.memory_limit / 1e6:,.0f} MB; raise it, or make the model smaller"
             )

@@ -14,7 +14,7 @@ import pytest
 from jax_privacy.clipping import clipped_grad
 
 from coowned import CertificateMismatchError, InputError, evaluate, train
-from coowned.errors import BatchCoupledLossError
+from coowned.errors import BatchCoupledLossError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.checkpoint import RunFolder
 from coowned.training.example_table import KEY, USABLE, ExampleTable
@@ -191,9 +191,27 @@ def test_memory_limit_is_kept():
     assert model.rows_at_once >= 1
     assert model.memory_of(model.rows_at_once) <= 6e6
     assert needed(2 * model.rows_at_once) > 6e6
-    with pytest.raises(InputError, match=r"needs \d+ MB, and memory_limit is 1 MB; raise it"):
+    with pytest.raises(MemoryLimitError, match=r"needs \d+ MB, and memory_limit is 1 MB; raise it"):
         _ = make_model(loss=own, parameters=wide, predict=None, memory_limit="1MB").rows_at_once
     assert make_model().rows_at_once == 128  # of a small model
+
+
+@pytest.mark.full
+def test_memory_that_is_measured():
+    """In a process of its own: by how much it grows at most while batches are summed under a limit of 20 MB."""
+    code = """
+        from benchmarks.any_model import _growth, make_batch, make_model, summing
+        model = make_model(memory_limit=20_000_000)
+        action = summing(model, make_batch())
+        action()
+        print(model.rows_at_once, max(_growth(action) for _ in range(3)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    rows, grown = map(float, done.stdout.split())
+    assert rows > 1
+    assert grown < 20e6
 
 
 def test_backends_that_do_not_tell_their_memory(monkeypatch):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.cache import keep_compiled_programs
-from coowned.errors import BatchCoupledLossError, InputError
+from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import sums_of_members
@@ -42,7 +42,8 @@ class ExampleModel:
       - The clipped sum is that of the examples' own gradients.   (test_equals_jax_privacy)
       - Microbatches of every size give the same integers, as far as XLA gives the same gradients.
         (test_microbatches_give_the_same_integers)
-      - A microbatch needs no more memory than the limit, as XLA counts it.   (test_memory_limit_is_kept)
+      - A microbatch needs no more memory than the limit, as XLA counts it, sums on the host included; a process that
+        has its programs grows by no more.   (test_memory_limit_is_kept, test_memory_that_is_measured)
       - Another loss, frozen parameter or microbatch has another description: a run is not resumed with it.
         (test_description_follows_the_model)
       - A row that cannot be used, and a gradient that is not finite, add exactly zero.   (test_unusable_adds_zero)
@@ -302,7 +303,7 @@ class ExampleModel:
         size = min(_MOST_ROWS, _power_of_two(_NEAR / per_row))
         while (needed := self.memory_of(size)) > self.memory_limit:
             if size == 1:
-                raise InputError(
+                raise MemoryLimitError(
                     f"the gradient of one example needs {needed / 1e6:,.0f} MB, and memory_limit is "
                     f"{self.memory_limit / 1e6:,.0f} MB; raise it, or make the model smaller"
                 )

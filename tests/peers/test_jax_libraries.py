@@ -1,0 +1,104 @@
+"""Modules of Flax and Equinox as `JaxModel`: trained in part, frozen in part, neither of them a dependency."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("equinox")
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import optax
+
+import coowned as co
+from coowned.errors import BatchCoupledLossError
+
+pytestmark = pytest.mark.peers
+
+
+class Network(nn.Module):
+    """Two layers, with dropout between them."""
+
+    @nn.compact
+    def __call__(self, x, *, train):
+        x = nn.relu(nn.Dense(8, name="first")(x))
+        x = nn.Dropout(0.1, deterministic=not train)(x)
+        return nn.Dense(2, name="second")(x)
+
+
+def flax_model():
+    network = Network()
+
+    def loss(parameters, example, key):
+        scores = network.apply({"params": parameters}, example["x"], train=True, rngs={"dropout": key})
+        return optax.softmax_cross_entropy_with_integer_labels(scores, example["label"])
+
+    def predict(parameters, example):
+        return jax.nn.softmax(network.apply({"params": parameters}, example["x"], train=False))
+
+    parameters = network.init(jax.random.key(0), np.zeros(3, np.float32), train=False)["params"]
+    return co.JaxModel(
+        loss=loss, parameters=parameters, predict=predict, trainable=lambda path: path.startswith("second")
+    )
+
+
+def equinox_model():
+    network = eqx.nn.MLP(in_size=3, out_size=2, width_size=8, depth=1, key=jax.random.key(0))
+
+    def loss(network, example, key):
+        return optax.softmax_cross_entropy_with_integer_labels(network(example["x"]), example["label"])
+
+    def predict(network, example):
+        return jax.nn.softmax(network(example["x"]))
+
+    return co.JaxModel(
+        loss=loss, parameters=network, predict=predict, trainable=lambda path: path.startswith("layers/1")
+    )
+
+
+def rows(count=600):
+    x = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+    return {
+        "users": [[f"u{number % 300}"] for number in range(count)],
+        "x": list(x),
+        "label": (x[:, 0] > 0).astype(int),
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "trained"),
+    [
+        (flax_model(), {"second/bias": (2,), "second/kernel": (8, 2)}),
+        (equinox_model(), {"layers/1/bias": (2,), "layers/1/weight": (2, 8)}),
+    ],
+    ids=["flax", "equinox"],
+)
+def test_module_is_trained_but_for_its_frozen_part(model, trained, tmp_path):
+    run = co.fit(
+        co.from_table(rows()), model, epsilon=16.0, delta=1e-6, adjacency="zero-out", batch_size=100, iterations=60,
+        selector=co.Greedy(contribution_bound=2), learning_rate=0.1, seed=1, folder=tmp_path / "RUN",
+    )  # fmt: skip
+    arrays = run.stored.arrays()
+    assert {name: array.shape for name, array in arrays.items()} == trained
+    found = run.evaluate(rows())
+    assert found["accuracy"][0] > 0.7  # half of the labels are either
+    again = co.open_run(tmp_path / "RUN", model=model).predict(rows(5))
+    assert again.equals(run.predict(rows(5)))
+    before, after = (jax.tree.leaves(tree) for tree in (model.parameters, model.with_arrays(arrays)))
+    changed = [not np.array_equal(one, other) for one, other in zip(before, after, strict=True) if eqx.is_array(one)]
+    assert sum(changed) == 2
+    assert len(changed) == 4
+
+
+def test_batch_norm_is_refused():
+    norm = nn.BatchNorm(use_running_average=False, axis_name="batch")
+    state = nn.BatchNorm(use_running_average=False).init(jax.random.key(0), np.zeros((2, 3), np.float32))
+
+    def loss(parameters, example, key):
+        found, _ = norm.apply({**state, "params": parameters}, example["x"][None], mutable=["batch_stats"])
+        return found.sum()
+
+    model = co.JaxModel(loss=loss, parameters=state["params"], shapes={"x": (3,)})
+    with pytest.raises(BatchCoupledLossError, match="layer norm"):
+        model.for_schema(co.from_table(rows()).payload.schema).check_independence()
