@@ -19,7 +19,7 @@ test: .venv/core.stamp ## the quick suite
 test-full: .venv/all.stamp ## what the quick suite leaves out: Spark, browser, documentation, faults
 	$(RUN_TESTS) -m full
 
-test-peers: .venv-peers/peers.stamp ## conformance with torch, transformers and opacus
+test-peers: .venv-peers/peers.stamp ## conformance with torch, transformers, opacus, flax and equinox
 	.venv-peers/bin/python -m pytest tests/peers -m peers
 
 setup: .venv/all.stamp ## the whole development environment
@@ -98,9 +98,10 @@ clean: clean-kernels ## remove environments and caches
 	$(PIP) install --require-hashes -r requirements/docs.lock
 	@touch $@
 
-.venv-peers/peers.stamp: requirements/core.lock requirements/peers.txt pyproject.toml
+.venv-peers/peers.stamp: requirements/core.lock requirements/peers.txt requirements/peers-alone.txt pyproject.toml
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes -r requirements/core.lock
 	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install -r requirements/peers.txt
+	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install --no-deps -r requirements/peers-alone.txt
 	.venv-peers/bin/python -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation --editable .
 	@touch $@

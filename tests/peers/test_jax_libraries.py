@@ -1,15 +1,9 @@
 """Modules of Flax and Equinox as `JaxModel`: trained in part, frozen in part, neither of them a dependency."""
 
-import numpy as np
-import pytest
-
-pytest.importorskip("flax")
-pytest.importorskip("equinox")
-
-import equinox as eqx
-import flax.linen as nn
 import jax
+import numpy as np
 import optax
+import pytest
 
 import coowned as co
 from coowned.errors import BatchCoupledLossError
@@ -17,17 +11,17 @@ from coowned.errors import BatchCoupledLossError
 pytestmark = pytest.mark.peers
 
 
-class Network(nn.Module):
-    """Two layers, with dropout between them."""
-
-    @nn.compact
-    def __call__(self, x, *, train):
-        x = nn.relu(nn.Dense(8, name="first")(x))
-        x = nn.Dropout(0.1, deterministic=not train)(x)
-        return nn.Dense(2, name="second")(x)
-
-
 def flax_model():
+    """Two layers, with dropout between them; the first is frozen."""
+    import flax.linen as nn
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x, *, train):
+            x = nn.relu(nn.Dense(8, name="first")(x))
+            x = nn.Dropout(0.1, deterministic=not train)(x)
+            return nn.Dense(2, name="second")(x)
+
     network = Network()
 
     def loss(parameters, example, key):
@@ -44,6 +38,9 @@ def flax_model():
 
 
 def equinox_model():
+    """The same without dropout, as a module that holds functions too."""
+    import equinox as eqx
+
     network = eqx.nn.MLP(in_size=3, out_size=2, width_size=8, depth=1, key=jax.random.key(0))
 
     def loss(network, example, key):
@@ -67,14 +64,15 @@ def rows(count=600):
 
 
 @pytest.mark.parametrize(
-    ("model", "trained"),
+    ("make", "trained"),
     [
-        (flax_model(), {"second/bias": (2,), "second/kernel": (8, 2)}),
-        (equinox_model(), {"layers/1/bias": (2,), "layers/1/weight": (2, 8)}),
+        (flax_model, {"second/bias": (2,), "second/kernel": (8, 2)}),
+        (equinox_model, {"layers/1/bias": (2,), "layers/1/weight": (2, 8)}),
     ],
     ids=["flax", "equinox"],
 )
-def test_module_is_trained_but_for_its_frozen_part(model, trained, tmp_path):
+def test_module_is_trained_but_for_its_frozen_part(make, trained, tmp_path):
+    model = make()
     run = co.fit(
         co.from_table(rows()), model, epsilon=16.0, delta=1e-6, adjacency="zero-out", batch_size=100, iterations=60,
         selector=co.Greedy(contribution_bound=2), learning_rate=0.1, seed=1, folder=tmp_path / "RUN",
@@ -86,12 +84,15 @@ def test_module_is_trained_but_for_its_frozen_part(model, trained, tmp_path):
     again = co.open_run(tmp_path / "RUN", model=model).predict(rows(5))
     assert again.equals(run.predict(rows(5)))
     before, after = (jax.tree.leaves(tree) for tree in (model.parameters, model.with_arrays(arrays)))
-    changed = [not np.array_equal(one, other) for one, other in zip(before, after, strict=True) if eqx.is_array(one)]
+    pairs = [pair for pair in zip(before, after, strict=True) if hasattr(pair[0], "shape")]
+    changed = [not np.array_equal(one, other) for one, other in pairs]
     assert sum(changed) == 2
     assert len(changed) == 4
 
 
 def test_batch_norm_is_refused():
+    import flax.linen as nn
+
     norm = nn.BatchNorm(use_running_average=False, axis_name="batch")
     state = nn.BatchNorm(use_running_average=False).init(jax.random.key(0), np.zeros((2, 3), np.float32))
 

@@ -193,6 +193,7 @@ class ExampleSpecification(Specification):
         """
         unknown = [] if self.columns is None else [name for name, (shape, _) in kinds.items() if shape is None]
         fitting: list[tuple[AskedExample, Any]] = []
+        failure: Exception | None = None
         tries = _lengths(unknown, self.lengths(tree))
         while tries:
             example = AskedExample(kinds, tries.pop(), self.zeros)
@@ -202,15 +203,16 @@ class ExampleSpecification(Specification):
             except UnknownLengthError as missing:
                 unknown.append(str(missing))
                 tries, fitting = _lengths(unknown, self.lengths(tree)), []
-            except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            except Exception as error:  # each library has a class of its own for shapes that do not fit
                 if not unknown or isinstance(error, InputError):
                     raise
+                failure = error
         if len({tuple(found.used.items()) for found, _ in fitting}) != 1:
             raise InputError(
                 f"the schema does not say how long the lists of {', '.join(unknown)} are, and "
                 f"{'several lengths fit' if fitting else 'no length of a parameter fits'}; say it: "
                 f"shapes={{{unknown[0]!r}: (length,)}}, or store them as fixed-size lists"
-            )
+            ) from (None if fitting else failure)
         example, gives = fitting[0]
         return (example.used if self.columns is None or not labels else example.all_shapes()), gives
 
