@@ -75,7 +75,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 @pytest.mark.full
 def test_wheel_in_an_empty_environment(wheel, tmp_path):
     """The environment has what the wheel's metadata ask for, linked from this one, and nothing else: no JAX."""
-    venv.create(tmp_path / "env", with_pip=False)
+    venv.create(tmp_path / "env", symlinks=True, with_pip=False)
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     zipfile.ZipFile(wheel).extractall(site)  # what an installer does with a wheel of pure Python
     (metadata,) = importlib.metadata.distributions(name="coowned", path=[str(site)])
