@@ -90,7 +90,7 @@ def test_module_is_trained_but_for_its_frozen_part(make, trained, tmp_path):
     assert len(changed) == 4
 
 
-def test_batch_norm_is_refused():
+def test_flax_batch_norm_is_refused():
     import flax.linen as nn
 
     norm = nn.BatchNorm(use_running_average=False, axis_name="batch")
