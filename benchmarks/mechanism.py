@@ -3,6 +3,7 @@
 python -m benchmarks mechanism
 """
 
+import functools
 import os
 import time
 
@@ -25,6 +26,7 @@ from coowned.mechanism.noise import NoiseStream, release
 from coowned.mechanism.normals import approximate
 
 BATCH, NUM_FEATURES = 4096, 1000
+BLOCK = 8  # steps timed together: rows of correlated noise are made so many at a time
 KEY = RunKey.from_seed(0)
 
 
@@ -108,13 +110,14 @@ def correlated_noise_rows() -> list[dict]:
         strategy = BandedStrategy(num_bands=num_bands, iterations=100_000)
         stream = noise_stream(NUM_FEATURES + 1, grid, strategy.coefficients)
 
-        def step():
-            sums, _ = clipped_linear_sums(coefficients, features, labels, mask, [grid], norms)
-            return release({"w": sums}, stream.next(), np.array([grid.unit]), BATCH)
+        def some_steps():
+            for _ in range(BLOCK):
+                sums, _ = clipped_linear_sums(coefficients, features, labels, mask, [grid], norms)
+                release({"w": sums}, stream.next(), np.array([grid.unit]), BATCH)
 
-        return step
+        return some_steps
 
-    seconds = interleaved({"independent": steps(1), "correlated": steps(64)})
+    seconds = interleaved({"independent": steps(1), "correlated": steps(64)}, repetitions=30)
     ratio = seconds["correlated"] / seconds["independent"]
     started = time.perf_counter()
     coefficients = banded_strategy._optimize(64, 2500)  # not from the cache
@@ -128,15 +131,31 @@ def correlated_noise_rows() -> list[dict]:
 
 
 def large_noise_rows() -> list[dict]:
-    """The noise of a step alone, where the noise multiplier is 200, against 1: more numbers are close to a boundary."""
-    grid, rows = Grid.for_linear(1.0), []
+    """Steps with a noise multiplier of 200 against 1: more numbers are close to a boundary of their rounding."""
+    features, labels, mask = (np.asarray(array)[:1024] for array in logistic_batch()[2:])
+    norms, grid, rows = norms_of(features), Grid.for_linear(1.0), []
     for models, num_bands in ((168, 1), (168, 16), (1, 1), (1, 16)):
-        coefficients = BandedStrategy(num_bands=num_bands, iterations=100_000).coefficients
-        streams = {sigma: noise_stream(NUM_FEATURES + 1, grid, coefficients, sigma, models) for sigma in (1, 200)}
-        seconds = interleaved({sigma: stream.next for sigma, stream in streams.items()}, repetitions=40)
-        ratio = seconds[200] / seconds[1]
-        name = f"noise of {models} x {NUM_FEATURES + 1} parameters, bands {num_bands}: sigma 200 against 1"
-        rows.append(figure(name, ratio, "x", "<= 1.5", ratio <= 1.5))
+        strategy = BandedStrategy(num_bands=num_bands, iterations=2500)
+        coefficients, grids = np.zeros((models, NUM_FEATURES + 1), np.float32), [grid] * models
+
+        def some_steps(stream, with_sums, coefficients=coefficients, grids=grids):
+            for _ in range(BLOCK):
+                noise = stream.next()
+                if with_sums:
+                    sums, _ = clipped_linear_sums(coefficients, features, labels, mask, grids, norms)
+                    release({"w": sums}, noise, np.full(len(grids), grid.unit), len(mask))
+
+        actions = {
+            (sigma, with_sums): functools.partial(
+                some_steps, noise_stream(NUM_FEATURES + 1, grid, strategy.coefficients, sigma, models), with_sums
+            )
+            for sigma in (1, 200)
+            for with_sums in (True, False)
+        }
+        seconds = interleaved(actions, repetitions=10 if models > 1 else 100)
+        step, alone = (seconds[200, with_sums] / seconds[1, with_sums] for with_sums in (True, False))
+        name = f"step of {models} model{'s' * (models > 1)}, batch {len(mask)}, bands {num_bands}: sigma 200 against 1"
+        rows += [figure(name, step, "x", "<= 1.5", step <= 1.5), figure("  its noise alone", alone, "x")]
     return rows
 
 
