@@ -60,7 +60,10 @@ def test_verdicts_have_pictures():
         len(load(name).CLAIMS) for name in names()
     )
     stored = {file.stem for file in (pages.ROOT / pages.PICTURES).glob("*.svg")}
-    assert stored == {"verdicts", *(name for name in names() if read_rows(name))}
+    drawn = {"verdicts", *(name for name in names() if read_rows(name))}
+    assert drawn <= stored
+    pages_of_docs = "".join(page.read_text(encoding="utf-8") for page in (pages.ROOT / "docs").rglob("*.md"))
+    assert all(f"pictures/{name}.svg" in pages_of_docs for name in stored - drawn)  # no picture is left behind
 
 
 class Interrupted(Exception):
