@@ -16,11 +16,14 @@ from coowned.mechanism.noise import NoiseStream
 from coowned.training.checkpoint import RunFolder
 from coowned.training.models.registry import model_from_description
 
+made: dict = {}  # what FACTORY defines
+
 
 @pytest.fixture(scope="module", autouse=True)
 def torch():
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
+    exec(FACTORY.replace("from coowned.torch import TorchModel", ""), made)
     return torch
 
 
@@ -45,8 +48,6 @@ def make_module(width=8):
 def make_model(width=8):
     return TorchModel(module=make_module(width), loss=loss, predict=predict, columns=["x", "label"], microbatch=16)
 """
-made: dict = {}
-exec(FACTORY.replace("from coowned.torch import TorchModel", ""), made)
 SETTINGS = {
     "epsilon": 8.0,
     "delta": 1e-6,

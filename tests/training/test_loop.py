@@ -229,15 +229,15 @@ def test_a_key_serves_one_run(small):
     features, labels = small.world.batch(np.arange(300))
     edited = FeatureTable(graph=small.graph, features=features, labels=1 - labels)
     for other, data in ((dataclasses.replace(plan, learning_rate=0.5), small.data), (plan, edited)):
-        with pytest.raises(InputError, match="served another run"):
+        with pytest.raises(InputError, match="was used by another run"):
             train(other, MODEL, data)
-        with pytest.raises(InputError, match="served another run"):
+        with pytest.raises(InputError, match="was used by another run"):
             sweep([other], MODEL, data)
     # Another configuration has other noise but the same coins: two such runs would pass for independent ones.
-    with pytest.raises(InputError, match="served another run"):
+    with pytest.raises(InputError, match="was used by another run"):
         train(dataclasses.replace(plan, learning_rate=0.5, configuration="other"), MODEL, small.data)
     without = dataclasses.replace(plan, guarantee=None)  # the coins alone, without noise
-    with pytest.raises(InputError, match="served another run"):
+    with pytest.raises(InputError, match="was used by another run"):
         train(without, MODEL, small.data)
 
 
@@ -249,7 +249,7 @@ def test_content_that_was_written_over_is_another_run(small):
     plan = dataclasses.replace(plan, guarantee=real, run_key=type(plan.run_key).from_operating_system())
     train(plan, MODEL, data)
     features *= 5
-    with pytest.raises(InputError, match="served another run"):
+    with pytest.raises(InputError, match="was used by another run"):
         train(plan, MODEL, data)
 
 
