@@ -164,6 +164,8 @@ class Killer:
                 break
             folder = self.room / f"killed {verb} {number}"
             shutil.copytree(self.room / f"before {verb}", folder)
+            for kept in ("accounting", "selections"):  # as in the undisturbed run, whose events are counted
+                shutil.rmtree(self.room / "cache" / kept, ignore_errors=True)
             for kill in next(turns)[: kills - tally.num_kills]:
                 if not self._kill(verb, folder, kill, tally):
                     break
