@@ -35,6 +35,7 @@ from coowned.mechanism.linear_sums import RowsInPlace
 from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
+from coowned.training.step import Step
 
 # ---- the plans ------------------------------------------------------------------------------------------------------
 
@@ -309,27 +310,20 @@ def change_trainer(monkeypatch, change: Callable[[Trainer], None]) -> None:
     monkeypatch.setattr(Trainer, "__init__", init)
 
 
-def divided_by_the_drawn(monkeypatch):
-    """The mean over what was drawn, in place of the public batch size."""
+class DividedByTheDrawn(Step):
+    """Takes the mean over what was drawn, in place of the public batch size."""
 
+    def __call__(self, state, batch, mask, noise):
+        honest = Step(self.model, self.rule, self.rates, max(1, mask.sum()), self.grids, self.devices)
+        return honest(state, batch, mask, noise)
+
+
+def divided_by_the_drawn(monkeypatch):
     def change(trainer):
-        honest = trainer._step
-        trainer._step = lambda state, batch, mask, noise: dataclasses.replace(honest, batch_size=max(1, mask.sum()))(
-            state, batch, mask, noise
-        )
-        trainer._noise = functools.partial(Trainer._noise, _WithStep(trainer, honest))
+        step = trainer._step
+        trainer._step = DividedByTheDrawn(step.model, step.rule, step.rates, step.batch_size, step.grids, step.devices)
 
     change_trainer(monkeypatch, change)
-
-
-class _WithStep:
-    """A trainer whose step is another."""
-
-    def __init__(self, trainer, step):
-        self._trainer, self._step = trainer, step
-
-    def __getattr__(self, name):
-        return getattr(self._trainer, name)
 
 
 def change_sums(monkeypatch, change: Callable[..., Any], model: type = LogisticRegression) -> None:

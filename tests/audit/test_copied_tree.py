@@ -89,7 +89,7 @@ EDITS = [
     Edit(
         "the largest clip norm for all of a sweep",
         "training/step.py",
-        "        sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices)\n",
+        "        sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices, *given)\n",
         """
         largest = max(self.grids, key=lambda grid: grid.clip_norm)
         sums, clipped = self.model.clipped_sum(state[0], batch, mask, (largest,) * len(self.grids), self.devices)
