@@ -36,8 +36,8 @@ from coowned.training.run import StoredRun
 
 NOT_SEEN = (
     "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
-    "at on extreme bit patterns instead. Not audited here: the run's own data and attribution, and how several devices "
-    "share a batch: the audit trains on one."
+    "at on extreme bit patterns instead. Not audited here: the run's own data and attribution; how several devices "
+    "share a batch, since the audit trains on one; and `scale_gradients`, without which it trains."
 )
 LARGEST_SEED = 2**57 - 1  # every test of an audit has a seed of its own, made from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
