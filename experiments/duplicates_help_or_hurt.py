@@ -125,8 +125,9 @@ def claims(rows: list[Row]) -> list[Verdict]:
         where = f"; crosses at about {crossing:.1f}" if crossing else ""
         found = f"accuracy gained by duplicates, in points by epsilon: {shown}{where}"
         verdicts.append(Verdict(claim=claim, verdict=verdict, found=found, why=WHY if crossing else ""))
-    both = [thresholds[kind] for kind in KINDS if thresholds[kind]]
-    found = ", ".join(f"{kind} {value:.1f}" for kind, value in thresholds.items() if value)
-    larger = int(len(both) == 2 and both[1] > both[0])
-    why = "S is smaller on the skewed graph, so noise matters more there."
-    return [*verdicts, judge(CLAIMS[2], larger, int(len(both) == 2), found or "no two thresholds to compare", why)]
+    was_run = set(KINDS) <= set(table["kind"])
+    one, other = (thresholds[kind] for kind in KINDS)
+    found = ", ".join(f"{kind} {f'{value:.1f}' if value else 'none'}" for kind, value in thresholds.items())
+    larger = one is not None and other is not None and other > one
+    why = "S is smaller on the skewed graph, so noise matters more there." if larger else ""
+    return [*verdicts, judge(CLAIMS[2], int(larger), int(was_run), found, why)]
