@@ -208,7 +208,8 @@ def fit(
       model: `LogisticRegression(features=[...], label=...)`, say: which columns are read, and how large it is.
       selector: chooses S from the train split's graph: a selector of this package or of your own. Or S itself: a
         Selection from all examples, of which the train split's are taken, or from the train split; a Schedule from the
-        train split. A schedule has batch size and iterations of its own.
+        train split. A schedule has batch size and iterations of its own. Whatever is not this package's must choose
+        from the graph alone: the claim is void for an S that follows from content, and no recount can tell.
       batch_size, iterations: expected and public; number of steps.
       epsilon, noise_multiplier: exactly one of them; `epsilon="none"` for no guarantee.
       delta, adjacency: of the claim; they have no default.

@@ -198,3 +198,9 @@ def test_statement_of_groups(group_certificate):
     spread = f"epsilon {rounded_up(by_group[low])} to {rounded_up(by_group[high])}, the largest in group {high}"
     assert spread in text
     assert "the 2 groups" not in made.statement()
+
+
+def test_how_a_given_s_was_chosen_is_assumed(made):
+    """A certificate proves the bound alone: no statement says of every S that nobody looked at content."""
+    assert "chosen without looking at content is assumed" in made.statement()
+    assert made.statement().count("chosen without looking at content") == 1

@@ -129,7 +129,7 @@ def test_without_privacy_it_is_sgd(torch):
 
 
 @pytest.mark.peers
-def test_killed_torch_run_is_resumed(tmp_path, monkeypatch):
+def test_interrupted_torch_run_is_resumed(tmp_path, monkeypatch):
     whole = fit(folder=tmp_path / "whole", seed=5)
     save = RunFolder.save
 

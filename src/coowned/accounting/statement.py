@@ -98,8 +98,9 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         f"one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy and "
         "divided by the public batch size.",
         f"The training set has {counted(certificate.size, 'copy', 'copies')} of "
-        f"{counted(certificate.num_distinct, 'example')}, chosen without looking at content; a recount found nobody "
-        f"in more than {counted(certificate.contribution_bound, 'copy', 'copies')}.",
+        f"{counted(certificate.num_distinct, 'example')}; a recount found nobody in more than "
+        f"{counted(certificate.contribution_bound, 'copy', 'copies')}. Selectors of coowned never see content; that a "
+        "training set from elsewhere was chosen without looking at content is assumed.",
         _example_level(guarantee),
         f"Released: the model, and if wanted every noisy gradient on the way. {_NOT_RELEASED}",
         _accountant(guarantee),

@@ -36,7 +36,7 @@ def fit(
 
     Guarantees:
       - It is `coowned.fit` with a `TorchModel`: same coins, noise, run folder and claim.   (test_fit_end_to_end)
-      - A run that was killed and resumed ends in the same bits.   (test_killed_torch_run_is_resumed)
+      - A run that was interrupted and resumed ends in the same bits.   (test_interrupted_torch_run_is_resumed)
       - The module is not written to: a second run starts where the first did, not from what it learned.
         (test_fit_end_to_end)
 
@@ -91,7 +91,8 @@ def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
 
     The claim holds for a loop that takes every batch whole, empty ones included, clips each copy's gradient to
     `plan.clip_norm`, adds noise of `plan.noise_multiplier * plan.clip_norm` to the sum, and divides by
-    `plan.batch_size`. The batches are secret: published, they void the claim.
+    `plan.batch_size`, once: two loops over one plan are two releases with the same coins, which no sum of two claims
+    covers. The batches are secret: published, they void the claim.
 
     Guarantees:
       - They are the batches that `train` would draw: all `plan.iterations` of them, empty ones included, none cut.

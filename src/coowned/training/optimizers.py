@@ -1,6 +1,7 @@
 """How noisy mean gradients move the parameters: an optimizer of optax, and what goes around it.
 
-All of it is post-processing of what the mechanism releases, and costs no privacy.
+All of it is computed from what the mechanism has released, and costs no privacy. `scale_gradients` alone acts before
+the noise: its scales follow from earlier releases, and what a copy adds is clipped after it was scaled.
 """
 
 import dataclasses
@@ -42,7 +43,8 @@ class OptimizerOptions:
     """What goes around an optimizer; fractions are of the number of steps, so that they suit a run of any length.
 
     Guarantees:
-      - Every option changes only what follows the noise.   (test_options_see_noisy_gradients_alone)
+      - Every option but scale_gradients changes only what follows the noise.   (test_options_see_noisy_gradients_alone)
+      - With scale_gradients no copy adds more than the clip norm.   (test_scales_cannot_lengthen_a_copy)
 
     Attributes:
       momentum: of sgd; other optimizers have their own.
