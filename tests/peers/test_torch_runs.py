@@ -337,6 +337,17 @@ def test_batches_are_poisson():
 
 
 @pytest.mark.peers
+def test_several_devices_are_refused():
+    from coowned.torch import train
+    from coowned.training.example_table import ExampleTable
+
+    graph, plan = make_plan(200, 8, 3)
+    data = ExampleTable(graph=graph, arrays={"x": np.zeros((200, 2)), "label": np.zeros(200, int)})
+    with pytest.raises(co.InputError, match="one device"):
+        train(plan, made["make_module"](), made["loss"], data, microbatch=16, devices=2)
+
+
+@pytest.mark.peers
 def test_batches_take_the_key(torch):
     from coowned.torch import batches, train
     from coowned.training.example_table import ExampleTable

@@ -6,14 +6,13 @@ import functools
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned.errors import InputError, MemoryLimitError
-from coowned.mechanism.grid import Grid
 from coowned.training.example_table import USABLE, ExampleColumn
 from coowned.training.models.example_model import ExampleModel, largest_tensor
 from coowned.training.models.parameter_trees import ParameterTree
@@ -56,19 +55,6 @@ class ModuleModel(ExampleModel):
         import torch
 
         return {**super().describe(), "torch": str(torch.__version__), "threads": torch.get_num_threads()}
-
-    def clipped_sum(
-        self,
-        parameters: dict[str, Any],
-        batch: dict[str, Any],
-        mask: Any,
-        grids: Sequence[Grid],
-        devices: Sequence[Any] = (),
-        scales: Mapping[str, Any] | None = None,
-    ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        if devices:
-            raise InputError("a PyTorch model is trained on one device; leave devices out")
-        return super().clipped_sum(parameters, batch, mask, grids, devices, scales)
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
         """The plain sum, some examples at a time: for training without privacy."""

@@ -244,6 +244,8 @@ class Trainer:
     def __init__(self, plans: Sequence[TrainingPlan], model: Model, *, devices: int = 1):
         import jax
 
+        if devices > 1 and not model.runs_in_jax:
+            raise InputError("a PyTorch model is trained on one device; leave devices out")
         if devices > len(jax.devices()):
             raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
         if plans[0].scale_gradients and (model.many_models or len(plans[0].coefficients) > 1):
