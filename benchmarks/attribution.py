@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import memory
+
 ARXIV = Path("../shared/data/arxiv_hypergraph.parquet")
 REPEATS = 3
 BAR_TIME, BAR_MEMORY = 2.0, 3.0
@@ -98,12 +100,12 @@ def measure(kind: str, path: str) -> dict[str, Any]:
     }[kind]
     with tempfile.TemporaryDirectory() as folder:
         read(_small_file(Path(folder), kind), **settings)
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = memory.resident()
+    memory.restart_peak()
     begin = time.perf_counter()
     examples = read(path, **settings)
     seconds = time.perf_counter() - begin
-    return {"peak": _status("VmHWM") - before, "produced": _bytes_of(examples), "seconds": seconds}
+    return {"peak": memory.peak() - before, "produced": _bytes_of(examples), "seconds": seconds}
 
 
 def _small_file(folder: Path, kind: str) -> Path:
@@ -116,12 +118,6 @@ def _small_file(folder: Path, kind: str) -> Path:
         file = folder / "small.csv"
         file.write_text("example_id,sender,to,text\na,x,y;z,t\nb,z,x;y,t\n")
     return file
-
-
-def _status(name: str) -> int:
-    """Bytes of resident memory, now (VmRSS) or at most so far (VmHWM)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
 
 
 def _bytes_of(examples: Any) -> int:

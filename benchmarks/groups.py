@@ -3,9 +3,9 @@
 python -m benchmarks.groups
 """
 
-import resource
 import time
 
+from benchmarks import memory
 from coowned.selection.cyclic_groups import CyclicGroups
 from coowned.selection.greedy import Greedy
 from coowned.synthetic.regular_graph import RegularGraph
@@ -19,7 +19,7 @@ def run():
     CyclicGroups(num_groups=2, contribution_bound=1).select(
         RegularGraph(num_examples=1000).generate(seed=0)
     )  # compiles
-    before = _peak()
+    before = memory.peak()
     begin = time.process_time()
     greedy = Greedy(contribution_bound=BOUND).select(graph)
     alone = time.process_time() - begin
@@ -31,13 +31,9 @@ def run():
         _row(f"CyclicGroups, {name}: processor time", seconds, "s"),
         _row(f"CyclicGroups, {name}: on a clock", clock, "s"),
         _row(f"CyclicGroups / Greedy, {name}: processor time", seconds / alone, "ratio"),
-        _row(f"CyclicGroups, {name}: memory beyond the graph's peak", _peak() - before, "GB"),
+        _row(f"CyclicGroups, {name}: memory beyond the graph's peak", (memory.peak() - before) / 1e9, "GB"),
         _row(f"CyclicGroups, {name}: share of greedy's S", selection.size / greedy.size, ""),
     ]
-
-
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def _row(name, value, unit):

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import memory
+
 _MEMORY_BAR = 3.0
 _SPEED_BAR = 3000.0
 _SAMPLE = 2000  # messages that the standard library reads, to compare with
@@ -125,22 +127,17 @@ def _in_a_process(box: Path, attribute_to: str) -> dict:
 
 
 def _read(box: str, attribute_to: str) -> dict:
-    import resource
-
-    import psutil
-
     from coowned.attribution.mail import read_mail
 
     with tempfile.TemporaryDirectory() as folder:  # once on a small box, so that the baseline has every import
         small = Path(folder) / "small.mbox"
         write_mbox(small, 1 << 20)
         read_mail(small, attribute_to=attribute_to).graph.digest  # noqa: B018
-    before = psutil.Process().memory_info().rss
+    before = memory.resident()
     started = time.process_time()
     examples = read_mail(box, attribute_to=attribute_to)
     seconds = time.process_time() - started
-    # Linux counts the peak in KiB, macOS in bytes.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = memory.peak()
     graph = examples.graph
     arrays = (
         graph.indptr.nbytes

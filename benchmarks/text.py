@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import memory
 from benchmarks.timing import figure, interleaved
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
@@ -243,21 +244,15 @@ def memory_rows() -> list[dict]:
 def measure_memory(count: int) -> None:
     """Prints by how much a clipped sum raises the peak over what the process has with the model and its data.
 
-    Of the second one: the first may compile. Not `ru_maxrss`, which a process inherits from the one that started it.
+    Of the second one: the first may compile.
     """
     model = BertModel.masked_lm(sequence_length=MEMORY_SEQUENCE)
     ours = clipped_sum(model, count)
-    before = resident("VmRSS")
+    before = memory.resident()
     ours()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    memory.restart_peak()
     ours()
-    print((resident("VmHWM") - before) / 1e9)
-
-
-def resident(kind: str) -> int:
-    """Bytes of resident memory, now (VmRSS) or at most so far (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(kind))
+    print((memory.peak() - before) / 1e9)
 
 
 # ---- what all of them use --------------------------------------------------------------------------------------------

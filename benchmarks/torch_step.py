@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import memory
 from benchmarks.timing import figure, interleaved
 
 PEERS_PYTHON = Path(".venv-peers/bin/python")
@@ -216,15 +217,10 @@ def measure_memory(count: int) -> None:
     del small, tiny
     model = make_model(f"{LIMIT}MB")
     parameters = {name: array[None] for name, array in model.initial().items()}
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-    before = status("VmRSS")
+    memory.restart_peak()
+    before = memory.resident()
     model.clipped_sum(parameters, batch, mask, [model.grid(1.0)])
-    print((status("VmHWM") - before) / 1e6)
-
-
-def status(name: str) -> int:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
-    return int(line.split()[1]) * 1024
+    print((memory.peak() - before) / 1e6)
 
 
 if __name__ == "__main__":

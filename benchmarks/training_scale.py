@@ -8,12 +8,12 @@ python -m benchmarks training_scale
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from benchmarks import memory
 from benchmarks.timing import figure
 
 NUM_EXAMPLES, BATCH, ITERATIONS = 8_000_000, 4096, 2500
@@ -73,15 +73,13 @@ def train_once(num_features: int) -> dict[str, float]:
     started = time.perf_counter()
     train(plan, LogisticRegression(num_features=num_features), WorldData.part(world))
     ended = time.perf_counter()
-    # Linux counts the peak in KiB, macOS in bytes.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "select": selected - made,
         "certify": certified - selected,
         "calibrate": started - certified,
         "training": ended - started,
         "all": ended - begun,
-        "peak": peak / 1e9,
+        "peak": memory.peak() / 1e9,
     }
 
 

@@ -10,7 +10,6 @@ import io
 import itertools
 import json
 import mailbox
-import resource
 import shutil
 import signal
 import sqlite3
@@ -27,6 +26,7 @@ import hypothesis
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from benchmarks import memory
 from hypothesis import strategies as st
 from tests.training.run_folders import reseal, write_run
 
@@ -544,9 +544,8 @@ def targets() -> dict[str, Callable[[], Target]]:
 
 def main(name: str, cases: int) -> None:
     outcome = fuzz(targets()[name](), cases)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     failures = [f"{where}: {case}" for where, case in outcome.failures.items()]
-    row = dataclasses.asdict(outcome) | {"failures": failures, "peak_megabytes": peak}
+    row = dataclasses.asdict(outcome) | {"failures": failures, "peak_megabytes": memory.peak() / 2**20}
     sys.stdout.write(json.dumps(row) + "\n")
 
 

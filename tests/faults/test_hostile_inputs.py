@@ -4,7 +4,6 @@ Each test runs in this process; `test_memory` runs all of them in one of their o
 """
 
 import json
-import resource
 import subprocess
 import sys
 import zipfile
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from benchmarks import memory
 from tests.faults.fuzzing import limited
 from tests.faults.world import ROOT
 
@@ -209,8 +209,7 @@ def main(room: Path) -> None:
         folder.mkdir()
         with limited():
             hostile(folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    sys.stdout.write(json.dumps({"gigabytes": peak}) + "\n")
+    sys.stdout.write(json.dumps({"gigabytes": memory.peak() / 1e9}) + "\n")
 
 
 if __name__ == "__main__":
