@@ -5,11 +5,11 @@ import pytest
 
 from coowned import threads
 from coowned.errors import InputError
-from coowned.mechanism import gradient_leaves
-from coowned.mechanism.gradient_leaves import EmbeddingGradients, FirstRowsGradients, LookupGradients
+from coowned.mechanism.gradient_leaves import FirstRowsGradients, OuterGradients, Product
 from coowned.mechanism.gradient_sums import GradientSum, clipped_gradient_sums, gradients_of
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.outer_gradients import Outer, OuterGradients
+from coowned.training.models import embedding_gradients
+from coowned.training.models.embedding_gradients import EmbeddingGradients, LookupGradients
 
 SHAPES = {"words": (53, 60), "types": (11, 5), "positions": (9, 4), "layer": (6, 8), "w": (7, 3), "b": ()}
 GRID = Grid.for_gradients(0.7)
@@ -95,7 +95,7 @@ def test_a_wrong_norm_is_found_out(monkeypatch, share):
     """The bug: squared norms come out too small. The integers are looked at: what is too long is taken out again."""
     given = gradients(5, size=100.0)
     honest = contributions(given)
-    for kind in (gradient_leaves.Rows, gradient_leaves.Lookup, gradient_leaves.Embedding, Outer):
+    for kind in (Product, embedding_gradients.Lookup, embedding_gradients.Embedding):
         squares = kind.squares
         monkeypatch.setattr(kind, "squares", lambda self, squares=squares: share * squares(self))
     found = contributions(given)
@@ -134,7 +134,7 @@ def large_small_numbers(copies: int) -> dict:
 def test_many_copies_are_added_exactly(monkeypatch):
     """More of them than float32 adds up exactly: in one sum, low bits are lost."""
     assert integers(large_small_numbers(130))["words"][11, 5] == 130 * (2**18 - 3)
-    monkeypatch.setattr(gradient_leaves, "_SMALL_COPIES", 10**6)
+    monkeypatch.setattr(embedding_gradients, "_SMALL_COPIES", 10**6)
     assert integers(large_small_numbers(130))["words"][11, 5] != 130 * (2**18 - 3)
 
 

@@ -9,10 +9,10 @@ import pytest
 from jax_privacy.clipping import clipped_grad
 
 from coowned.errors import InputError
-from coowned.mechanism import gradient_leaves
 from coowned.training.models import bert_gradients
 from coowned.training.models.bert_files import BertConfig
 from coowned.training.models.bert_model import BertModel
+from coowned.training.models.embedding_gradients import Embedding
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, intermediate_size=12, max_position_embeddings=9)
 MODEL = BertModel.masked_lm(config=CONFIG, sequence_length=6, max_predictions=3, microbatch=4)
@@ -208,10 +208,9 @@ def test_without_the_cross_term_the_norm_is_another():
     words = bert_gradients.example_gradients(ONE_LAYER.head, ONE_LAYER.config, own, rows)[
         "bert.embeddings.word_embeddings.weight"
     ]
-    whole = gradient_leaves.Embedding(words).squares()
+    whole = Embedding(words).squares()
     parts = [
-        gradient_leaves.Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares()
-        for name in ("residuals", "looked_up")
+        Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares() for name in ("residuals", "looked_up")
     ]
     assert (np.abs(sum(parts) / whole - 1) > 1e-3).any()
     gradients = jit(jax.vmap(jax.grad(ONE_LAYER.example_loss), in_axes=(None, 0)))(own, rows)

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from coowned.mechanism.gradient_leaves import EmbeddingGradients, FirstRowsGradients, LookupGradients
-from coowned.mechanism.outer_gradients import OuterGradients
+from coowned.mechanism.gradient_leaves import FirstRowsGradients, OuterGradients
 from coowned.training.models import bert_network as network
 from coowned.training.models.bert_heads import Head
 from coowned.training.models.bert_network import Arrays, Tape, product
+from coowned.training.models.embedding_gradients import EmbeddingGradients, LookupGradients
 
 
 class _Passes(NamedTuple):
