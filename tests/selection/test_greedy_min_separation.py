@@ -175,6 +175,30 @@ def test_max_min_separation_is_the_sweep(graph, batch_size, iterations):
         assert max_min_separation(graph, batch_size=batch_size, iterations=iterations) == expected
 
 
+@settings(max_examples=300)
+@given(
+    graph=attribution_graphs(max_examples=20, max_users=15),
+    batch_size=st.integers(1, 3),
+    iterations=st.integers(1, 12),
+)
+def test_bisection_ends_between_success_and_failure(graph, batch_size, iterations):
+    def succeeds(separation: int) -> bool:
+        selector = GreedyMinSeparation(batch_size=batch_size, iterations=iterations, min_separation=separation)
+        try:
+            selector.select(graph)
+        except InfeasibleScheduleError:
+            return False
+        return True
+
+    try:
+        found = max_min_separation(graph, batch_size=batch_size, iterations=iterations, search="bisection")
+    except InfeasibleScheduleError:
+        assert not succeeds(1)
+        return
+    assert succeeds(found)
+    assert found == iterations or not succeeds(found + 1)
+
+
 def test_success_at_three_does_not_prove_success_at_two():
     """The walk decides: with 2 it fails, with 3 it does not. The sweep stops before 2."""
     rows = [[9], [8], [2], [5], [1], [1], [4], [5, 2], [0, 9], [2, 5, 1], [4, 8, 1], [8, 3, 6]]
@@ -187,6 +211,7 @@ def test_success_at_three_does_not_prove_success_at_two():
             with pytest.raises(InfeasibleScheduleError):
                 selector.select(graph)
     assert max_min_separation(graph, batch_size=2, iterations=7, ties="input") == 1
+    assert max_min_separation(graph, batch_size=2, iterations=7, ties="input", search="bisection") in (1, 3)
 
 
 def test_max_min_separation_on_a_larger_graph():
@@ -206,6 +231,8 @@ def test_max_min_separation_bad_input():
         max_min_separation([[0]], batch_size=1, iterations=1)
     with pytest.raises(InputError, match="seed"):
         max_min_separation(graph, batch_size=1, iterations=1, seed=-1)
+    with pytest.raises(InputError, match="search"):
+        max_min_separation(graph, batch_size=1, iterations=1, search="guess")
 
 
 @pytest.mark.parametrize("field", ["batch_size", "iterations", "min_separation"])

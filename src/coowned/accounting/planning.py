@@ -26,7 +26,7 @@ from coowned.mechanism.registry import TITLES
 from coowned.progress import Progress
 from coowned.selection.cyclic_groups import CyclicGroups
 from coowned.selection.greedy import Greedy
-from coowned.selection.greedy_min_separation import GreedyMinSeparation
+from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.priced import Priced
 from coowned.selection.priced_min_separation import PricedMinSeparation
@@ -194,14 +194,15 @@ class _Tried:
     def min_separation(self, batch_size: int) -> list[Choice]:
         rows = []
         try:
-            largest = self._schedule_with_most_separation(batch_size)
+            largest = max_min_separation(
+                self.graph, batch_size=batch_size, iterations=self.iterations, seed=self.seed, search="bisection"
+            )
         except InfeasibleScheduleError as error:
             return [_unusable(self._facts(MinSeparation.kind, GreedyMinSeparation.name, batch_size), str(error))]
-        assert largest.min_separation is not None
-        for share in _SEPARATION_SHARES:
-            separation = largest.min_separation // share
-            if separation:
-                schedule = largest if share == 1 else self._schedule(batch_size, separation)
+        for separation in dict.fromkeys(largest // share for share in _SEPARATION_SHARES if largest >= share):
+            selector = GreedyMinSeparation(batch_size=batch_size, iterations=self.iterations, min_separation=separation)
+            with contextlib.suppress(InfeasibleScheduleError):  # success at `largest` does not prove it for less
+                schedule = selector.select(self.graph, seed=self.seed)
                 certificate = certify(self.graph, schedule)
                 facts = self._facts(MinSeparation.kind, GreedyMinSeparation.name, batch_size, schedule, certificate)
                 rows.append(self._calibrated(MinSeparation.from_certificate(certificate), facts))
@@ -231,30 +232,6 @@ class _Tried:
                 facts = self._facts(MinSeparation.kind, selector.name, batch_size, schedule, certificate)
                 return [self._calibrated(MinSeparation.from_certificate(certificate), facts)]
         return []
-
-    def _schedule(self, batch_size: int, separation: int) -> Schedule:
-        selector = GreedyMinSeparation(batch_size=batch_size, iterations=self.iterations, min_separation=separation)
-        return selector.select(self.graph, seed=self.seed)
-
-    def _schedule_with_most_separation(self, batch_size: int) -> Schedule:
-        """By bisection: `max_min_separation` tries every value, which takes minutes on large graphs.
-
-        The batches of one window are disjoint and filled in greedy's order, so that greedy's S at bound 1 says where
-        to begin.
-        """
-        disjoint = select_once(self.graph, Greedy(contribution_bound=1), seed=self.seed).size
-        tried = max(1, min(self.iterations, disjoint // batch_size))
-        found, succeeds, fails = None, 0, tried + 1
-        while tried > succeeds:
-            try:
-                found, succeeds = self._schedule(batch_size, tried), tried
-            except InfeasibleScheduleError:
-                if tried == 1:
-                    raise
-                fails = tried
-            tried = (succeeds + fails) // 2
-        assert found is not None
-        return found
 
     def cyclic(self, bound: int, batch_size: int, *, duplicates: bool) -> list[Choice]:
         kind = GreedyWithDuplicates if duplicates else Greedy

@@ -119,6 +119,7 @@ def max_min_separation(
     seed: int = 0,
     ties: str = "hash",
     unattributed: str = "drop",
+    search: str = "sweep",
     progress: Progress | None = None,
 ) -> int:
     """The largest min separation up to which `GreedyMinSeparation` never fails: the paper's sweep, done faster.
@@ -128,12 +129,18 @@ def max_min_separation(
     1..b succeeds, at most `iterations`, beyond which nothing changes. Where even 1 fails it raises
     `InfeasibleScheduleError`.
 
+    With `search="bisection"` a few values are tried in place of all: Algorithm 4 succeeds at the value returned and
+    fails at the next one, but a smaller value that fails may have been missed.
+
     Guarantees:
       - The same number as the plain sweep.   (test_max_min_separation_is_the_sweep)
+      - Bisection returns a value that succeeds, whose successor fails or is above `iterations`.
+        (test_bisection_ends_between_success_and_failure)
 
     Cost: the examples are sorted once. No value is tried that must succeed (so few examples fit in the window that they
     cannot block all others) or must fail: until batch b no user is free again, so one run that never frees a user
-    tells which values get stuck before. Each value between the two takes one run of `GreedyMinSeparation`.
+    tells which values get stuck before. Each value between the two takes one run of `GreedyMinSeparation`; bisection
+    needs the logarithm of their number.
 
     Example:
       >>> graph = AttributionGraph.from_users_per_example([[0], [1], [2], [0, 1]])
@@ -144,6 +151,7 @@ def max_min_separation(
     """
     check_is_graph(graph)
     validate.seed(seed)
+    validate.one_of(("sweep", "bisection"), search=search)
     report = reporting(progress)
     first = GreedyMinSeparation(
         batch_size=batch_size, iterations=iterations, min_separation=1, ties=ties, unattributed=unattributed
@@ -158,21 +166,26 @@ def max_min_separation(
             filled=filled,
             needed=batch_size * iterations,
         )
-    safe = walk.safe_separation(batch_size)
-    doubtful = range(min(safe, most) + 1, most + (most < iterations))  # b = iterations has just succeeded
-    for tried, b in enumerate(doubtful):
-        begin, end = 0.1 + 0.9 * tried / len(doubtful), 0.1 + 0.9 * (tried + 1) / len(doubtful)
-        filled, _ = walk.fill(batch_size, iterations, b, part(report, begin, end))
-        if filled < batch_size * iterations:
-            if b == 1:
-                raise InfeasibleScheduleError(
-                    f"filled {filled} of {batch_size * iterations} slots with min_separation=1; reduce batch_size "
-                    f"({batch_size}) or iterations ({iterations})",
-                    filled=filled,
-                    needed=batch_size * iterations,
-                )
-            return b - 1
-    return most
+    bisects = search == "bisection"
+    succeeds = most if bisects and most == iterations else min(walk.safe_separation(batch_size), most)
+    fails = most + 1
+    doubtful = fails - succeeds
+    while fails - succeeds > 1:
+        b = (succeeds + fails) // 2 if bisects else succeeds + 1
+        done = 1 - (fails - succeeds) / doubtful
+        filled, _ = walk.fill(batch_size, iterations, b, part(report, 0.1 + 0.9 * done, 0.1 + 0.9 * done))
+        if filled == batch_size * iterations:
+            succeeds = b
+        else:
+            fails = b
+    if succeeds == 0:
+        raise InfeasibleScheduleError(
+            f"filled {filled} of {batch_size * iterations} slots with min_separation=1; reduce batch_size "
+            f"({batch_size}) or iterations ({iterations})",
+            filled=filled,
+            needed=batch_size * iterations,
+        )
+    return succeeds
 
 
 class _Walk:
