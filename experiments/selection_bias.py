@@ -189,10 +189,14 @@ def _diminishing(rows: list[Row]) -> Verdict:
     if not {"0.1", "1.0", "10.0"} <= set(table.columns):
         return _open(3)
     means = [float(table[name].mean()) for name in ("0.1", "1.0", "10.0")]  # type: ignore[arg-type]
-    rises, shrinks = means[0] <= means[1] <= means[2], means[2] - means[1] < means[1] - means[0]
+    offered = _table(rows).filter(pl.col("selector") == "bias-mitigating")["mean_users_per_example"]
+    low, high = float(offered.min()), float(offered.max())  # type: ignore[arg-type]
+    rise = (means[2] - means[1]) / (high - low)
     return Verdict(
         claim=CLAIMS[3],
-        verdict=HOLDS if rises and shrinks else IN_PART if shrinks or rises else FAILS,
+        verdict=HOLDS if rise <= 0.25 else IN_PART if rise <= 0.5 else FAILS,
         found="users per example of the best setting, mean over epsilons: "
-        + ", ".join(f"{mean:.2f} at beta {beta}" for mean, beta in zip(means, ("0.1", "1", "10"), strict=True)),
+        + ", ".join(f"{mean:.2f} at beta {beta}" for mean, beta in zip(means, ("0.1", "1", "10"), strict=True))
+        + f"; the settings range from {low:.2f} to {high:.2f}",
+        why="One seed: neighbouring settings differ by less than the noise of a run.",
     )
