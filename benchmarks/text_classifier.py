@@ -24,10 +24,10 @@ import coowned as co
 from benchmarks.timing import figure, interleaved
 from benchmarks.training import with_noise
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.sparse_sums import ONE
 from coowned.training.loop import Trainer
 from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
+from coowned.training.sparse_sums import ONE
 from coowned.training.sparse_table import SparseTable
 
 MAIL = Path("../shared/data/git_mailing_list.parquet")

@@ -29,7 +29,7 @@ from coowned import (
 from coowned.audit.run_audit import RunAudit, audit_plan
 from coowned.mechanism import normals
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import CyclicPoissonBatches, Drawn, PoissonBatches
+from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.linear_sums import RowsInPlace
 from coowned.training.loop import Trainer
@@ -235,9 +235,10 @@ class JointBatches(PoissonBatches):
     """One coin for every three copies in a row: a user's copies are drawn together."""
 
     def _draw(self, step):
-        examples, numbers = self._copies
-        drawn = self.coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples) // 3)
-        return Drawn(examples, numbers, (drawn[:, None] * 3 + np.arange(3)).ravel())
+        examples, numbers = self._groups[0]
+        drawn = self.coins[0].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples) // 3)
+        together = (drawn[:, None] * 3 + np.arange(3)).ravel()
+        return examples[together], numbers[together]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -245,8 +246,8 @@ class TruncatedBatches(PoissonBatches):
     """What is above the batch size is dropped."""
 
     def _draw(self, step):
-        drawn = super()._draw(step)
-        return drawn._replace(positions=drawn.positions[: self.batch_size])
+        examples, numbers = super()._draw(step)
+        return examples[: self.batch_size], numbers[: self.batch_size]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -254,13 +255,14 @@ class ShuffledBatches(PoissonBatches):
     """S is shuffled and cut into batches, anew in each epoch."""
 
     def _draw(self, step):
-        examples, numbers = self._copies
+        examples, numbers = self._groups[0]
         size = max(1, round(len(examples) * self.sampling_probability))
         epoch, number = divmod(step, len(examples) // size)
-        return Drawn(examples, numbers, self._order(epoch)[number * size : (number + 1) * size])
+        drawn = self._order(epoch)[number * size : (number + 1) * size]
+        return examples[drawn], numbers[drawn]
 
     def _order(self, epoch):
-        words = random_words(self.run_key.derive(Purpose.COINS, step=epoch), len(self._copies[0]))
+        words = random_words(self.run_key.derive(Purpose.COINS, step=epoch), len(self._groups[0][0]))
         return np.argsort(words)
 
 

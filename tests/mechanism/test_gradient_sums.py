@@ -1,12 +1,13 @@
 """Gradients of any model as integer vectors, added up exactly."""
 
+import jax
 import numpy as np
 import pytest
 
 from coowned import threads
 from coowned.errors import InputError
 from coowned.mechanism.gradient_leaves import FirstRowsGradients, OuterGradients, Product
-from coowned.mechanism.gradient_sums import GradientSum, clipped_gradient_sums, gradients_of
+from coowned.mechanism.gradient_sums import GradientSum, clipped_gradient_sums
 from coowned.mechanism.grid import Grid
 from coowned.training.models import embedding_gradients
 from coowned.training.models.embedding_gradients import EmbeddingGradients, LookupGradients
@@ -49,6 +50,11 @@ def built(words) -> np.ndarray:
     for i, tokens in enumerate(words.tokens):
         np.add.at(found[i], tokens, np.float64(words.looked_up[i]))
     return found
+
+
+def gradients_of(loss):
+    """(parameters, rows) -> every row's gradient of loss(parameters, row), compiled."""
+    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))
 
 
 def integers(given, mask=None, grid=GRID):

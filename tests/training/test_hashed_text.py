@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from coowned.errors import InputError
-from coowned.mechanism.sparse_sums import ONE
 from coowned.training.hashed_text import hash_texts, normalised
+from coowned.training.sparse_sums import ONE
 
 TEXTS = [
     "Dear Ann, the budget of the BUDGET is attached.",

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,12 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.kernels import number_copies, pad_copies
+from coowned.mechanism.kernels import number_copies
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
+
+Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]
+"""(n,) example and (n,) copy number of some copies."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +37,6 @@ class Batch:
     examples: npt.NDArray[np.int64]  # (physical size,) example of each copy
     copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example
     mask: npt.NDArray[np.bool_]  # (physical size,) True where the entry is real
-    drawn: "Drawn"  # the real entries, by their positions among all copies
 
     @property
     def num_copies(self) -> int:
@@ -46,14 +47,6 @@ class Batch:
     def physical_size(self) -> int:
         """Entries, padding included."""
         return len(self.mask)
-
-
-class Drawn(NamedTuple):
-    """The copies of a step, without padding: those at some positions of two lists."""
-
-    examples: npt.NDArray[np.int64]  # (n,)
-    numbers: npt.NDArray[np.int32]  # (n,) copy numbers; (0,) where all are 0
-    positions: npt.NDArray[np.int64]
 
 
 class Batches(abc.ABC):
@@ -67,10 +60,11 @@ class Batches(abc.ABC):
         """Returns the padded batch of a step, the same on every call."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
         drawn = self._draw(int(step))
-        size = self.physical_size(len(drawn.positions))
-        padded = np.empty(size, np.int64), np.empty(size, np.int32), np.empty(size, np.bool_)
-        pad_copies(drawn.positions, drawn.examples, drawn.numbers, *padded)
-        return Batch(int(step), *padded, drawn)
+        count = len(drawn[0])
+        size = self.physical_size(count)
+        examples, numbers = np.zeros(size, np.int64), np.zeros(size, np.int32)
+        examples[:count], numbers[:count] = drawn
+        return Batch(int(step), examples, numbers, np.arange(size) < count)
 
     def from_step(self, step: int = 0) -> Iterator[Batch]:
         """All batches from a step on."""
@@ -104,13 +98,13 @@ class Batches(abc.ABC):
         return -(-size // unit) * unit
 
     @abc.abstractmethod
-    def _draw(self, step: int) -> Drawn:
-        """The copies of a step."""
+    def _draw(self, step: int) -> Copies:
+        """The copies of a step, without padding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CoinBatches(Batches):
-    """The base of batches in which every copy of S, or of a part of it, has a coin of its own."""
+    """The base of batches in which every copy of a group has a coin of its own; the groups take turns."""
 
     selection: Selection  # S; example i has the copies (i, 0), (i, 1), ...
     batch_size: int  # the public one, which gradients are divided by
@@ -121,14 +115,26 @@ class CoinBatches(Batches):
     def __post_init__(self) -> None:
         validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
 
+    @property
     @abc.abstractmethod
-    def _part(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], PoissonCoins]:
-        """The copies that can be drawn in a step, by example and number, and their coins."""
+    def group_probabilities(self) -> tuple[float, ...]:
+        """The coin of each group's copies."""
 
-    def _draw(self, step: int) -> Drawn:
-        examples, numbers, coins = self._part(step)
-        drawn = coins.draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
-        return Drawn(examples, numbers, drawn)
+    @functools.cached_property
+    def coins(self) -> tuple[PoissonCoins, ...]:
+        """The coins of each group's steps."""
+        return tuple(PoissonCoins(float(probability)) for probability in self.group_probabilities)
+
+    @functools.cached_property
+    def _groups(self) -> list[Copies]:
+        """The copies of each group: all of S, unless there are several."""
+        return [_list_copies(self.selection.copies)]
+
+    def _draw(self, step: int) -> Copies:
+        group = step % len(self._groups)
+        examples, numbers = self._groups[group]
+        drawn = self.coins[group].draw(self.run_key.derive(Purpose.COINS, step=step), len(examples))
+        return examples[drawn], numbers[drawn]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,17 +167,9 @@ class PoissonBatches(CoinBatches):
         super().__post_init__()
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
-    @functools.cached_property
-    def coins(self) -> PoissonCoins:
-        """The coins of one step."""
-        return PoissonCoins(float(self.sampling_probability))
-
-    @functools.cached_property
-    def _copies(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        return _list_copies(self.selection.copies)
-
-    def _part(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], PoissonCoins]:
-        return *self._copies, self.coins
+    @property
+    def group_probabilities(self) -> tuple[float, ...]:
+        return (self.sampling_probability,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -212,8 +210,8 @@ class ScheduledBatches(Batches):
         number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
         return numbers
 
-    def _draw(self, step: int) -> Drawn:
-        return Drawn(self.schedule.batches[step].astype(np.int64), self._numbers[step], np.arange(self.batch_size))
+    def _draw(self, step: int) -> Copies:
+        return self.schedule.batches[step].astype(np.int64), self._numbers[step]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -249,31 +247,22 @@ class CyclicPoissonBatches(CoinBatches):
         return tuple(min(1.0, self.batch_size / size) if size else 0.0 for size in self.group_sizes)
 
     @functools.cached_property
-    def coins(self) -> tuple[PoissonCoins, ...]:
-        """The coins of each group's steps."""
-        return tuple(PoissonCoins(probability) for probability in self.group_probabilities)
-
-    @functools.cached_property
-    def _groups(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+    def _groups(self) -> list[Copies]:
         assert self.selection.groups is not None
         examples, numbers = _list_copies(self.selection.copies)
         groups = self.selection.groups[examples]  # (|S|,) group of each copy
         order = np.argsort(groups, kind="stable")
         ends = np.searchsorted(groups[order], np.arange(self.num_groups + 1))
         parts = [order[ends[g] : ends[g + 1]] for g in range(self.num_groups)]
-        return [(examples[part], numbers[part] if numbers.size else numbers) for part in parts]
-
-    def _part(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], PoissonCoins]:
-        group = step % self.num_groups
-        return *self._groups[group], self.coins[group]
+        return [(examples[part], numbers[part]) for part in parts]
 
 
-def _list_copies(copies: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """(example, copy number) of every copy, in the order of examples; no numbers where all are 0."""
+def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:
+    """Every copy, in the order of examples."""
     chosen = np.flatnonzero(copies)
     counts = copies[chosen].astype(np.int64)
     if counts.max(initial=0) <= 1:
-        return chosen, np.empty(0, np.int32)
+        return chosen, np.broadcast_to(np.int32(0), len(chosen))  # takes no memory
     examples = np.repeat(chosen, counts)
     numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
     return examples, numbers.astype(np.int32)

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.intrinsics import atomic_add
-from coowned.mechanism.shared_parts import in_parts
+from coowned.mechanism.shared_parts import atomic_add, in_parts
 
 _ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds a float64 below 2^51 to an integer
 _BLOCK = 4096  # numbers of a gradient that are summed over all copies before the next

@@ -152,14 +152,6 @@ def _compiled_scaled() -> Callable[[Gradients, Mapping[str, Any]], Gradients]:
     return jax.jit(scaled)
 
 
-@functools.lru_cache(maxsize=32)
-def gradients_of(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Gradients]:
-    """(parameters, rows) -> every row's gradient of loss(parameters, row), compiled."""
-    import jax
-
-    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0)))
-
-
 def _padded(rows: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     """(microbatch, ...) with zeros for what is not real: a gradient of padding must be finite to be quick."""
     out = np.zeros((real.size, *rows.shape[1:]), rows.dtype)

@@ -137,21 +137,6 @@ def draw_positions(key, size, thresholds, guide, shift, out):
     return -1
 
 
-@_njit
-def pad_copies(positions, examples, numbers, out_examples, out_numbers, mask):
-    """The copies at these positions of two lists, then zeros; an empty list of numbers stands for zeros."""
-    count = positions.size
-    for i in range(count):
-        out_examples[i] = examples[positions[i]]
-    out_examples[count:] = 0
-    out_numbers[:] = 0
-    if numbers.size:
-        for i in range(count):
-            out_numbers[i] = numbers[positions[i]]
-    mask[:count] = True
-    mask[count:] = False
-
-
 # ---- norms -----------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.intrinsics import LINE, atomic_add, prefetch
 from coowned.mechanism.linear_losses import (
     SOFTMAX,
     clip_to_integers,
@@ -16,7 +15,8 @@ from coowned.mechanism.linear_losses import (
     residual,
     rounded,
 )
-from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile
+from coowned.mechanism.matrix_tiles import COLUMNS, LINE, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile, prefetch
+from coowned.mechanism.shared_parts import atomic_add
 
 TILE = 64  # rows that are worked on together, at most
 _POWER = np.uint64(2047 << 52)  # the bits of a float64 that hold its power of two

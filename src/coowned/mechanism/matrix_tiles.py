@@ -1,4 +1,4 @@
-"""Products of small matrices that stay in the processor's registers, for compiled loops.
+"""Products of small matrices that stay in the processor's registers, and prefetching, for compiled loops.
 
 Numba leaves the inner loop of a product in memory. These few lines of LLVM keep ROWS x COLUMNS sums in vector registers
 while they are added up: as fast as a library's product (benchmarks/mechanism.py), but inside of a loop, on its thread,
@@ -13,8 +13,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from coowned.mechanism.intrinsics import LINE
-
 _FLOAT, _DOUBLE, _INDEX, _INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64), ir.IntType(32)
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # 32 registers of 16 numbers, else 16 of 8
 _VECTORS = 3
@@ -22,7 +20,22 @@ _LANES = 16 if _WIDE else 8
 ROWS = 8 if _WIDE else 4  # with three vectors a row they fill the registers
 COLUMNS = _VECTORS * _LANES
 SUM_ROWS = ROWS // 2  # where the sums are float64
+LINE = 16  # float32 numbers that come from memory together
 STRIDE = LINE  # numbers that `multiply_four` does at once, on every machine
+
+
+@intrinsic
+def prefetch(typing_context, array, row, column):
+    """Has the processor fetch array[row, column] without waiting for it."""
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, _INT, _INT, _INT])
+
+    def generate(context, builder, signature, arguments):
+        address = _pointer(context, builder, signature.args[0], arguments[0], arguments[1:])
+        instruction = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        builder.call(instruction, [builder.bitcast(address, cgutils.voidptr_t), _INT(0), _INT(3), _INT(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.intp), generate
 
 
 @intrinsic

@@ -4,10 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from coowned import threads
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.intrinsics import atomic_add
+
+
+@intrinsic
+def atomic_add(typing_context, counter, by):
+    """counter[0] += by, as one operation among all threads; what it was. Others then see what was written before."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        first = context.get_constant(types.intp, 0)
+        address = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
+        return builder.atomic_rmw("add", address, arguments[1], "seq_cst")
+
+    return types.int64(counter, types.int64), generate
 
 
 def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.sparse_sums import ONE
+from coowned.training.sparse_sums import ONE
 
 _WORD = re.compile(r"\w+")
 _AT_ONCE = 2048  # texts

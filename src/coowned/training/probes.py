@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.mechanism.sparse_sums import ONE
 from coowned.training.data import FeatureTable, TrainingData
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import Model
+from coowned.training.sparse_sums import ONE
 from coowned.training.sparse_table import SparseTable
 
 _LONG = 1e6  # length of a gradient before clipping, for any clip norm a run may reasonably have

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
-from coowned.mechanism.sparse_sums import SparseRows
 from coowned.training.data import Draw, check_rows, hash_row_order, rows_of
+from coowned.training.sparse_sums import SparseRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class SparseTable:
     Attributes:
       graph: whose examples these are.
       indices: (total,) integers, increasing within a row.
-      values: (total,) integers, in units of 1 / ONE (`coowned.mechanism.sparse_sums`).
+      values: (total,) integers, in units of 1 / ONE (`coowned.training.sparse_sums`).
       offsets: (n + 1,) int64.
       labels: (n,) float32: 0 or 1, or the index of the class; NaN where it is none.
       rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.

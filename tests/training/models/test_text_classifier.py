@@ -13,10 +13,10 @@ import coowned as co
 from coowned import InputError, from_table
 from coowned.attribution.tables import examples_of_nobody
 from coowned.cli import main
-from coowned.mechanism.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 from coowned.training.config import TrainConfig
 from coowned.training.evaluate import example_losses, predictions
 from coowned.training.models.text_classifier import TextClassifier
+from coowned.training.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 
 SUBJECTS = ["lunch on friday", "the budget", "patch for the parser", None, "parser crash on friday"]
 BODIES = ["pizza?", "numbers attached", "see below", "", "core dumped"]

@@ -7,9 +7,8 @@ import numpy.typing as npt
 
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.gradient_leaves import Leaf, add_rounded, square_of
-from coowned.mechanism.intrinsics import atomic_add
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
-from coowned.mechanism.shared_parts import in_parts
+from coowned.mechanism.shared_parts import atomic_add, in_parts
 
 _ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds a float32 below 2^22 to an integer
 _SMALL = 2.0**18  # integers that are made and added in float32 are smaller

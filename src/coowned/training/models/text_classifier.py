@@ -13,13 +13,13 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 from coowned.training.columns import check_text_columns, text_column
 from coowned.training.hashed_text import check_ngrams, hash_texts
 from coowned.training.labels import check_label_column, class_indices, declared_classes
 from coowned.training.model import Model
 from coowned.training.models.linear import Classifier
 from coowned.training.probes import CanaryContent, SparseContent, sparse_canaries
+from coowned.training.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 from coowned.training.sparse_table import SparseTable
 from coowned.training.tasks import Table, Task
 
@@ -33,7 +33,7 @@ class TextClassifier(Classifier):
     and 2 for more; a clip norm of 1 clips little, and one beyond that only adds noise.
 
     Guarantees:
-      - The clipped gradient is that of `coowned.mechanism.sparse_sums`, all classes, weights and intercepts together.
+      - The clipped gradient is that of `coowned.training.sparse_sums`, all classes, weights and intercepts together.
                                                                           (test_gradient_is_that_of_the_mechanism)
       - No gradient is longer than sqrt(2), or 2 for more than two classes.   (test_gradients_are_short)
       - Text is read after selection, one example by itself.   (test_unselected_texts_are_not_read,

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coowned.errors import InputError
-from coowned.mechanism import sparse_sums
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.linear_sums import clipped_linear_sums
-from coowned.mechanism.sparse_sums import ONE, SparseRows, clipped_sparse_sums
+from coowned.training import sparse_sums
+from coowned.training.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 
 CLIP_NORMS = (0.7, 0.02, 30.0)
 SHAPES = [(1,), (3,), (1, 3), (2, 5)]  # models, and classes where there are more than two

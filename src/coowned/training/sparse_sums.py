@@ -16,10 +16,9 @@ from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.intrinsics import atomic_add
 from coowned.mechanism.linear_losses import clip_to_integers, fill_residuals
 from coowned.mechanism.linear_sums import checked_coefficients
-from coowned.mechanism.shared_parts import in_parts
+from coowned.mechanism.shared_parts import atomic_add, in_parts
 
 ONE = 2**14  # stands for 1
 _LARGEST = 2**24  # of a number of a row: squares of 2^14 of them still add up to less than 2^63
