@@ -1,4 +1,4 @@
-"""Does the mechanism with the least error train the best model? (beyond the paper: cyclic DP-MF among them)
+"""Does the mechanism with the smallest error train the best model? (beyond the paper: includes cyclic DP-MF)
 
 Real graphs with the paper's made-up features and labels; logistic regression tuned over learning rates and clip norms.
 """
@@ -17,9 +17,9 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import OPEN, Verdict, judge
 
 CLAIMS = (
-    "The mechanism with the least error of prefix sums trains a model within half a point of the best (ours).",
-    "The one with the best predicted signal-to-noise, which counts distinct examples too, does (ours).",
-    "Cyclic DP-MF trains at least as well as DP-SGD at the same bound, up to half a point (ours).",
+    "The mechanism with the smallest prefix-sum error trains a model within half a point of the best (ours).",
+    "The mechanism with the best predicted signal-to-noise trains one within half a point of the best (ours).",
+    "At the same bound, cyclic DP-MF trains as good a model as DP-SGD, within half a point (ours).",
 )
 NEAR = 0.005
 SGD, SEPARATED, CYCLIC = "DP-SGD", "DP-MF, min separation", "DP-MF, cyclic"
@@ -135,7 +135,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
         near += lines[0]["expected"] >= best["expected"] - NEAR
         strong += strongest["expected"] >= best["expected"] - NEAR
         shown.append(
-            f"{graph}, epsilon {epsilon:g}: least error {lines[0]['arm']} {lines[0]['expected']:.2%}, best "
+            f"{graph}, epsilon {epsilon:g}: smallest error {lines[0]['arm']} {lines[0]['expected']:.2%}, best "
             f"signal-to-noise {strongest['arm']} {strongest['expected']:.2%}, best {best['arm']} "
             f"{best['expected']:.2%}"
         )
@@ -152,14 +152,14 @@ def claims(rows: list[Row]) -> list[Verdict]:
             near,
             cases,
             f"in {near} of {cases} cases: {'; '.join(shown)}",
-            "The error of prefix sums knows nothing of how many distinct examples are left, nor of bias.",
+            "The prefix-sum error ignores bias and the number of distinct examples.",
         ),
         judge(
             CLAIMS[1],
             strong,
             cases,
             f"in {strong} of {cases} cases",
-            "With a hundred parameters the noise is small beside what few examples leave unknown.",
+            "It also counts distinct examples, which matter more than noise with only a hundred parameters.",
         ),
-        judge(CLAIMS[2], level, pairs, f"in {level} of {pairs} cases", "The mean over the seeds that have run."),
+        judge(CLAIMS[2], level, pairs, f"in {level} of {pairs} cases", "Means over the seeds that were run."),
     ]

@@ -23,8 +23,8 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import OPEN, Verdict, judge
 
 CLAIMS = (
-    "Attribution to everyone costs accuracy at the same claim (ours).",
-    "A claim for first users alone does not hold for the others (ours).",
+    "At the same claimed epsilon, attribution to everyone costs accuracy (ours).",
+    "A claim for first users only is false for the other users (ours).",
 )
 EPSILONS = (2.0, 8.0)
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -161,14 +161,14 @@ def claims(rows: list[Row]) -> list[Verdict]:
             sum(cost > 0 for _, cost in costs),
             len(costs),
             "accuracy lost, in points: " + "; ".join(f"{100 * cost:+.2f} ({name})" for name, cost in costs),
-            "S is smaller when everyone counts, so the same claim needs more noise.",
+            "S is smaller if everyone counts, so the same claim needs more noise.",
         ),
         judge(
             CLAIMS[1],
             broken,
             len(first),
-            f"what a claim of epsilon {EPSILONS[-1]:g} to first users is worth for everybody in S: {worth}",
-            "The bound was never held for recipients and co-authors.",
+            f"true epsilon of everybody in S where epsilon {EPSILONS[-1]:g} is claimed for first users: {worth}",
+            "The bound was never enforced for recipients and co-authors.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Which test of the audit sees which planted bug, and does it leave honest trainers alone? (beyond the paper)"""
+"""Which audit test finds which planted bug, and is an honest trainer ever accused? (beyond the paper)"""
 
 import collections
 import time
@@ -10,7 +10,7 @@ from tests.audit.planted_bugs import HONEST, PLANTED
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge
 
-CLAIMS = ("Every planted bug is seen, and no honest trainer is accused (ours).",)
+CLAIMS = ("Every planted bug is found, and no honest trainer is accused (ours).",)
 PAGE = "docs/trust.md"
 SEEDS = range(3)
 ALPHA = 1e-3
@@ -37,7 +37,7 @@ def run(point: Point) -> Row:
 
 def table(rows: list[Row]) -> str:
     """A Markdown table: one line a bug, or honest trainer."""
-    lines = ["| trainer | trials | audits | alarms | seen by (audits) | seconds |", "|---|---:|---:|---:|---|---:|"]
+    lines = ["| trainer | trials | audits | alarms | found by (audits) | seconds |", "|---|---:|---:|---:|---|---:|"]
     for name in dict.fromkeys(row["case"] for row in rows):
         own = [row for row in rows if row["case"] == name]
         title = f"honest: {name}" if own[0]["honest"] else name
@@ -72,5 +72,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
     alarmed = {name: [bool(row["alarms"]) for row in rows if row["case"] == name] for name in cases}
     right = sum(not any(alarmed[name]) if honest else all(alarmed[name]) for name, honest in cases.items())
     bugs = sum(not honest for honest in cases.values())
-    found = f"{right} of {len(cases)} trainers judged rightly with every seed ({bugs} bugs, {len(cases) - bugs} honest)"
+    found = (
+        f"{right} of {len(cases)} trainers judged correctly with every seed ({bugs} bugs, {len(cases) - bugs} honest)"
+    )
     return [judge(CLAIMS[0], right, len(cases), found)]

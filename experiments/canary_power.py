@@ -1,4 +1,4 @@
-"""How large an epsilon do so many canaries contradict, and is an honest run left alone? (beyond the paper)
+"""How large an epsilon can canaries disprove, and is an honest run ever accused? (beyond the paper)
 
 A logistic regression with two features on 600 made-up examples, 60 steps, epsilon 2 claimed at delta 1e-6.
 """
@@ -20,7 +20,7 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge
 
 BOUND, FEATURES, DELTA, ALPHA = 2, 2, 1e-6, 1e-3
-CLAIMS = ("With 200 canary users or more, missing noise is seen and an honest run is not accused (ours).",)
+CLAIMS = ("With 200 or more canary users, missing noise is found and an honest run is not accused (ours).",)
 PAGE = "docs/trust.md"
 GRID = {
     "ci": [{"canaries": 50, "noise": 0.0}],
@@ -119,4 +119,4 @@ def draw(rows: list[Row]) -> alt.Chart:
 def claims(rows: list[Row]) -> list[Verdict]:
     own = [row for row in rows if row["canaries"] >= 200]
     right = sum(row["alarm"] == (row["noise"] < 1) for row in own)
-    return [judge(CLAIMS[0], right, len(own), f"{right} of {len(own)} runs judged rightly")]
+    return [judge(CLAIMS[0], right, len(own), f"{right} of {len(own)} runs judged correctly")]

@@ -1,4 +1,4 @@
-"""How much of S is lost where users are cut into groups? (paper: Section on cyclic Poisson sampling, left open)
+"""How much of S is lost when users are divided into groups? (paper: Section on cyclic Poisson sampling, left open)
 
 Cyclic DP-MF needs groups of users that share no selected example. The paper discards the approach because examples
 between groups "may comprise a large fraction of the dataset".
@@ -14,10 +14,10 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import OPEN, Verdict, judge
 
 CLAIMS = (
-    "Examples that cross groups may be a large part of the data (paper: why it leaves cyclic sampling out).",
+    "Examples that cross groups may be a large part of the data (the paper's reason to omit cyclic sampling).",
     "A partition into up to 16 groups keeps 97% of greedy's S on real graphs, at every bound (ours).",
-    "A partition keeps at least twice as much as random groups, from 8 groups on and bounds of 3 or more (ours).",
-    "The largest group exceeds the mean by no more than the imbalance of 10% asked for (ours).",
+    "A partition keeps at least twice as much as random groups, for 8 or more groups and bounds from 3 (ours).",
+    "The largest group exceeds the mean by at most the requested imbalance of 10% (ours).",
 )
 KEPT, REAL = 0.97, ("ACL", "mailing list", "arXiv")
 MADE_UP = 125_000  # examples of the synthetic graphs, of 2 users each on average; 4 examples a user
@@ -111,9 +111,9 @@ def claims(rows: list[Row]) -> list[Verdict]:
             CLAIMS[0],
             sum(float(share) < 0.5 for share in most.values()),
             len(most),
-            f"most that is lost of greedy's S, over bounds to 10 and up to 32 groups: {lost}",
-            "Counted as holding where more than half is lost. Only what the bound lets in must not be cut: that graph "
-            "is far sparser than the data, and the examples that are cut leave room for others.",
+            f"largest loss of greedy's S, over bounds up to 10 and up to 32 groups: {lost}",
+            "Counted as true if more than half is lost. Only examples that fit the bound need to stay within a group: "
+            "their graph is far sparser than the data, and lost examples leave room for others.",
         ),
         judge(
             CLAIMS[1],
@@ -126,9 +126,9 @@ def claims(rows: list[Row]) -> list[Verdict]:
             CLAIMS[2],
             twice,
             large.height,
-            f"at least twice in {twice} of {large.height} settings; by chance {_range(large['by chance'])}, by "
+            f"at least twice in {twice} of {large.height} settings; random groups {_range(large['by chance'])}, "
             f"partition {_range(large['partition'])}",
-            "By chance an example of u users stays with probability groups^(1 - u); those of one user always stay.",
+            "In random groups, an example of u users stays with probability groups^(1 - u).",
         ),
         judge(
             CLAIMS[3],
@@ -136,8 +136,8 @@ def claims(rows: list[Row]) -> list[Verdict]:
             table.height,
             f"largest group over the mean from {table['largest_over_mean'].min():.3f} to "
             f"{table['largest_over_mean'].max():.3f}; at most 1.1 in {even} of {table.height} settings",
-            "The partitioner balances the selection without groups; what is selected anew may be less even. Each "
-            "group has its own probability, and the guarantee is that of the worst.",
+            "The partitioner balances the selection without groups; the new selection may be less even. Each group "
+            "has its own sampling probability, and the guarantee is that of the worst group.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""When is DP-MF ahead of DP-SGD? (paper: figure lr-sgd-ftrl)"""
+"""When does DP-MF beat DP-SGD? (paper: figure lr-sgd-ftrl)"""
 
 import itertools
 
@@ -15,7 +15,7 @@ CLAIMS = (
     "DP-MF gains on DP-SGD as epsilon grows.",
     "DP-MF gains on a skewed graph.",
     "DP-MF gains with more examples per user.",
-    "There are settings in which DP-MF is ahead of DP-SGD.",
+    "In some settings, DP-MF beats DP-SGD.",
 )
 SGD, MF = "DP-SGD", "DP-MF"
 GRAPHS = ((2, "regular"), (8, "skewed"), (2, "skewed"), (8, "regular"))  # examples per user, kind

@@ -12,14 +12,14 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
 
 CLAIMS = (
-    "Duplicates help below a threshold epsilon and hurt above; it is about 1 on a regular graph.",
-    "Duplicates help below a threshold of about 2 on a skewed graph, and hurt above.",
+    "On a regular graph, duplicates help below a threshold epsilon of about 1 and hurt above it.",
+    "On a skewed graph, duplicates help below a threshold epsilon of about 2 and hurt above it.",
     "The threshold below which duplicates help is larger on a skewed graph.",
 )
 SELECTORS = {"no duplicates": co.Greedy, "duplicates": co.GreedyWithDuplicates}
 KINDS = ("regular", "skewed")
 PAPER = {"regular": 1.0, "skewed": 2.0}  # thresholds with a million examples
-WHY = "The paper has a million examples: fewer need more noise at the same epsilon, and the threshold moves up."
+WHY = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
 
 
 def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], bounds: tuple[int, ...]) -> list[Point]:
@@ -123,7 +123,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
             verdict = IN_PART if gains[0] > max(0.0, gains[-1]) else FAILS
         shown = ", ".join(f"{100 * gain:+.2f} at {epsilon:g}" for epsilon, gain in zip(epsilons, gains, strict=True))
         where = f"; crosses at about {crossing:.1f}" if crossing else ""
-        found = f"accuracy gained by duplicates, in points by epsilon: {shown}{where}"
+        found = f"accuracy gained by duplicates, in percentage points by epsilon: {shown}{where}"
         verdicts.append(Verdict(claim=claim, verdict=verdict, found=found, why=WHY if crossing else ""))
     was_run = set(KINDS) <= set(table["kind"])
     one, other = (thresholds[kind] for kind in KINDS)

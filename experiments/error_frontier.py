@@ -1,4 +1,4 @@
-"""Which mechanism has the least error at which epsilon, and on how many examples? (beyond the paper)
+"""Which mechanism has the smallest error at which epsilon, and on how many examples? (beyond the paper)
 
 No training: the root mean squared error of all prefix sums of the noise, in clip norms.
 """
@@ -16,9 +16,9 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict
 
 CLAIMS = (
-    "DP-MF without amplification has less error than DP-SGD at large epsilon, and more at small (ours).",
-    "DP-MF without amplification pays with fewer distinct examples (ours).",
-    "Cyclic DP-MF is never behind DP-SGD by more than 1% at the same bound (ours).",
+    "DP-MF without amplification has a smaller error than DP-SGD at large epsilon, a larger one at small (ours).",
+    "DP-MF without amplification uses fewer distinct examples (ours).",
+    "At the same bound, the error of cyclic DP-MF is at most 1% above that of DP-SGD (ours).",
 )
 EPSILONS = (2.0, 8.0, 32.0, 64.0)
 DELTA = 1e-10
@@ -132,14 +132,14 @@ def claims(rows: list[Row]) -> list[Verdict]:
         Verdict(
             claim=CLAIMS[0],
             verdict=HOLDS if right == len(crossings) else IN_PART if wins else FAILS,
-            found=f"least error, min separation against DP-SGD: {shown}",
-            why="Amplification by sampling fades as epsilon grows; the correlated noise keeps its gain.",
+            found=f"smallest error, min separation against DP-SGD: {shown}",
+            why="Amplification by sampling fades as epsilon grows; correlated noise keeps its advantage.",
         ),
         Verdict(
             claim=CLAIMS[1],
             verdict=OPEN if fewer.is_empty() else HOLDS if pays == fewer.height else IN_PART if pays else FAILS,
             found=f"distinct examples where it wins: {kept or 'nowhere'}",
-            why="DP-SGD's least error is at bound 1, which keeps few too; larger bounds keep more at more error.",
+            why="DP-SGD's smallest error is at bound 1, which also keeps few; larger bounds keep more but err more.",
         ),
         _cyclic(rows),
     ]
@@ -160,5 +160,5 @@ def _cyclic(rows: list[Row]) -> Verdict:
         verdict=HOLDS if good == len(ratio) else IN_PART if good else FAILS,
         found=f"error over DP-SGD's from {ratio.min():.3f} to {ratio.max():.3f}; at most 1.01 in {good} of "
         f"{len(ratio)} cases",
-        why="Groups sample with a larger probability in fewer rounds; the best number of groups per epsilon counts.",
+        why="Groups are sampled with a larger probability in fewer rounds; the best number of groups is used.",
     )

@@ -1,4 +1,4 @@
-"""How far apart can batches keep a user? (paper: figure b-dpmf)"""
+"""How large a separation is feasible? (paper: figure b-dpmf)"""
 
 import itertools
 
@@ -90,6 +90,6 @@ def claims(rows: list[Row]) -> list[Verdict]:
             f"lower in {lower} of {both.height} settings with a schedule on the regular graph; skewed / regular from "
             f"{share.min():.1%} to {share.max():.1%}, median {share.median():.1%}; no schedule at all in "
             f"{int((both['skewed'] == 0).sum())} skewed settings",
-            "A user on many examples blocks them all for b batches.",
+            "A user with many examples blocks all of them for b batches.",
         )
     ]

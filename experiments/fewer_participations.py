@@ -1,8 +1,8 @@
 """How much error does a bound on participations save, and how many examples remain? (beyond the paper's Algorithm 4)
 
-Algorithm 4 lets everybody take part as often as the separation allows. `PricedMinSeparation` orders a near-optimal S
-in which nobody takes part more than k times. No training: the root mean squared error of all prefix sums of the noise,
-in clip norms, and the distinct examples in the batches.
+Algorithm 4 lets users participate as often as the separation allows. `PricedMinSeparation` orders a near-optimal S
+in which nobody participates more than k times. No training: the root mean squared error of all prefix sums of the
+noise, in clip norms, and the distinct examples in the batches.
 """
 
 import math
@@ -17,8 +17,8 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import OPEN, Verdict, judge
 
 CLAIMS = (
-    "Every schedule of Algorithm 4 is beaten in error and in distinct examples by one with a bound (ours).",
-    "With a bound k·b is at least half of T, so that more bands than the separation promise little (ours).",
+    "Every schedule of Algorithm 4 is beaten in error and distinct examples by one with bounded participations (ours).",
+    "With a bound, k·b is at least half of T, so more bands than the separation gain little (ours).",
 )
 GREEDY, PACED = "Algorithm 4", "bounded participations"
 EPSILON, DELTA = 8.0, 1e-10
@@ -119,16 +119,16 @@ def claims(rows: list[Row]) -> list[Verdict]:
             beaten,
             rivals,
             f"{beaten} of {rivals} are beaten. Error and distinct examples, {'. '.join(found)}",
-            "Noise grows with the root of the most participations of one user, and few users need many to fill the "
-            "batches.",
+            "Noise grows with the square root of the largest number of participations, and few users need many to "
+            "fill the batches.",
         ),
         judge(
             CLAIMS[1],
             full,
             bounded,
             f"in {full} of {bounded} schedules",
-            "Separation costs no example until it nears T / k, so that the largest is taken; the bands of the "
-            "separation then reach from one participation to the next.",
+            "A larger separation costs no examples until it nears T / k, so the largest is used. Its bands then reach "
+            "from one participation to the next.",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Is a damaged file of any kind read or refused, and never anything else? (beyond the paper)
+"""Is every damaged file either read or cleanly refused? (beyond the paper)
 
 Each point is a process of its own, so that its peak memory is known and a crash is a row too.
 """
@@ -14,7 +14,7 @@ from tests.faults.fuzzing import targets
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge
 
-CLAIMS = ("Whatever a file holds, it is read or refused with one sentence, in bounded time (ours).",)
+CLAIMS = ("Whatever a file contains, it is read or refused with one sentence, in bounded time (ours).",)
 PAGE = "docs/trust.md"
 CASES = 100_000
 GRID = {

@@ -13,7 +13,7 @@ from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict,
 
 CLAIMS = (
     "Greedy reaches 98.7% of the largest S (arXiv, k = 2 and 3).",
-    "With duplicates the program takes more copies and fewer distinct examples than greedy.",
+    "With duplicates, the integer program selects more copies of fewer distinct examples than greedy.",
 )
 PAGE = "docs/choosing-a-selector.md"
 SELECTORS = (
@@ -159,16 +159,16 @@ def claims(rows: list[Row]) -> list[Verdict]:
             claim=CLAIMS[0],
             verdict=OPEN if worst is None else HOLDS if worst >= 0.985 else IN_PART if worst >= 0.95 else FAILS,
             found=f"arXiv {' and '.join(f'{share:.1%}' for share in arxiv)}; over all bounds {'; '.join(ranges)}",
-            why="Close to the optimum, but not as close: this graph has 62% of the paper's papers and other author "
-            "names. Shares are of a proven upper bound, of which `Priced` reaches at least "
+            why="Close to the optimum, but less close than in the paper: this graph has 62% of the paper's papers and "
+            "different author names. Shares are relative to a proven upper bound, of which `Priced` reaches at least "
             f"{shares['priced_share'].min():.2%}.",
         ),
         judge(
             CLAIMS[1],
             both,
             compared.height,
-            f"so in {both} of {compared.height} cases with k > 1. {'; '.join(found)}",
-            "The program repeats examples of one user k times; greedy first offers every example once.",
+            f"true in {both} of {compared.height} cases with k > 1. {'; '.join(found)}",
+            "The program repeats single-user examples k times; greedy first considers every example once.",
         ),
     ]
 

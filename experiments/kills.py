@@ -1,4 +1,4 @@
-"""Does a command that was killed at any moment, and run again, end in the same bits? (beyond the paper)"""
+"""Does a command that is killed at any moment and run again end in the same bits? (beyond the paper)"""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What does an epsilon cost in test loss on abstracts that belong to all their authors? (paper: figure arxiv-main)
+"""What does privacy cost in test loss on abstracts that belong to all their authors? (paper: figure arxiv-main)
 
 Public pre-training on other abstracts (arXiv math.AP, declared public), then fine-tuning BERT-Tiny from that checkpoint
 at two epsilons and without privacy, three times each with selections, coins and noise of their own.

@@ -17,10 +17,10 @@ from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
 
 CLAIMS = (
-    "Greedy trains worse than a random subset of the same size at equal noise.",
-    "A random subset of examples with many users is as good as one of all examples, or better.",
+    "Greedy's S trains a worse model than a random subset of the same size at equal noise.",
+    "A random subset of the examples with many users is at least as good as one of all examples.",
     "A sweet spot between size and users per example beats greedy.",
-    "Mitigating bias has diminishing returns: a larger bias asks for little more users per example.",
+    "Mitigating bias has diminishing returns: a larger bias calls for only slightly more users per example.",
 )
 BOUND, KIND, EXAMPLES_PER_USER = 3, "skewed", 8
 RANDOM = {"random": "all", "random, few users": "few-users", "random, many users": "many-users"}
@@ -177,6 +177,8 @@ def _compare(claim: str, wide: pl.DataFrame, lower: str, higher: str, *, margin:
 
 def _sweet_spot(rows: list[Row]) -> Verdict:
     table = _improvement(rows)
+    if table.is_empty():
+        return _open(2)
     shown = ", ".join(f"{100 * line['gain']:+.2f} at {line['epsilon']:g}" for line in table.to_dicts())
     ahead = int((table["gain"] > 0.001).sum())
     return judge(

@@ -1,4 +1,4 @@
-"""How far is Algorithm 4's bound from the best? (paper: left open)"""
+"""How far is Algorithm 4's bound from the optimum? (paper: left open)"""
 
 import altair as alt
 import polars as pl
@@ -11,7 +11,7 @@ from coowned.testing.selector_checks import copies_per_user
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import OPEN, Verdict, judge
 
-CLAIMS = ("Algorithm 4's contribution bound is the best one on small graphs (left open in the paper).",)
+CLAIMS = ("Algorithm 4's contribution bound is optimal on small graphs (left open in the paper).",)
 SETTINGS = [(60, 4, 6, 1), (60, 4, 6, 2), (60, 6, 8, 1), (60, 6, 8, 2), (100, 8, 8, 1), (100, 8, 8, 2), (100, 8, 8, 3)]
 
 
@@ -81,5 +81,5 @@ def claims(rows: list[Row]) -> list[Verdict]:
     worst = max(row["greedy"] / row["program"] for row in both)
     failed = sum(row["greedy"] is None and row["program"] is not None for row in rows)
     found = f"as good as the program in {equal} of {len(both)} cases; at worst {worst:.2f} times its bound; "
-    found += f"no schedule by Algorithm 4 where the program found one: {failed} of {len(rows)}"
-    return [judge(CLAIMS[0], equal, len(both), found, "The program ran for at most ten seconds a case.")]
+    found += f"no schedule from Algorithm 4 although the program found one: {failed} of {len(rows)}"
+    return [judge(CLAIMS[0], equal, len(both), found, "The program ran for at most ten seconds per case.")]

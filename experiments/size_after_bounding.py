@@ -1,4 +1,4 @@
-"""How much of S does skew cost? (paper: figures bound-dsize and histogram-sample-skewed)"""
+"""How much smaller is S on a skewed graph? (paper: figures bound-dsize and histogram-sample-skewed)"""
 
 import itertools
 
@@ -13,8 +13,8 @@ from experiments.framework.verdicts import Verdict, judge
 
 CLAIMS = (
     "A skewed graph leaves a smaller S than a regular one.",
-    "What skew costs in S grows with the number of examples.",
-    "What skew costs in S grows with the examples per user.",
+    "The loss from skew grows with the number of examples.",
+    "The loss from skew grows with the examples per user.",
 )
 
 
@@ -95,9 +95,9 @@ def claims(rows: list[Row]) -> list[Verdict]:
         judge(
             CLAIMS[1],
             *by_size,
-            f"It follows the share of examples that the heaviest user is on: {_heaviest(rows)}, from small to large.",
+            f"It follows the largest share of examples with one user: {_heaviest(rows)}, from small to large.",
         ),
-        judge(CLAIMS[2], *by_degree, "Fewer users share as many pairs."),
+        judge(CLAIMS[2], *by_degree, "Fewer users share the same number of pairs."),
     ]
 
 

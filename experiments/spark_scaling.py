@@ -1,4 +1,4 @@
-"""What do the rounds on Spark cost, and is S the local one every time? (beyond the paper)
+"""What do the rounds on Spark cost, and is S always the same as on one machine? (beyond the paper)
 
 A point of the engine "local" needs no Spark.
 """
@@ -20,7 +20,7 @@ from coowned.synthetic.skewed_graph import SkewedGraph
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge
 
-CLAIMS = ("Spark gives the S of one machine, whatever the graph (ours).",)
+CLAIMS = ("Spark selects the same S as one machine, on every graph (ours).",)
 PAGE = "docs/spark.md"
 GRID = {
     "ci": [{"graph": "made up", "pairs": 1000, "contribution_bound": 3, "engine": "local"}],

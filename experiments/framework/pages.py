@@ -1,6 +1,7 @@
 """Puts pictures, tables and verdicts of stored rows into the documentation; rows are the only source of its numbers."""
 
 import statistics
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -47,7 +48,7 @@ def replace_section(text: str, name: str, content: str) -> str:
 
 
 def verdict_section(name: str, module: ModuleType) -> str:
-    """Picture, share of each grid that was run, and the verdicts, in Markdown."""
+    """Share of each grid that was run, picture, and verdicts, in Markdown."""
     rows = read_rows(name)
     run = "; ".join(f"`{scale}` {done} of {total} points" for scale, (done, total) in shares(name).items())
     seconds = [row["processor_seconds"] for row in rows if row.get("processor_seconds")]
@@ -56,10 +57,18 @@ def verdict_section(name: str, module: ModuleType) -> str:
     if rows:
         question, _, source = first_line(module).partition(" (")
         lines += [f"![{question}]({PICTURES.name}/{name}.svg)", "", f"({source}", ""]
-    if verdicts := claims_of(name):
-        lines += ["| claim | verdict | found | why |", "|---|---|---|---|"]
-        lines += [f"| {v.claim} | **{v.verdict}** | {v.found} | {v.why} |" for v in verdicts]
+    for verdict in claims_of(name):
+        lines += [_item(verdict), ""]
     return "\n".join(lines).strip()
+
+
+def _item(verdict: Verdict) -> str:
+    """A verdict as an item of a list: the claim, what was found, and why, each on lines of its own."""
+    parts = [f"*{verdict.claim}* **{verdict.verdict.capitalize()}.**"]
+    parts += [f"Found: {verdict.found.rstrip('. ')}."] if verdict.found else []
+    parts += [verdict.why] if verdict.why else []
+    wrapped = ("\n".join(textwrap.wrap(part, 112, break_long_words=False, break_on_hyphens=False)) for part in parts)
+    return "- " + textwrap.indent("\n\n".join(wrapped), "    ").lstrip()
 
 
 def claims_of(name: str) -> list[Verdict]:
