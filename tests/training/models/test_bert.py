@@ -1,5 +1,6 @@
 """BERT as it is specified: files that are missing, and from a public checkpoint to a classifier that predicts."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import coowned as co
+from coowned.audit.run_audit import audit_run
 from coowned.training.config import TrainConfig
 from coowned.training.models.registry import model_class
 from coowned.training.text import SPECIAL_TOKENS, Vocabulary
@@ -105,6 +107,38 @@ def test_from_a_public_checkpoint_to_predictions(folder, tmp_path):
     described = json.loads((exported / "config.json").read_text())
     assert described["architectures"] == ["BertForSequenceClassification"]
     assert described["id2label"] == {"0": "ham", "1": "spam"}
+
+
+@pytest.mark.full
+def test_frozen_weights_stay(folder, tmp_path):
+    """Through an interruption to a prediction and an audit; what is stored is the whole model."""
+    spec = co.BertClassifier(
+        text="body", label="kind", classes=["ham", "spam"], vocabulary=str(folder / "vocab.txt"),
+        architecture=str(folder / "config.json"), sequence_length=8, trainable=["bert.encoder.*", "bert.p*", "cl*"],
+    )  # fmt: skip
+    schema = mails().payload.schema
+    everything = dataclasses.replace(spec, trainable=None).task(schema, folder=folder, is_private=True)
+    start = everything.read(mails())[0].initial()
+    settings = {"selector": co.Greedy(contribution_bound=2), "batch_size": 24, "iterations": 6, "checkpoint_every": 2}
+    private = {"epsilon": 8.0, "delta": 1e-5, "adjacency": "zero-out", "seed": 3, **settings}
+
+    def stop(row):
+        if row["step"] > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        co.fit(mails(), spec, folder=tmp_path / "run", on_metrics=stop, **private)
+    run = co.fit(mails(), spec, folder=tmp_path / "run", **private)
+    whole = co.fit(mails(), spec, folder=tmp_path / "whole", **private).stored.arrays()
+    found = run.stored.arrays()
+    assert found.keys() == start.keys()
+    frozen = {name for name in start if name.startswith("bert.embeddings.")}
+    for name, array in found.items():
+        assert array.tobytes() == whole[name].tobytes(), name
+        assert np.array_equal(array, start[name]) == (name in frozen), name
+    assert run.stored.record.num_parameters == sum(array.size for name, array in found.items() if name not in frozen)
+    assert set(run.predict([{"body": "cheap pills"}])["prediction"]) <= {"ham", "spam"}
+    assert audit_run(tmp_path / "run", trials=1000, seed=1).holds
 
 
 def test_columns_are_checked_by_the_schema(folder):

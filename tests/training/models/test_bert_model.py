@@ -76,9 +76,10 @@ def clipped_sum(own, batch, mask, clip_norm, model=MODEL):
     return {name: total * grid.unit for name, total in sums.items()}, clipped
 
 
-def reference_sum(own, batch, mask, clip_norm):
-    """The clipped gradients that JAX gives for every example, in float64."""
-    gradients = {name: np.float64(array) for name, array in example_gradients(own, batch).items()}
+def reference_sum(own, batch, mask, clip_norm, trained=None):
+    """The clipped gradients that JAX gives for every example, in float64, of all parameters or of the trained ones."""
+    found = example_gradients(own, batch)
+    gradients = {name: np.float64(found[name]) for name in trained or found}
     squares = sum((array.reshape(len(mask), -1) ** 2).sum(axis=1) for array in gradients.values())
     factors = np.minimum(1, clip_norm / np.sqrt(squares)) * mask
     summed = {name: np.tensordot(factors, array, axes=1) for name, array in gradients.items()}
@@ -110,6 +111,39 @@ def test_equals_the_mechanism(clip_norm):
     expected, expected_clipped = reference_sum(parameters(), make_batch(), mask, clip_norm)
     assert_same(found, expected)
     assert int(clipped) == int(expected_clipped)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("patterns", [["bert.encoder.*", "cls.*"], ["*.bias"], ["bert.embeddings.word_embeddings.*"]])
+def test_the_clip_is_that_of_the_trained_part(patterns):
+    """The norm of the trained part counts, not the whole gradient's, which would clip more."""
+    own, batch, mask, clip_norm = parameters(), make_batch(), np.arange(SIZE) != 4, 0.3
+    model, trained = MODEL.training_only(patterns, own)
+    assert model.shapes() == {name: array.shape for name, array in trained.items()}
+    found, _ = clipped_sum(trained, batch, mask, clip_norm, model)
+    assert_same(found, reference_sum(own, batch, mask, clip_norm, trained)[0])
+    counting_all, _ = reference_sum(own, batch, mask, clip_norm)
+    assert length(found) > 1.01 * length({name: counting_all[name] for name in found})
+    plain = jit(model.gradient_sum)(trained, batch, mask)
+    assert_same(plain, {name: array for name, array in plain_sum(own, batch, mask).items() if name in found})
+
+
+def test_frozen_parameters_are_part_of_the_model():
+    own = parameters()
+    model, trained = MODEL.training_only(["*.bias"], own)
+    stored = model.to_arrays(trained)
+    assert all(np.array_equal(stored[name], own[name]) for name in own)
+    assert set(model.from_arrays(stored)) == set(trained) == set(model.initial())
+    moved = stored | {"bert.embeddings.word_embeddings.weight": stored["bert.embeddings.word_embeddings.weight"] + 1}
+    with pytest.raises(InputError, match="is frozen and has other values"):
+        model.from_arrays(moved)
+    other, _ = MODEL.training_only(["*.bias"], moved)
+    assert model.describe() != other.describe() != MODEL.describe()
+    assert model == MODEL.training_only(["*.bias"], own)[0] != other
+    with pytest.raises(
+        InputError, match=r"no parameter matches 'bert.encoders.\*'; the parameters are bert.embeddings"
+    ):
+        MODEL.training_only(["bert.encoders.*"], own)
 
 
 def test_members_of_a_sweep_have_their_own_sums():

@@ -451,7 +451,8 @@ def test_trees_are_put_together_again():
 def test_frozen_leaves_stay():
     by_path = make_model(trainable=lambda path: path.startswith("layers/1"))
     by_tree = make_model(trainable={"layers": [False, True]})
-    for model in (by_path, by_tree):
+    by_pattern = make_model(trainable=["layers/1/*"])
+    for model in (by_path, by_tree, by_pattern):
         assert list(model.shapes()) == ["layers/1/b", "layers/1/w"]
         found, _ = sums(model, make_batch(6))
         assert list(found) == ["layers/1/b", "layers/1/w"]
@@ -459,6 +460,8 @@ def test_frozen_leaves_stay():
         assert (model.whole(model.initial())["layers"][0]["w"] == make_parameters()["layers"][0]["w"]).all()
     with pytest.raises(InputError, match="structure of parameters"):
         make_model(trainable={"layers": [True]})
+    with pytest.raises(InputError, match=r"no parameter matches 'layers/2/\*'; the parameters are layers/0/b"):
+        make_model(trainable=["layers/2/*"])
 
 
 def test_arrays_round_trip():

@@ -44,12 +44,17 @@ class _Bert(Specification):
     lowercase: bool = True
     sequence_length: int = 512
     microbatch: int | None = None
+    trainable: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         validate.integer(at_least=3, sequence_length=self.sequence_length)
         validate.column_names(text=self.text)
         if self.microbatch is not None:
             validate.positive(microbatch=self.microbatch)
+        if self.trainable is not None:
+            object.__setattr__(self, "trainable", tuple(self.trainable))
+            if not self.trainable:
+                raise InputError("trainable is empty; name patterns of parameters, or leave it out to train them all")
         if self.vocabulary is None and self.checkpoint is None:
             raise InputError(f"needs vocabulary or checkpoint; {bert_files.GET_A_VOCABULARY}")
         if self.architecture is not None and self.checkpoint is not None:
@@ -105,6 +110,9 @@ class _Bert(Specification):
         model = BertModel(
             config=architecture, head=head, sequence_length=self.sequence_length, microbatch=self.microbatch or 0
         )
+        initial = None if arrays is None else model.from_arrays(arrays)
+        if self.trainable is not None:
+            model, initial = model.training_only(self.trainable, initial or model.initial())
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             table = self.table(examples, vocabulary, labels=labels)
@@ -114,12 +122,14 @@ class _Bert(Specification):
             bert_files.CONFIG_FILE: bert_files.describe_config(architecture, head).encode(),
             bert_files.VOCABULARY_FILE: vocabulary_file.read_bytes(),
         }
-        return Task(read=read, initial=None if arrays is None else model.from_arrays(arrays), files=files)
+        return Task(read=read, initial=initial, files=files)
 
     def from_run(self, folder: Path) -> Self:
         names = bert_files.VOCABULARY_FILE, bert_files.CONFIG_FILE
         vocabulary, architecture = (str(folder.absolute() / name) for name in names)
-        return dataclasses.replace(self, checkpoint=None, vocabulary=vocabulary, architecture=architecture)
+        return dataclasses.replace(
+            self, checkpoint=None, vocabulary=vocabulary, architecture=architecture, trainable=None
+        )
 
     def usage(self) -> str:
         head, shown, joined = self.head(), "scores.shape", ""
@@ -154,6 +164,8 @@ class BertMaskedLM(_Bert):
       lowercase: false for a vocabulary with capitals and accents ("cased").
       sequence_length: tokens of a text that are read.
       microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
+      trainable: patterns of names of parameters, such as "bert.encoder.*" or "*.bias": the others stay as they start,
+        without clipping and noise. Default: all are trained.
 
     Example:
       >>> BertMaskedLM(text="abstract")
@@ -206,6 +218,8 @@ class BertClassifier(_Bert):
       lowercase: false for a vocabulary with capitals and accents ("cased").
       sequence_length: tokens of a text that are read.
       microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
+      trainable: patterns of names of parameters, such as "bert.encoder.*" or "*.bias": the others stay as they start,
+        without clipping and noise. Default: all are trained.
 
     Example:
       >>> BertClassifier(text="body", label="folder", classes=["spam", "ham"], checkpoint="bert-tiny").classes

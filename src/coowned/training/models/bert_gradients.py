@@ -6,6 +6,7 @@ factors (`EmbeddingGradients`, `LookupGradients`), which are far smaller than wh
 sees one row of each example (`OuterGradients`): a classifier's whole last layer but for keys and values.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,16 +48,19 @@ def example_gradients(head: Head, config: Any, parameters: Arrays, batch: Arrays
     return gradients
 
 
-def gradient_sum(head: Head, config: Any, parameters: Arrays, batch: Arrays, mask: Any, microbatch: int) -> Arrays:
+def gradient_sum(
+    head: Head, config: Any, parameters: Arrays, batch: Arrays, mask: Any, microbatch: int, trained: Sequence[str]
+) -> Arrays:
     """The plain sum over the batch, microbatch by microbatch: for training without privacy."""
     parts, steps = _in_parts({**batch, "real": mask}, microbatch)
 
     def add(step, total):
         rows = {name: lax.dynamic_index_in_dim(array, step, axis=1, keepdims=False) for name, array in parts.items()}
         keep = rows.pop("real").astype(jnp.float32)
-        return jax.tree.map(jnp.add, total, _microbatch_sum(head, config, parameters, rows, keep))
+        found = _microbatch_sum(head, config, parameters, rows, keep)
+        return {name: array + found[name] for name, array in total.items()}
 
-    zeros = {name: jnp.zeros(array.shape, jnp.float32) for name, array in parameters.items()}
+    zeros = {name: jnp.zeros(parameters[name].shape, jnp.float32) for name in trained}
     return lax.fori_loop(0, steps, add, zeros)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -15,11 +16,13 @@ from coowned.errors import InputError
 from coowned.mechanism.gradient_sums import clipped_gradient_sums
 from coowned.mechanism.grid import Grid
 from coowned.training.labels import Classes, declared_classes
-from coowned.training.model import sums_of_members
+from coowned.training.model import Model, sums_of_members
 from coowned.training.models import bert_gradients
 from coowned.training.models.bert_files import BertConfig, parameters_from
 from coowned.training.models.bert_heads import ClassifierHead, Head, MaskedLMHead
 from coowned.training.models.bert_network import encoder_shapes
+from coowned.training.models.example_model import linear_stand_in
+from coowned.training.models.parameter_trees import FrozenParameters, matching_names
 
 if TYPE_CHECKING:
     from coowned.training.probes import CanaryContent, TokenContent
@@ -59,6 +62,8 @@ class BertModel:
         test_no_text_adds_more)
       - An example whose gradient is not finite adds exactly zero, as do padding and a label that is not known.
         (test_not_finite_adds_zero, test_padding_adds_zero, test_unknown_labels_add_zero)
+      - Frozen parameters stay as they are, bit for bit: they are neither clipped nor noised, and no norm counts them.
+        (test_frozen_weights_stay, test_the_clip_is_that_of_the_trained_part)
       - `from_arrays(to_arrays(p))` is p.   (test_arrays_round_trip)
     Cost: memory of the parameters three times and the activations of one microbatch, whatever the batch.
 
@@ -68,6 +73,7 @@ class BertModel:
       sequence_length: tokens of an example, padding included.
       microbatch: examples worked on together (default: 2048 tokens of them).
       seed: of the initial parameters; public, independent of everything secret.
+      frozen: parameters that are not trained (`training_only`).
 
     Example:
       >>> model = BertModel.masked_lm(config=BertConfig(vocab_size=50, hidden_size=8), sequence_length=16)
@@ -85,6 +91,7 @@ class BertModel:
     sequence_length: int = 512
     microbatch: int = 0
     seed: int = 0
+    frozen: FrozenParameters = dataclasses.field(default_factory=FrozenParameters, repr=False)
 
     def __post_init__(self) -> None:
         validate.integer(at_least=1, at_most=self.config.max_position_embeddings, sequence_length=self.sequence_length)
@@ -105,15 +112,36 @@ class BertModel:
         return cls(head=ClassifierHead(classes=declared_classes(classes)), **settings)
 
     @classmethod
-    def from_description(cls, head: Head, **described: Any) -> "BertModel":
-        """What `describe` gave, but for the kind and the head's own values."""
+    def from_description(cls, head: Head, **described: Any) -> "Model":
+        """From what `describe` gave, but for the kind and the head's own values.
+
+        Frozen parameters are not in a description: a model that has some is described by its stand-in.
+        """
+        if trained := described.get("trained"):
+            return linear_stand_in({name: tuple(shape) for name, shape in trained.items()}, described["microbatch"])
         sizes = {field.name for field in dataclasses.fields(BertConfig)}
         config = BertConfig(**{name: value for name, value in described.items() if name in sizes})
         return cls(config=config, head=head, **{name: value for name, value in described.items() if name not in sizes})
 
+    def training_only(
+        self, patterns: Sequence[str], start: Mapping[str, npt.NDArray[np.float32]]
+    ) -> "tuple[BertModel, dict[str, npt.NDArray[np.float32]]]":
+        """(the model that trains the parameters whose names match a pattern, where these start).
+
+        The others keep their values in `start`, which must be public. Refuses patterns that match nothing.
+        """
+        trained = matching_names(list(start), patterns)
+        frozen = {name: array for name, array in start.items() if name not in trained}
+        model = dataclasses.replace(self, frozen=FrozenParameters(frozen))
+        return model, {name: start[name] for name in trained}
+
     @property
     def classes(self) -> tuple[Any, ...] | None:
         return self.head.classes
+
+    def stand_in(self) -> "Model":
+        """Itself; with frozen parameters, whose gradients audits do not know, a model of the same clipper."""
+        return linear_stand_in(self.shapes(), self.microbatch) if self.frozen.arrays else self
 
     def worst_case(self) -> "TokenContent":
         from coowned.training.probes import TokenContent
@@ -129,7 +157,7 @@ class BertModel:
         return self, make(users, per_user, vocabulary_size=size, sequence_length=length, seed=0)
 
     def describe(self) -> dict[str, Any]:
-        return {
+        described = {
             "kind": self.head.kind,
             **dataclasses.asdict(self.config),
             "sequence_length": int(self.sequence_length),
@@ -137,14 +165,27 @@ class BertModel:
             "microbatch": int(self.microbatch),
             "seed": int(self.seed),
         }
+        if self.frozen.arrays:
+            trained = {name: list(shape) for name, shape in self.shapes().items()}
+            described |= {"trained": trained, "frozen": self.frozen.digest}
+        return described
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return encoder_shapes(self.config) | self.head.shapes(self.config)
+        return self._trained(encoder_shapes(self.config) | self.head.shapes(self.config))
 
     def initial(self) -> dict[str, npt.NDArray[np.float32]]:
         """BERT's own: normals of deviation 0.02 cut off at two deviations, layer norms at one, biases at zero."""
         generator = np.random.default_rng(self.seed)
-        return {name: _initial(generator, name, shape) for name, shape in self.shapes().items()}
+        shapes = encoder_shapes(self.config) | self.head.shapes(self.config)
+        return self._trained({name: _initial(generator, name, shape) for name, shape in shapes.items()})
+
+    def _trained(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """Without what is frozen."""
+        return {name: value for name, value in whole.items() if name not in self.frozen.arrays}
+
+    def _whole(self, trained: Mapping[str, Any]) -> dict[str, Any]:
+        """With what is frozen, as constants of a program."""
+        return {**jax.tree.map(jnp.asarray, self.frozen.arrays), **trained}
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shape and type, by name, of what a batch holds of each example."""
@@ -175,8 +216,8 @@ class BertModel:
             own: dict[str, Any], grid: Grid, scales: Mapping[str, Any] | None
         ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
             return clipped_gradient_sums(
-                _compiled_gradients(self.head, self.config),
-                own,
+                _compiled_gradients(self.head, self.config, frozenset(own)),
+                {**self.frozen.placed, **own},
                 batch,
                 mask,
                 grid,
@@ -189,44 +230,53 @@ class BertModel:
         return sums_of_members(of_one, parameters, grids, scales)
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
-        return bert_gradients.gradient_sum(self.head, self.config, parameters, batch, mask, self.microbatch)
+        whole = self._whole(parameters)
+        return bert_gradients.gradient_sum(
+            self.head, self.config, whole, batch, mask, self.microbatch, list(parameters)
+        )
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
-        return bert_gradients.losses(self.head, self.config, parameters, batch, self.microbatch)
+        return bert_gradients.losses(self.head, self.config, self._whole(parameters), batch, self.microbatch)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """Refuses where the head fills in words, which says nothing of an example as a whole."""
         if self.classes is None:
             raise InputError("a masked language model has no classes to predict; train a bert-classifier")
-        return bert_gradients.predictions(self.head, self.config, parameters, batch, self.microbatch)
+        return bert_gradients.predictions(self.head, self.config, self._whole(parameters), batch, self.microbatch)
 
     def example_loss(self, parameters: dict[str, Any], example: dict[str, Any]) -> Any:
         """The loss of one example (a batch without its first axis), to be differentiated by others: a reference."""
         batch = jax.tree.map(lambda array: array[None], example)
-        return bert_gradients.example_losses(self.head, self.config, parameters, batch)[0][0]
+        return bert_gradients.example_losses(self.head, self.config, self._whole(parameters), batch)[0][0]
 
     def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-        return {name: np.asarray(array, np.float32) for name, array in parameters.items()}
+        """Every parameter, frozen ones included."""
+        return {name: np.asarray(array, np.float32) for name, array in {**self.frozen.arrays, **parameters}.items()}
 
     def from_arrays(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
         """Reads `to_arrays` and what Hugging Face stores: older names too; other heads are left.
 
-        A classifier's head that is not there starts anew. Refuses arrays of other shapes, and a decoder that is not
-        tied, with InputError.
+        A classifier's head that is not there starts anew. Refuses arrays of other shapes, a decoder that is not tied,
+        and other values of what is frozen, with InputError.
         """
         found = parameters_from(self.config, self.head, arrays)
+        for name, array in self.frozen.arrays.items():
+            if name in found and not np.array_equal(found[name], array):
+                raise InputError(f"{name} is frozen and has other values here; give the arrays of this model")
+        found = self._trained(found)
         return found if len(found) == len(self.shapes()) else self.initial() | found
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled_gradients(head: Head, config: BertConfig) -> Callable[..., Any]:
-    """(parameters with a leading axis of one model, rows) -> every row's gradients."""
+def _compiled_gradients(head: Head, config: BertConfig, trained: frozenset[str]) -> Callable[..., Any]:
+    """(all parameters with a leading axis of one model, rows) -> every row's gradients of the trained ones."""
 
     @jax.jit
     def gradients(parameters, rows):
         own = {name: array[0] for name, array in parameters.items()}
-        return bert_gradients.example_gradients(head, config, own, rows)
+        found = bert_gradients.example_gradients(head, config, own, rows)
+        return {name: found[name] for name in trained}  # XLA leaves out what the others need
 
     return gradients
 

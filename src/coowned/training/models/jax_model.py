@@ -35,7 +35,8 @@ class JaxModel(ExampleSpecification):
         columns of numbers that `loss` and `predict` ask for by name (all of them, if they copy the whole example).
       shapes: of entries whose lists may have any length; where it is left out and only one length goes with the
         parameters, it is that.
-      trainable: which parameters are trained: a function of a path such as "layers/0/w", or a tree of booleans.
+      trainable: which parameters are trained: patterns of paths such as ["layers/1/*"], a function of a path, or a
+        tree of booleans.
       label: the entry that holds the class (default: "label", "labels" or "y"): accuracy is counted by it.
       classes: as the data spell them, or how many there are (0, 1, ...); default: as many as `predict` gives
         probabilities. A label that is none of them makes its row unusable.

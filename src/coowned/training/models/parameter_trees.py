@@ -1,8 +1,10 @@
 """A model's parameters, whatever tree they are in: which leaves are trained, which stay as they are."""
 
 import dataclasses
+import fnmatch
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import numpy.typing as npt
 
 from coowned.errors import InputError
 
-Trainable = Callable[[str], bool] | Any
-"""A predicate over names of leaves, or a tree of booleans of the parameters' structure (or its beginning)."""
+Trainable = Callable[[str], bool] | Sequence[str] | Any
+"""A predicate over names of leaves, patterns of names (`matching_names`), or a tree of booleans of the parameters'
+structure (or its beginning)."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,10 +80,54 @@ class ParameterTree:
 
     def frozen_digest(self) -> str:
         """Names what is not trained: a run is resumed only with the same."""
-        hashed = hashlib.sha256()
-        for name, array in sorted(self.frozen.items()):
-            hashed.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
-        return hashed.hexdigest()
+        return _digest(self.frozen)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrozenParameters:
+    """Parameters that training leaves as they are: public constants, equal where their names and bits are."""
+
+    arrays: Mapping[str, npt.NDArray[np.float32]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return _digest(self.arrays)
+
+    @functools.cached_property
+    def placed(self) -> dict[str, Any]:
+        """The arrays on the device, each with a leading axis of one model."""
+        import jax
+
+        return jax.device_put({name: array[None] for name, array in self.arrays.items()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrozenParameters) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def matching_names(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The names that match any of the patterns (`fnmatch`: * is any text); refuses a pattern that matches none.
+
+    >>> matching_names(["encoder.0.weight", "encoder.0.bias", "head.bias"], ["encoder.*", "*.bias"])
+    ['encoder.0.weight', 'encoder.0.bias', 'head.bias']
+    >>> matching_names(["head.bias"], ["heads.*"])
+    Traceback (most recent call last):
+      ...
+    coowned.errors.InputError: trainable: no parameter matches 'heads.*'; the parameters are head.bias
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise InputError(f"trainable: no parameter matches {pattern!r}; the parameters are {', '.join(names)}")
+    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    hashed = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        hashed.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()
 
 
 def _wanted(parameters: Any, names: list[str], trainable: Trainable) -> dict[str, bool]:
@@ -90,6 +137,8 @@ def _wanted(parameters: Any, names: list[str], trainable: Trainable) -> dict[str
         return dict.fromkeys(names, True)
     if callable(trainable):
         return {name: bool(trainable(name)) for name in names}
+    if isinstance(trainable, Sequence) and all(isinstance(pattern, str) for pattern in trainable):
+        return dict.fromkeys(names, False) | dict.fromkeys(matching_names(names, trainable), True)
     try:
         flags = jax.tree.leaves(jax.tree.broadcast(trainable, parameters))
     except ValueError as error:
