@@ -98,6 +98,24 @@ def test_points_are_told_by_value():
     assert points.key({"a": 1}) != points.key({"a": 2})
 
 
+def test_text_arms_use_the_pair_that_is_best_on_validation():
+    module = load("text_arms")
+    tuned = [
+        point | {"validation_loss": 7.0 - point["learning_rate"], "test_loss": 7.0}
+        for point in module.GRID["small"]
+        if point["epsilon"] == module.TUNED_AT
+    ]
+    left = [point for point in module.GRID["small"] if point["epsilon"] != module.TUNED_AT]
+    assert (len(tuned), len(left)) == (2 * len(module.ARMS), 2 * len(module.ARMS))
+    best = max(module.PAIRS)
+    assert all(module._pair(point, tuned) == best for point in left)
+    with pytest.raises(RuntimeError, match="first"):
+        module._pair(left[0], tuned[1:])
+    kept = module.chosen(tuned + [point | {"validation_loss": 6.0, "test_loss": 6.0} for point in left])
+    assert kept.height == 3 * len(module.ARMS)
+    assert set(kept.filter(epsilon=module.TUNED_AT)["learning_rate"]) == {best[0]}
+
+
 def test_judge():
     assert [judge("c", holding, 3, "").verdict for holding in (3, 1, 0)] == [HOLDS, IN_PART, FAILS]
     assert judge("c", 0, 0, "").verdict == OPEN
