@@ -46,6 +46,11 @@ def test_rows_stay_together(rows):
     assert left.graph.user_keys.to_pylist() == left.user_keys.to_pylist()
 
 
+def test_printing_shows_no_content_and_no_keys():
+    shown = repr(from_table(TABLE, example_id="id"))
+    assert shown == "AttributedExamples(num_examples=3, num_users=3, num_pairs=4, columns=['id', 'users', 'text'])"
+
+
 def test_ids_default_to_the_row():
     examples = from_table({"users": [["a"], ["b"]]})
     assert examples.ids.to_pylist() == [0, 1]

@@ -38,12 +38,13 @@ class AttributedExamples:
 
     Guarantees:
       - Row i of `payload`, `ids[i]` and example i of `graph` are one thing.   (test_rows_stay_together)
+      - Printing it shows neither content nor user keys.   (test_printing_shows_no_content_and_no_keys)
 
     Example:
       >>> from coowned import from_table
       >>> examples = from_table({"users": [["ann", "bob"], ["bob"]], "text": ["hi", "note"]})
-      >>> examples.graph
-      AttributionGraph(num_examples=2, num_users=2, num_pairs=3)
+      >>> examples
+      AttributedExamples(num_examples=2, num_users=2, num_pairs=3, columns=['users', 'text'])
       >>> examples.without_users(["bob"]).graph.num_unprotected_users
       1
     """
@@ -53,6 +54,11 @@ class AttributedExamples:
     user_mapping: UserMapping
     key_rules: UserKeyRules
     notes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        counts = f"num_examples={graph.num_examples}, num_users={graph.num_users}, num_pairs={graph.num_pairs}"
+        return f"AttributedExamples({counts}, columns={self.payload.column_names})"
 
     @property
     def ids(self) -> pa.Array:
