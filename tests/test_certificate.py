@@ -110,7 +110,7 @@ def test_groups_equal_a_plain_recount(rows, data):
     torn = any(len({group for row, _, group in chosen if user in row}) > 1 for user in range(NUM_USERS))
     if torn:
         with pytest.raises(
-            UncertifiableError, match=r"users are in two groups \(user \d in groups \d and \d\); an example"
+            UncertifiableError, match=r"users are in more than one group \(user \d in groups \d and \d\); an example"
         ):
             certify(graph, selection)
         return
@@ -308,7 +308,9 @@ def test_large_counts():
 def test_wrong_arguments(graph):
     with pytest.raises(InputError, match="graph must be an AttributionGraph, not list"):
         certify(FIVE_EMAILS, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
-    with pytest.raises(InputError, match="needs a Selection or a Schedule, not list; make one with from_copies"):
+    with pytest.raises(
+        InputError, match="selected must be a Selection or a Schedule, not list; create one with from_copies"
+    ):
         certify(graph, [1, 0, 0, 1, 1])
 
 

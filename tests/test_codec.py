@@ -59,14 +59,14 @@ def outer(**entries: object) -> str:
         ("[" * 100_000, "x.json: is not JSON"),
         (outer() + " x", r"x.json: is not JSON \(Extra data.*"),
         (outer() + outer(), r"x.json: is not JSON \(Extra data.*"),
-        ('{"format": "outer-1", "inner": {"count": 1, "count": 2}}', "x.json: gives the key 'count' twice; make it"),
+        ('{"format": "outer-1", "inner": {"count": 1, "count": 2}}', "x.json: has the duplicate key 'count'; make it"),
         ("[1]", r"x.json: must be an object, not \[1\]"),
         (outer(inner={"count": 1, "weights": [1.0, math.nan]}), r"x.json: inner.weights\[1\] must be a finite number"),
         (outer(inner={"count": 1, "weights": [math.inf]}), r"inner.weights\[0\] must be a finite number, not inf"),
         (outer(inner={"count": 1, "weights": [1]}).replace("[1]", "[1e999]"), r"weights\[0\] must be a finite number"),
-        (outer(copies=[1, math.nan]), r"copies\[1\] must be a whole number, not nan"),
+        (outer(copies=[1, math.nan]), r"copies\[1\] must be an integer, not nan"),
         (outer(**{"\ud800": 1}), "x.json: "),
-        (outer(size="\ud800"), "x.json: holds half of a surrogate pair, which is no text; make it"),
+        (outer(size="\ud800"), "x.json: contains half of a surrogate pair, which is not text; make it"),
     ],
 )
 def test_bad_json(text, sentence):
@@ -102,8 +102,8 @@ def test_unknown_keys(text, sentence):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (outer(inner={"count": 1.0}), "^x: inner.count must be a whole number, not 1.0; make it again$"),
-        (outer(inner={"count": True}), "^x: inner.count must be a whole number, not True"),
+        (outer(inner={"count": 1.0}), "^x: inner.count must be an integer, not 1.0; make it again$"),
+        (outer(inner={"count": True}), "^x: inner.count must be an integer, not True"),
         (outer(inner={"count": 1, "name": 5}), "^x: inner.name must be a string or null, not 5"),
         (outer(inner={"count": 1, "weights": [1, "2"]}), r"^x: inner.weights\[1\] must be a number, not '2'"),
         (
@@ -119,10 +119,10 @@ def test_unknown_keys(text, sentence):
         (outer(shape=7), "^x: shape must be an object or null, not 7"),
         (outer(shape={}), "^x: shape needs the key 'kind'"),
         (outer(shape={"kind": "circle", "radius": "a"}), "^x: shape.radius must be a number, not 'a'"),
-        (outer(size=0), "^x: size must be a whole number >= 1, not 0; make it again$"),
+        (outer(size=0), "^x: size must be an integer >= 1, not 0; make it again$"),
         (outer(flag=1), "^x: flag must be true or false, not 1"),
         (outer(copies={}), "^x: copies must be a list, not {}"),
-        (outer(levels={"top": {"count": "a"}}), "^x: levels.….count must be a whole number"),
+        (outer(levels={"top": {"count": "a"}}), "^x: levels.….count must be an integer"),
     ],
 )
 def test_wrong_values(text, sentence):

@@ -88,9 +88,9 @@ def test_folder_takes_the_place_of_a_file(tmp_path):
 
 
 def test_bad_places_are_refused_at_once(tmp_path):
-    with pytest.raises(InputError, match=r"no/a: the folder .*no does not exist; make it first"):
+    with pytest.raises(InputError, match=r"no/a: the folder .*no does not exist; create it first"):
         whole_files(tmp_path / "no" / "a").__enter__()
-    with pytest.raises(InputError, match="not the name of a file"):
+    with pytest.raises(InputError, match="not a file name"):
         whole_files("/").__enter__()
     if os.geteuid() != 0:
         tmp_path.chmod(0o500)

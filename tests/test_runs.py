@@ -321,11 +321,11 @@ def test_without_a_guarantee():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"examples": rows()}, "make them with from_table"),
-        ({"model": 3}, "model must say which columns it reads"),
+        ({"examples": rows()}, "create them with from_table"),
+        ({"model": 3}, "model must be a specification"),
         ({"model": co.LogisticRegression(features=["z"], label="y")}, "no column 'z'"),
-        ({"selector": "greedy"}, "selector must choose S"),
-        ({"adjacency": None}, "needs adjacency: 'zero-out' or 'replace'"),
+        ({"selector": "greedy"}, "selector must be a selector such as Greedy"),
+        ({"adjacency": None}, "adjacency is required: 'zero-out' or 'replace'"),
         ({"delta": None}, r"fit: \[privacy\] needs delta"),
         ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
         ({"epsilon": "small"}, "epsilon must be a number"),
@@ -393,7 +393,7 @@ def test_a_ready_selection():
     part = co.Greedy(contribution_bound=2).select(examples.graph.subgraph(train))
     assert fit(examples, selector=part).stored.certificate.size == part.size
     other = co.Greedy(contribution_bound=2).select(co.from_table(rows(200), example_id="id").graph)
-    with pytest.raises(co.InputError, match="S was chosen from another graph"):
+    with pytest.raises(co.InputError, match="S was selected from another graph"):
         fit(examples, selector=other)
 
 

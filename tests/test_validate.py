@@ -16,13 +16,13 @@ def test_positive_takes_whole_numbers(value):
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, np.bool_(True), "1", None, math.nan, [1]])
 def test_positive_refuses_the_rest(value):
-    with pytest.raises(InputError, match="count must be a whole number of at least 1, not"):
+    with pytest.raises(InputError, match="count must be an integer of at least 1, not"):
         validate.positive(count=value)
 
 
 def test_integer_has_both_ends():
     validate.integer(at_least=0, at_most=3, a=0, b=3)
-    with pytest.raises(InputError, match="b must be a whole number of at least 0 and at most 3, not 4"):
+    with pytest.raises(InputError, match="b must be an integer of at least 0 and at most 3, not 4"):
         validate.integer(at_least=0, at_most=3, a=0, b=4)
 
 

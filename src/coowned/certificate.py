@@ -174,7 +174,9 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
     if not isinstance(graph, AttributionGraph):
         raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
     if not isinstance(selected, (Selection, Schedule)):
-        raise InputError(f"needs a Selection or a Schedule, not {type(selected).__name__}; make one with from_copies")
+        raise InputError(
+            f"selected must be a Selection or a Schedule, not {type(selected).__name__}; create one with from_copies"
+        )
     selected.check_graph(graph)
     copies = np.asarray(selected.copies)  # (num_examples,) int32
     per_user = _copies_per_user(graph, copies)  # (num_users,)
@@ -258,7 +260,8 @@ def _count_groups(graph: AttributionGraph, selected: Selection | Schedule, per_u
     if len(divided):
         user = int(divided[0])
         raise UncertifiableError(
-            f"{len(divided)} users are in two groups (user {user} in groups {lowest[user]} and {highest[user]}); "
+            f"{len(divided)} users are in more than one group (user {user} in groups {lowest[user]} and "
+            f"{highest[user]}); "
             "an example may be in a group only if all its users are"
         )
     sizes = np.bincount(groups[groups >= 0], weights=copies[groups >= 0], minlength=num_groups).astype(np.int64)

@@ -34,7 +34,7 @@ _WORDS = {
     "bool": "true or false",
     "bytes": "a string",
     "float": "a number",
-    "int": "a whole number",
+    "int": "an integer",
     "null": "null",
     "object": "an object",
     "str": "a string",
@@ -202,7 +202,7 @@ class _Reader:
         except msgspec.ValidationError as found:
             self._refuse_invalid(str(found), value)
         except UnicodeEncodeError:
-            self.refuse((), "holds half of a surrogate pair, which is no text")
+            self.refuse((), "contains half of a surrogate pair, which is not text")
 
     def refuse(self, path: Path, problem: str, *, ends: bool = False) -> NoReturn:
         """Raises the error; `ends` where the problem itself says what to do."""
@@ -310,7 +310,7 @@ class _Reader:
         if len(found) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            self.refuse((), "gives a key twice" if self.secret else f"gives the key {twice!r} twice")
+            self.refuse((), "has a duplicate key" if self.secret else f"has the duplicate key {twice!r}")
         return found
 
 

@@ -105,7 +105,7 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
     """
     paths = [Path(target) for target in targets]
     for target in paths:
-        _check_target(target)
+        check_target(target)
     with contextlib.ExitStack() as rooms:
         # Beside the target, so that replacing it is one rename on the same disk.
         temporary = []
@@ -122,13 +122,14 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
             undo.pop_all()
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
+    """Refuses a path that no file or folder of ours can be written to, before anything is computed for it."""
     if not target.name or target.name == "..":
-        raise InputError(f"{target}: not the name of a file; name the file to write")
+        raise InputError(f"{target}: not a file name; give the path of the file to write")
     if os.path.lexists(target) and not target.is_file() and not target.is_dir():
         raise InputError(f"{target}: neither a file nor a folder (a device or a broken link); choose another path")
     if not target.parent.is_dir():
-        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+        raise InputError(f"{target}: the folder {target.parent} does not exist; create it first")
     if target.is_dir():
         names = sorted(file.name for file in target.iterdir())
         foreign = next((name for name in names if not name.endswith(".parquet") and name[0] not in "._"), None)

@@ -244,7 +244,7 @@ def fit(
     """
     if not isinstance(examples, AttributedExamples):
         raise InputError(
-            f"examples must say whose they are, not be {type(examples).__name__}; make them with from_table, "
+            f"examples must be AttributedExamples, not {type(examples).__name__}; create them with from_table, "
             "read_parquet, read_mail, ..."
         )
     _check_model(model)
@@ -252,12 +252,12 @@ def fit(
     schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
     for name, value in (("batch_size", batch_size), ("iterations", iterations)):
         if value is not None and schedule.setdefault(name, value) != value:
-            raise InputError(f"{name} is {value}, but the selector's is {schedule[name]}; leave one of them out")
+            raise InputError(f"{name} is {value}, but the selector's is {schedule[name]}; omit one of them")
     groups = chosen.pop("groups", "num_groups" in chosen)
     if mechanism is None:
         mechanism = _mechanism_for(schedules="min_separation" in schedule, groups=groups)
     if adjacency is None and epsilon != "none" and not public:
-        raise InputError("needs adjacency: 'zero-out' or 'replace'")
+        raise InputError("adjacency is required: 'zero-out' or 'replace'")
     sections = {
         "data": {"splits": splits},
         "selection": {"selector": chosen.pop("name"), "seed": selection_seed, **chosen},
@@ -336,7 +336,7 @@ def _mechanism_for(*, schedules: bool, groups: bool) -> str:
 def _check_model(model: Any) -> None:
     if not isinstance(model, Specification):
         raise InputError(
-            f"model must say which columns it reads, such as LogisticRegression(features=[...], label=...), not be "
+            "model must be a specification such as LogisticRegression(features=[...], label=...), not "
             f"{type(model).__name__}"
         )
 
@@ -350,7 +350,10 @@ def _selector_settings(selector: Any) -> dict[str, Any]:
         separation = selector.min_separation
         return {"name": GIVEN, "batch_size": batch_size, "iterations": iterations, "min_separation": separation}
     if isinstance(selector, type) or not callable(getattr(selector, "select", None)):
-        raise InputError(f"selector must choose S, such as Greedy(contribution_bound=2), or be S, not {selector!r}")
+        raise InputError(
+            "selector must be a selector such as Greedy(contribution_bound=2), a Selection or a "
+            f"Schedule, not {selector!r}"
+        )
     if CLASSES.get(getattr(selector, "name", "")) == f"{type(selector).__module__}.{type(selector).__name__}":
         return selector.settings()
     own = {name: getattr(selector, name) for name in _SCHEDULE if hasattr(selector, name)}
@@ -364,14 +367,14 @@ def _given(
     if not isinstance(selector, Selection | Schedule):
         selected = selector.select(graph, seed=config.selection.seed)
         if not isinstance(selected, Selection | Schedule):
-            raise InputError(f"{type(selector).__name__}.select must give a Selection or a Schedule")
+            raise InputError(f"{type(selector).__name__}.select must return a Selection or a Schedule")
         return selected
     if selector.graph_digest == graph.digest:
         return selector
     if isinstance(selector, Schedule) or selector.graph_digest != everybody.digest:
         raise InputError(
-            "S was chosen from another graph; give a Selection from all examples, or a Selection or Schedule from the "
-            "train split"
+            "S was selected from another graph; pass a Selection from all examples, or a Selection or Schedule from "
+            "the train split"
         )
     train, groups = split_examples(everybody, config.splits)["train"], selector.groups
     return Selection.from_copies(graph, selector.copies[train], None if groups is None else groups[train])

@@ -4,7 +4,7 @@
 >>> positive(contribution_bound=0)
 Traceback (most recent call last):
   ...
-coowned.errors.InputError: contribution_bound must be a whole number of at least 1, not 0
+coowned.errors.InputError: contribution_bound must be an integer of at least 1, not 0
 """
 
 import math
@@ -16,16 +16,16 @@ from coowned.errors import InputError
 
 
 def integer(*, at_least: int, at_most: int | None = None, **named: Any) -> None:
-    """Refuses what is not a whole number in [at_least, at_most]; booleans are not numbers here."""
+    """Refuses what is not an integer in [at_least, at_most]; booleans are not numbers here."""
     for name, value in named.items():
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         if not whole or int(value) < at_least or (at_most is not None and int(value) > at_most):
             upper = "" if at_most is None else f" and at most {at_most}"
-            raise InputError(f"{name} must be a whole number of at least {at_least}{upper}, not {value!r}")
+            raise InputError(f"{name} must be an integer of at least {at_least}{upper}, not {value!r}")
 
 
 def positive(**named: Any) -> None:
-    """Refuses what is not a whole number of at least 1."""
+    """Refuses what is not an integer of at least 1."""
     integer(at_least=1, **named)
 
 
@@ -59,7 +59,7 @@ def column_names(**named: Any) -> None:
     for name, value in named.items():
         names = [value] if isinstance(value, str) else value
         if names is not None and not (names and all(isinstance(column, str) and column for column in names)):
-            raise InputError(f"{name} must name one column or more, not {value!r}")
+            raise InputError(f"{name} must be a column name or a list of them, not {value!r}")
 
 
 def same_length(expected: int, **named: Sized) -> None:
@@ -70,11 +70,11 @@ def same_length(expected: int, **named: Sized) -> None:
 
 
 def seed(value: Any) -> None:
-    """Refuses what cannot be a seed: seeds are whole numbers in [0, 2^63)."""
+    """Refuses what cannot be a seed: seeds are integers in [0, 2^63)."""
     integer(at_least=0, at_most=2**63 - 1, seed=value)
 
 
 def is_number(value: Any) -> bool:
     """True for real numbers, false for booleans, nan and everything else."""
-    # nan is the one number that is not itself; math.isnan would overflow on very large whole numbers.
+    # nan is the one number that is not itself; math.isnan would overflow on very large integers.
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value == value)

@@ -220,7 +220,7 @@ def test_delta_above_the_chance_of_being_drawn():
     certificate = certify(graph, Greedy(contribution_bound=1).select(graph))
     mechanism = PoissonSampling.from_certificate(certificate, batch_size=1, iterations=5)  # drawn with about 0.005
     for asked in ({"epsilon": 1.0}, {"noise_multiplier": 0.1}):
-        with pytest.raises(InputError, match=r"not below the chance 0\.00499"):
+        with pytest.raises(InputError, match=r"not below the probability 0\.00499"):
             guarantee(certificate, mechanism, delta=0.01, adjacency="zero-out", **asked)
         guarantee(certificate, mechanism, delta=1e-6, adjacency="zero-out", **asked)
 

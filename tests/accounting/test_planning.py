@@ -159,7 +159,7 @@ def test_verdict_before_training():
     asked |= {"selectors": ("greedy",), "mechanism": "poisson"}
     _, clear = plan(graph, batch_size=64, num_parameters=65, **asked).advice
     assert clear.startswith("With the best choice, a step's signal-to-noise ratio is at most 17 (batch size 64 over")
-    assert clear.endswith("the signal stands clear of the noise.")
+    assert clear.endswith("the signal is well above the noise.")
     small = plan(graph, batch_size=64, num_parameters=2**16, **asked)
     _, weak = small.advice
     assert "a step is mostly noise, which 400 steps average out. Try --batch-size" in weak
@@ -175,7 +175,7 @@ def test_verdict_before_training():
     assert after.step_signal_to_noise >= 1 > before.step_signal_to_noise
     lower = 1 - before.step_signal_to_noise / after.step_signal_to_noise
     assert f"{lower:.0%}" == f"{cure[3]}%"
-    assert large.advice[1].endswith("the signal stands clear of the noise.")
+    assert large.advice[1].endswith("the signal is well above the noise.")
 
 
 def test_bounds_reach_what_users_have():

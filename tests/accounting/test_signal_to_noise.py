@@ -32,7 +32,7 @@ def test_verdict_follows_the_ratio():
         dataclasses.replace(RATIO, num_parameters=number).verdict() for number in (64, 64 * 20, 64 * 200, 64 * 10_000)
     ]
     assert "at most 4 (batch size 64 over noise multiplier 2 times the root of 64 parameters)" in said[0]
-    assert said[0].endswith("the signal stands clear of the noise.")
+    assert said[0].endswith("the signal is well above the noise.")
     assert said[1].endswith("a step is mostly noise, which 100 steps average out.")
     assert said[3].endswith("noise swamps the signal at this batch size.")
     assert (

@@ -93,7 +93,7 @@ def test_graph_statistics_are_marked(made):
     assert "% of users" not in made.statement()
     line = next(line for line in made.statement(graph_statistics=True).splitlines() if "% of users" in line)
     assert "Graph statistic" in line
-    assert "no part in training" in line
+    assert "not in training" in line
     assert "epsilon 0" not in line
     assert "half of all users" in line
 
@@ -104,7 +104,7 @@ def test_unprotected_users_are_counted():
     mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=5)
     made = guarantee(certificate, mechanism, noise_multiplier=2.0, **CLAIM)
     text = made.statement()
-    assert "1 user was taken out of the attribution: this guarantee does not hold for them" in text
+    assert "1 user was excluded from the attribution: this guarantee does not cover them" in text
     assert "1 copy in the training set has no protected user" in text
     assert "Nothing is promised to 1 user excluded from protection." in made.statement_parts().headline
     assert text.count("about any protected person") == 2
@@ -160,11 +160,11 @@ def test_target_is_shown_as_asked(greedy_certificate):
     asked = guarantee(greedy_certificate, mechanism, epsilon=8.0, **CLAIM)
     assert asked.shown_epsilon == "8"
     assert asked.statement().startswith("1. Training is (8, 1e-06)-differentially private")
-    assert f"Asked for: epsilon 8; proven: {rounded_up(asked.epsilon)}." in asked.statement()
+    assert f"Requested: epsilon 8; proven: {rounded_up(asked.epsilon)}." in asked.statement()
     assert "Under zero-out adjacency, epsilon 8:" in asked.statement()
     given = guarantee(greedy_certificate, mechanism, noise_multiplier=2.34567, **CLAIM)
     assert "noise multiplier 2.34567 in units" in given.statement()
-    assert "Asked for" not in given.statement()
+    assert "Requested" not in given.statement()
     other = f"({rounded_up(asked.other_epsilon)}, 1e-06)-differentially private under replace adjacency"
     assert other in asked.statement_parts().headline
 

@@ -135,7 +135,7 @@ def test_attribute_checks_its_arguments():
         attribute(pa.array([["a"]]), example_ids=None, payload=payload, location="mail")
     hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), hidden)
-    with pytest.raises(InputError, match="mail: a null user in users at row 1"):
+    with pytest.raises(InputError, match="mail: null user in users at row 1"):
         attribute(lists, example_ids=None, payload=payload, location="mail")
     examples = attribute(pa.array([["a"], ["a"]]), example_ids=[5, 6], payload=payload, notes={"odd": 3})
     assert (examples.notes, examples.ids.to_pylist()) == ({"odd": 3}, [5, 6])

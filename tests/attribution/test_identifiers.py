@@ -1,4 +1,4 @@
-"""Ids and keys: whole numbers or text, checked once."""
+"""Ids and keys: integers or text, checked once."""
 
 # ruff: noqa: E501 (tables of cases: one case a line)
 
@@ -21,7 +21,7 @@ def invalid_text(values, kind=None):
 def test_identifiers_are_checked():
     with pytest.raises(InputError, match="ids must have 3 entries, one for each row, not 2"):
         as_identifiers(["a", "b"], name="ids", length=3)
-    with pytest.raises(InputError, match="ids has no value at row 1; give every row one"):
+    with pytest.raises(InputError, match="ids has no value at row 1; fill in every row"):
         as_identifiers(["a", None], name="ids", length=2)
     with pytest.raises(InputError, match="ids must be unique, but row 1 and row 3 are both 'x'"):
         as_identifiers(["a", "x", "b", "x"], name="ids", length=4)

@@ -196,7 +196,7 @@ def test_places_that_are_no_mailbox(tmp_path):
     with pytest.raises(InputError, match=r"no message in this folder \(1 other files\)"):
         _all(tmp_path)
     (tmp_path / "a.eml").write_bytes(b"\x89PNG")
-    with pytest.raises(InputError, match="none of its 1 files begins like mail"):
+    with pytest.raises(InputError, match="none of its 1 files looks like mail"):
         _all(tmp_path)
     (tmp_path / "a.eml").unlink()
     (tmp_path / "a.eml").symlink_to(tmp_path / "gone")

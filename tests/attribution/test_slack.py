@@ -272,7 +272,7 @@ def test_texts_do_not_reach_the_graph(tmp_path_factory, texts):
         ("channels.json", [{"name": "general"}], "channels.json: entry 0: object missing required field id"),
         ("channels.json", [{"id": "C1", "name": 7}], "channels.json: entry 0, 'name': expected str"),
         ("channels.json", [{"id": "C1", "members": "U1"}], "channels.json: entry 0, 'members': expected array"),
-        ("dms.json", [{"id": "D1"}], "D1: has no list of members; attribute to participants"),
+        ("dms.json", [{"id": "D1"}], "D1: has no member list; use attribute_to participants"),
     ],
 )  # fmt: skip
 def test_mangled_files_are_named(tmp_path, name, content, error):
@@ -298,7 +298,7 @@ def test_channels_without_members(tmp_path):
     files = {**SMALL, "channels.json": [{"id": "C1", "name": "general", "members": None}]}
     write_folder(tmp_path, files)
     assert read_slack(tmp_path).graph.num_examples == 5
-    with pytest.raises(InputError, match="general: has no list of members"):
+    with pytest.raises(InputError, match="general: has no member list"):
         read_slack(tmp_path, attribute_to="channel")
 
 
@@ -310,7 +310,7 @@ def test_not_an_export(tmp_path):
     with pytest.raises(InputError, match=r"not a Slack export: there is no channels.json, .* in it"):
         read_slack(tmp_path)
     (tmp_path / "x.zip").write_bytes(b"PK and no more")
-    with pytest.raises(InputError, match=r"x.zip: not a folder, and no zip can be read there"):
+    with pytest.raises(InputError, match=r"x.zip: neither a folder nor a readable zip file"):
         read_slack(tmp_path / "x.zip")
     write_zip(tmp_path / "other.zip", {"photo.jpg": b"x"})
     with pytest.raises(InputError, match="not a Slack export"):

@@ -93,7 +93,7 @@ def test_undetectable(data):
     ],
 )
 def test_unused_settings_are_refused(data, name, setting):
-    with pytest.raises(InputError, match=f"{name}: {next(iter(setting))} does not apply to .* data; leave it out"):
+    with pytest.raises(InputError, match=f"{name}: {next(iter(setting))} does not apply to .* data; remove it"):
         DataSource(path=data / name, **setting).read()
 
 
@@ -130,9 +130,9 @@ def test_databases(data, monkeypatch):
         assert not str(source.path).startswith("sqlite:")
     pairs = DataSource(path="mail.db", format="sql", user="users", query="SELECT id, users FROM mail", example_id="id")
     assert pairs.read().graph.num_pairs == 2
-    with pytest.raises(InputError, match=r"mail.db: a database needs a query .*; say --query"):
+    with pytest.raises(InputError, match=r"mail.db: a database needs a query .*; add --query"):
         DataSource(path="sqlite:///mail.db").read()
-    with pytest.raises(InputError, match=r"mail.db: rows of a query have no order"):
+    with pytest.raises(InputError, match=r"mail.db: query results have no row order"):
         DataSource(path="sqlite:///mail.db", query="SELECT * FROM mail").read()
     with pytest.raises(InputError, match=r"write sqlite:///file.db"):
         DataSource(path="sqlite:mail.db")

@@ -72,7 +72,9 @@ def test_no_rows(connection):
 
 
 def test_ids_are_asked_for(connection):
-    with pytest.raises(InputError, match=r"the query: rows of a query have no order .*; name the column with the ids"):
+    with pytest.raises(
+        InputError, match=r"the query: query results have no row order, .*; name the column with the ids"
+    ):
         read(connection, example_id=None)
     again = read(connection, "SELECT * FROM mail ORDER BY id DESC", separator=";")
     one = read(connection, separator=";")
@@ -170,15 +172,15 @@ def test_arrow_connections():
 @pytest.mark.parametrize(
     ("names", "rows", "message"),
     [
-        (["id", "users"], [("a", b"x")], "column 'users' is large_binary; users are text, whole numbers"),
+        (["id", "users"], [("a", b"x")], "column 'users' is large_binary; users are text, integers"),
         (["id", "users"], [("a", 0.5)], "column 'users' is double; users are text"),
         (["id", "users"], [("a", None)], "column 'users' is null; users are text"),
         (["id", "users"], [("a", "x"), ("b", None)], "no user in column 'users' at row 1; fill it in"),
-        (["id", "users"], [(b"a", "x")], "column 'id' must be whole numbers or text, not large_binary"),
+        (["id", "users"], [(b"a", "x")], "column 'id' must be integers or text, not large_binary"),
         (["id", "users"], [(None, "x")], "column 'id' has no value at row 0"),
-        (["id", "who"], [("a", "x")], "there is no column 'users'; it has 'id', 'who'"),
+        (["id", "who"], [("a", "x")], "there is no column 'users'; choose from 'id', 'who'"),
         (["id", "users", "id"], [("a", "x", "b")], "two columns are named 'id'; rename one in the query with AS"),
-        (["id", "users"], [{"id": "a", "users": "x"}], "gives rows as mappings; let it give plain tuples"),
+        (["id", "users"], [{"id": "a", "users": "x"}], "returns rows as mappings; configure it to return tuples"),
     ],
 )  # fmt: skip
 def test_bad_columns(names, rows, message):
@@ -218,19 +220,19 @@ def test_text_that_is_not_utf8_is_replaced(tmp_path):
 
 def test_bad_queries(connection):
     with pytest.raises(
-        InputError, match=r"the query: the database refuses it \(no such table: nope\); correct the query"
+        InputError, match=r"the query: the database rejected the query \(no such table: nope\); correct it"
     ):
         read(connection, "SELECT * FROM nope")
-    with pytest.raises(InputError, match="the query gives no rows back; write a SELECT"):
+    with pytest.raises(InputError, match="the query returns no rows; write a SELECT"):
         read(connection, "CREATE TABLE other (x)")
     with pytest.raises(InputError, match="the query must be text, not ''; write a SELECT"):
         read(connection, "")
-    with pytest.raises(InputError, match=r"the database refuses it \(no such thing\)"):
+    with pytest.raises(InputError, match=r"the database rejected the query \(no such thing\)"):
         read_sql("nonsense", Rows(["id"], []), example_id="id")
-    with pytest.raises(InputError, match=r"str is no DB-API or ADBC connection; give one with cursor\(\)"):
+    with pytest.raises(InputError, match=r"str is not a DB-API or ADBC connection: it has no cursor\(\)"):
         read_sql("SELECT 1", "mail.db", example_id="id")
     connection.execute("INSERT INTO mail (id, sender, body) VALUES ('m4', 'x', CAST(x'73ff63' AS TEXT))")
-    with pytest.raises(InputError, match="column 'body' holds text that is not UTF-8") as caught:
+    with pytest.raises(InputError, match="column 'body' contains text that is not UTF-8") as caught:
         read(connection)
     assert "with text" not in str(caught.value)  # the driver quotes the cell; we do not
 
@@ -257,7 +259,7 @@ def test_sqlite_files_are_only_read(tmp_path, monkeypatch, statement):
     before = file.read_bytes()
     with open_sqlite(file) as connection:
         assert read_sql("SELECT * FROM mail", connection, example_id="id", users="sender").graph.num_examples == 1
-        with pytest.raises(InputError, match="refuses it"):
+        with pytest.raises(InputError, match="rejected the query"):
             read_sql(statement, connection, example_id="id", users="sender")
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [file.name]

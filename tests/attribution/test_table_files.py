@@ -101,7 +101,7 @@ def test_rows_longer_than_a_block(put, monkeypatch):
     ].to_pylist() == [long]
     monkeypatch.setattr(table_files, "_LARGEST_BLOCK", 1 << 12)
     text = "users,text\n" + "a,1\n" * 10 + 'b,"never closed\n' + "c,2\n" * 9000
-    with pytest.raises(InputError, match=r"a.csv: a row has more than .* bytes; a quote that is never closed"):
+    with pytest.raises(InputError, match=r"a.csv: a row has more than .* bytes; an unclosed quote"):
         read_csv(put("a.csv", text))
 
 
@@ -131,7 +131,7 @@ def test_folders(put, tmp_path, kind):
     assert users_of(examples) == [{"a"}, {"b"}, {"a"}]
     assert examples.payload["n"].to_pylist() == [1, 2, 3]
     put(f"d/z.{kind}", b"")
-    with pytest.raises(InputError, match=f"z.{kind}: the file is empty; give one with data, or remove it"):
+    with pytest.raises(InputError, match=f"z.{kind}: the file is empty; add data or remove it"):
         READERS[kind](tmp_path / "d")
     other = {
         "parquet": parquet_bytes({"users": [["a"]], "m": [1]}),
@@ -140,7 +140,8 @@ def test_folders(put, tmp_path, kind):
     }
     put(f"d/z.{kind}", other[kind])
     with pytest.raises(
-        InputError, match=rf"z.{kind}: its columns are \['users', 'm'\], those of .*a.{kind} are .*; give the files"
+        InputError,
+        match=rf"z.{kind}: its columns are \['users', 'm'\], those of .*a.{kind} are .*; all files of a folder",
     ):
         READERS[kind](tmp_path / "d")
 
@@ -148,16 +149,14 @@ def test_folders(put, tmp_path, kind):
 def test_folder_errors_name_the_file(put, tmp_path):
     put("d/a.csv", "id,users\n1,a\n2,b\n")
     put("d/b.csv", "id,users\n3,c\n4,\n")
-    with pytest.raises(InputError, match=r"d: a blank user in column 'users' at row 1 of .*d/b.csv; name the user"):
+    with pytest.raises(InputError, match=r"d: blank user in column 'users' at row 1 of .*d/b.csv; fill it in"):
         read_csv(tmp_path / "d")
     put("d/b.csv", "id,users\n3,c\n2,d\n")
     examples = read_csv(tmp_path / "d", example_id="id")
     assert (examples.ids.to_pylist(), users_of(examples)) == (["1", "2", "3"], [{"a"}, {"b", "d"}, {"c"}])
     put("t/a.parquet", parquet_bytes({"users": [["a"]], "n": [1]}))
     put("t/b.parquet", parquet_bytes({"users": [["a"]], "n": [[1]]}))
-    with pytest.raises(
-        InputError, match=r"b.parquet: its columns are of other types than those of .*a.parquet .*; give the files"
-    ):
+    with pytest.raises(InputError, match=r"b.parquet: its column types differ from those of .*a.parquet .*; all files"):
         read_parquet(tmp_path / "t")
 
 
@@ -169,35 +168,35 @@ BAD = [
     ("x.parquet", GOOD[: len(GOOD) // 2], {}, "bytes", "cannot be read", "write it again"),
     ("x.parquet", b"PAR1", {}, "4 bytes", "cannot be read", "write it again"),
     ("x.parquet", b"hello, this is text", {}, "19 bytes", "cannot be read", "name its format"),
-    ("x.parquet", b"", {}, "", "the file is empty", "give one with data"),
-    ("x.parquet", parquet_bytes({"people": [["a"]]}), {}, "column 'users'", "there is no column", "name one of them"),
+    ("x.parquet", b"", {}, "", "the file is empty", "add data"),
+    ("x.parquet", parquet_bytes({"people": [["a"]]}), {}, "column 'users'", "there is no column", "choose from"),
     ("x.parquet", parquet_bytes({"user": [["a"]]}), {}, "column 'users'", "there is no column", "did you mean 'user'"),
     ("x.parquet", parquet_bytes({"users": [1.5]}), {}, "column 'users'", "is double", "name another column"),
-    ("x.parquet", parquet_bytes({"users": [["a"], ["b", None]]}), {}, "row 1", "a null user", "name the user"),
-    ("x.parquet", parquet_bytes({"users": [["a"], None]}), {}, "row 1", "no list of users", "give an empty list"),
+    ("x.parquet", parquet_bytes({"users": [["a"], ["b", None]]}), {}, "row 1", "null user", "fill it in"),
+    ("x.parquet", parquet_bytes({"users": [["a"], None]}), {}, "row 1", "no list of users", "use an empty list"),
     ("x.parquet", parquet_bytes({"users": ["a", None]}), {}, "row 1", "no user", "fill it in"),
     ("x.parquet", parquet_bytes({"users": ["a"], "id": [0.5]}), {"example_id": "id"}, "column 'id'", "not double", "cast the column"),
     ("x.parquet", parquet_bytes({"users": invalid_text([b"a", b"\xff"])}), {}, "row 1", "not UTF-8", "write the data again"),
-    ("x.csv", b"", {}, "", "the file is empty", "give one with data"),
-    ("x.csv", b"\n\n", {}, "byte 0", "no header line", "give one with data"),
-    ("x.csv", b"people,text\na,b\n", {}, "column 'users'", "there is no column", "name one of them"),
+    ("x.csv", b"", {}, "", "the file is empty", "add data"),
+    ("x.csv", b"\n\n", {}, "", "no header line", "add one"),
+    ("x.csv", b"people,text\na,b\n", {}, "column 'users'", "there is no column", "choose from"),
     ("x.csv", b"users,text\na,1\nb\nc,2\n", {}, "row 1", "1 cells where the header has 2", "quote cells"),
     ("x.csv", b"users,text\na,1\nb,2,3\n", {}, "row 1", "3 cells where the header has 2", "quote cells"),
     ("x.csv", b"users,text\na,1\n\xff,1\n", {}, "row 1", "column 'users' is not UTF-8", "correct it"),
     ("x.csv", b"users,t\xffxt\na,1\n", {}, "byte 1", "not UTF-8", "save the file as UTF-8"),
-    ("x.csv", b"users,text\na,1\n,2\n", {}, "row 1", "a blank user", "name the user"),
-    ("x.jsonl", b"", {}, "", "the file is empty", "give one with data"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"users": ["b"\n', {}, "line 2", "not JSON", "write one whole object a line"),
-    ("x.jsonl", b'{"users": ["a"]}\n["b"]\n', {}, "line 2", "a list where an object was expected", "one object a line"),
-    ("x.jsonl", b'{"users": ["a"]}\nnull\n{"users"\n', {}, "line 2", "null where an object", "one object a line"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"users": 3}\n', {}, "line 2", "'users' is a number there and a list before", "one type"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"users": null}\n', {}, "row 1", "no list of users", "give an empty list"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"x": 1}\n', {}, "row 1", "no list of users", "give an empty list"),
-    ("x.jsonl", b'{"users": ["a", null]}\n', {}, "row 0", "a null user", "name the user"),
+    ("x.csv", b"users,text\na,1\n,2\n", {}, "row 1", "blank user", "fill it in"),
+    ("x.jsonl", b"", {}, "", "the file is empty", "add data"),
+    ("x.jsonl", b'{"users": ["a"]}\n{"users": ["b"\n', {}, "line 2", "not JSON", "write one complete object per line"),
+    ("x.jsonl", b'{"users": ["a"]}\n["b"]\n', {}, "line 2", "a list where an object was expected", "one object per line"),
+    ("x.jsonl", b'{"users": ["a"]}\nnull\n{"users"\n', {}, "line 2", "null where an object", "one object per line"),
+    ("x.jsonl", b'{"users": ["a"]}\n{"users": 3}\n', {}, "line 2", "'users' is a number here and a list in an earlier line", "one type"),
+    ("x.jsonl", b'{"users": ["a"]}\n{"users": null}\n', {}, "row 1", "no list of users", "use an empty list"),
+    ("x.jsonl", b'{"users": ["a"]}\n{"x": 1}\n', {}, "row 1", "no list of users", "use an empty list"),
+    ("x.jsonl", b'{"users": ["a", null]}\n', {}, "row 0", "null user", "fill it in"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\xff"]}\n', {}, "row 1", "not UTF-8", "correct it"),
     ("x.jsonl", b'{"users": ["a"], "x": 1}\n{"users": ["\xff"], "x": "a"}\n', {}, "line 2", "'users' is not UTF-8", "save the file as UTF-8"),
-    ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "duplicate field", "one whole object a line"),
-    ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["a"]}\n', {"example_id": "id"}, "row 1", "no value", "give every row one"),
+    ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "duplicate field", "one complete object per line"),
+    ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["a"]}\n', {"example_id": "id"}, "row 1", "no value", "fill in every row"),
 ]  # fmt: skip
 
 

@@ -236,10 +236,10 @@ def test_aliases_in_data(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "line 1: '' is not the line key,user; start the file with that"),
-        (b"from,to\na,b\n", "line 1: 'from,to' is not the line key,user"),
-        (b"key,user\na,b\nc\n", "line 3: a key or user is missing; give both or remove it"),
-        (b"key,user\na, \n", "line 2: a key or user is missing"),
+        (b"", "line 1: expected the header key,user, not ''"),
+        (b"from,to\na,b\n", "line 1: expected the header key,user, not 'from,to'"),
+        (b"key,user\na,b\nc\n", "line 3: the key or user is missing; give both or remove the line"),
+        (b"key,user\na, \n", "line 2: the key or user is missing"),
         (b"key,user\n\xff,b\n", "not UTF-8 .*; save the aliases as CSV in UTF-8"),
         (b'key,user\n"a"b,c\n', "not CSV .*; save the aliases as CSV"),
     ],

@@ -48,7 +48,7 @@ def test_canaries_of_a_run(folder, capsys, monkeypatch):
     words = ["audit", str(folder / "RUN"), "--trials", "1000", "--seed", "1"]  # a false alarm in one of 1000 seeds
     assert main.run([*words, "--canaries", str(folder / "run.toml"), "--canary-users", "100"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "of 100 made-up users were in" in printed
+    assert "of 100 synthetic users were included" in printed
     assert "not covered by the guarantee" in printed
     assert printed.count("(unit: user, fixed graph; contribution bound 2; delta 1e-06; adjacency: zero-out") == 3
     stored = json.loads((folder / "RUN" / "audit.json").read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def test_a_run_that_forgets_its_noise(folder, capsys, monkeypatch):
     monkeypatch.setattr(canaries.Trainer, "__init__", _without_noise(canaries.Trainer.__init__))
     words = ["audit", str(folder / "RUN"), "--trials", "1000", "--seed", "1", "--canary-users", "150"]
     assert main.run([*words, "--canaries", str(folder / "run.toml")]) == 1
-    assert "knows its canaries too well" in capsys.readouterr().err
+    assert "reveals more about its canaries than claimed" in capsys.readouterr().err
 
 
 def _without_noise(init):

@@ -14,7 +14,7 @@ def test_proposals_are_written_and_taken(tmp_path, capsys):
     options = [str(data), "--users", "to", "--example-id", "id"]
     assert run(["aliases", *options, "-o", str(output)]) == 0
     said = capsys.readouterr().out
-    assert "1 key of 3 may belong to a person with another key." in said
+    assert "1 key of 3 may belong to a person who has another key." in said
     assert "a missed merge breaks privacy, a wrong one costs only data" in said
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert pl.read_csv(output).columns[:3] == ["key", "user", "score"]

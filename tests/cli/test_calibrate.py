@@ -123,4 +123,4 @@ def test_noise_that_is_hardly_needed_is_refused(certificate: Path, capsys):
     settings = ["--noise-multiplier", "0.1", "--delta", "0.09", "--batch-size", "1", "--iterations", "1"]
     capsys.readouterr()
     assert run(["calibrate", "--certificate", str(certificate), *settings]) == 2
-    assert "is not below the chance" in capsys.readouterr().err
+    assert "is not below the probability" in capsys.readouterr().err

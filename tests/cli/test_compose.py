@@ -46,7 +46,7 @@ def test_total_of_two_runs(runs, capsys):
 def test_what_cannot_be_composed(runs, tmp_path, capsys):
     folders, _ = runs
     assert run(["compose", folders[0], folders[0], "--delta", "1e-6"]) == 2
-    assert "given twice" in capsys.readouterr().err
+    assert "duplicate run" in capsys.readouterr().err
     assert run(["compose", *folders, "--delta", "0.2"]) == 2
     assert "--allow-large-delta" in capsys.readouterr().err
     assert run(["compose", *folders, "--delta", "0.2", "--allow-large-delta"]) == 0

@@ -36,7 +36,7 @@ def test_demo_leaves_files_that_hold(tmp_path: Path, capsys, repeatable):
     assert claim.epsilon <= 8.0
     trained = StoredRun.open(folder / "run-epsilon-8").guarantee
     counted = trained.certificate
-    assert f"{counted.num_distinct:,} of the {counted.num_examples:,} e-mails of the train split" in printed
+    assert f"{counted.num_distinct:,} of the {counted.num_examples:,} e-mails of the train split. They" in printed
     assert f"epsilon 8 (unit: {trained.unit}; contribution bound" in printed
     assert "without privacy" in printed
     assert "is NOT true for Bob" in printed

@@ -119,7 +119,7 @@ def test_missing_settings(data, capsys):
     assert select(data, bound=None) == 2
     assert capsys.readouterr().err == "coowned: The selector greedy needs --contribution-bound\n"
     assert select(data, bound="0") == 2
-    assert "contribution_bound must be a whole number of at least 1" in capsys.readouterr().err
+    assert "contribution_bound must be an integer of at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_what_is_read_survives(data, capsys):
     (data.parent / "thesis").mkdir()
     (data.parent / "thesis" / "chapter.tex").write_text("work")
     assert select(data.parent / "folder", output="folder/S.parquet") == 2
-    assert "lies inside the data folder" in capsys.readouterr().err
+    assert "is inside the data folder" in capsys.readouterr().err
     assert select(data, "--overwrite", output="thesis") == 2
     assert "a folder with other files in it" in capsys.readouterr().err
     assert select(data, output="no/S.parquet") == 2
-    assert "does not exist; make it first" in capsys.readouterr().err
+    assert "does not exist; create it first" in capsys.readouterr().err
     aliases = data.parent / "S.parquet"
     aliases.write_text("key,user\nu1,u2\n")
     assert select(data, "--aliases", str(aliases)) == 2
@@ -202,6 +202,6 @@ def test_the_partitioner_of_groups_is_said(tmp_path: Path, capsys, monkeypatch, 
     assert run([*arguments, "--num-groups", "2", "--contribution-bound", "2", "-o", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "no user is in two of the 2 groups" in printed
-    assert ("users were divided by label propagation" in printed) == (partitioner == "label-propagation")
+    assert ("users were partitioned by label propagation" in printed) == (partitioner == "label-propagation")
     certificate = json.loads(output.with_suffix(".certificate.json").read_text(encoding="utf-8"))
     assert certificate["selector"]["partitioner"] == partitioner

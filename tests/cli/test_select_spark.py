@@ -118,7 +118,7 @@ def test_addresses_go_to_spark(data, capsys):
             "hdfs://head/y.parquet: the local engine reads files of this machine",
         ),
         ("hdfs://head/y.parquet", "hdfs://head/y.parquet", ["--engine", "spark"], "would overwrite its own input"),
-        ("hdfs://head/y", "hdfs://head/y/S.parquet", ["--engine", "spark"], "lies inside the data folder"),
+        ("hdfs://head/y", "hdfs://head/y/S.parquet", ["--engine", "spark"], "is inside the data folder"),
         ("hdfs://head/y", "S.parquet", ["--engine", "spark", "--example-id", "id"], "hdfs://head/y: unknown format"),
         ("hdfs://head/y.csv", "hdfs://head/", ["--engine", "spark"], "not the URL of a selection"),
     ],
@@ -138,7 +138,7 @@ def test_addresses_are_kept_as_they_are(tmp_path, monkeypatch, capsys, given, ou
         (["--engine", "spark"], "has no row numbers; name the column with the ids (--example-id)"),
         (["--engine", "spark", "--format", "mail"], "Spark reads parquet, csv and jsonl, not mail"),
         (["--engine", "spark", "--example-id", "id", "--selector", "priced"], "priced does not run on Spark"),
-        (["--engine", "spark", "--example-id", "id", "--ties", "input"], "does not apply on Spark"),
+        (["--engine", "spark", "--example-id", "id", "--ties", "input"], "does not apply to Spark"),
     ],
 )
 def test_refusals_are_one_sentence(data, capsys, words, message):

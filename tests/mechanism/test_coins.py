@@ -1,4 +1,4 @@
-"""The law of the coins, in whole numbers: never above p, given whatever the other coins show."""
+"""The law of the coins, in integers: never above p, given whatever the other coins show."""
 
 import itertools
 from fractions import Fraction

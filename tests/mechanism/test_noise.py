@@ -205,7 +205,7 @@ def half_to_even(part, step, model, column, rounding):
 
 @pytest.mark.parametrize(("rule", "equivariant"), [(exact_number, True), (half_to_even, False)])
 def test_ties_are_rounded_alike_wherever_they_are(monkeypatch, rule, equivariant):
-    """Rounding must commute with adding a whole number: an exact tie to even does not."""
+    """Rounding must commute with adding an integer: an exact tie to even does not."""
     monkeypatch.setattr(noise_module, "Digits", Rational)
     monkeypatch.setattr(Rational, "z", Fraction(5, 2))
     found = []

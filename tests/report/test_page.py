@@ -147,7 +147,7 @@ def test_epsilon_is_shown_as_asked(tmp_path: Path):
     assert proven != "64"
     text = read(write_report(write_run(tmp_path, claim), release=True))
     assert "epsilon </span>64</p>" in text
-    assert f"Asked for: epsilon 64; proven: {proven}." in text
+    assert f"Requested: epsilon 64; proven: {proven}." in text
 
 
 def test_plain_sentences_and_warnings_are_the_statements(tmp_path: Path):
@@ -409,5 +409,5 @@ def test_runs_of_different_tasks_are_not_compared(copy, runs, tmp_path: Path, ch
     text = config.read_text(encoding="utf-8")
     assert f'"{change[0]}"' in text
     config.write_text(text.replace(f'"{change[0]}"', f'"{change[1]}"'), encoding="utf-8")
-    with pytest.raises(InputError, match=rf"none: another task than .*scheduled \(.*{change[1]}"):
+    with pytest.raises(InputError, match=rf"none: a different task from .*scheduled \(.*{change[1]}"):
         write_report(runs["scheduled"], tmp_path / "page.html", also=[reseal(other)])

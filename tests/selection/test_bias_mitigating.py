@@ -100,5 +100,5 @@ def test_unattributed_are_in_neither_list():
 @pytest.mark.parametrize("field", ["contribution_bound", "threshold", "few_user_run", "many_user_run"])
 def test_bad_settings(field):
     values = {"contribution_bound": 2, "threshold": 1, "few_user_run": 1, "many_user_run": 1} | {field: 0}
-    with pytest.raises(InputError, match=f"{field} must be a whole number of at least 1"):
+    with pytest.raises(InputError, match=f"{field} must be an integer of at least 1"):
         BiasMitigating(**values)

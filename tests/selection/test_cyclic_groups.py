@@ -119,7 +119,7 @@ def test_threads():
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, 2**15])
 def test_bad_number_of_groups(number):
-    with pytest.raises(InputError, match="num_groups must be a whole number of at least 1 and at most 32767"):
+    with pytest.raises(InputError, match="num_groups must be an integer of at least 1 and at most 32767"):
         CyclicGroups(num_groups=number, contribution_bound=1)
 
 

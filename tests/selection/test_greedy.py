@@ -82,7 +82,7 @@ def test_users_beyond_32_bits_of_labels():
 
 @pytest.mark.parametrize("bound", [0, -1, 1.5, True, None, "3", 2**31])
 def test_bad_bound(bound):
-    with pytest.raises(InputError, match="contribution_bound must be a whole number of at least 1"):
+    with pytest.raises(InputError, match="contribution_bound must be an integer of at least 1"):
         Greedy(contribution_bound=bound)
 
 

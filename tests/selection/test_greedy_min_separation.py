@@ -238,5 +238,5 @@ def test_max_min_separation_bad_input():
 @pytest.mark.parametrize("field", ["batch_size", "iterations", "min_separation"])
 def test_bad_settings(field):
     values = {"batch_size": 1, "iterations": 1, "min_separation": 1} | {field: 0}
-    with pytest.raises(InputError, match=f"{field} must be a whole number of at least 1"):
+    with pytest.raises(InputError, match=f"{field} must be an integer of at least 1"):
         GreedyMinSeparation(**values)

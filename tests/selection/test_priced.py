@@ -207,7 +207,7 @@ def test_largest_bound():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"contribution_bound": 0}, "contribution_bound must be a whole number of at least 1"),
+        ({"contribution_bound": 0}, "contribution_bound must be an integer of at least 1"),
         ({"contribution_bound": 2**31}, "contribution_bound"),
         ({"contribution_bound": 1, "distinct_weight": 1.5}, "distinct_weight must be a number in"),
         ({"contribution_bound": 1, "time_limit": 0}, "time_limit must be a finite number above 0"),

@@ -54,7 +54,7 @@ def test_every_example_is_equally_likely():
 
 
 def test_bad_settings():
-    with pytest.raises(InputError, match="size must be a whole number"):
+    with pytest.raises(InputError, match="size must be an integer"):
         RandomSubset(size=0)
     with pytest.raises(InputError, match="among must be one of 'all', 'few-users', 'many-users'"):
         RandomSubset(size=1, among="most-users")

@@ -93,7 +93,7 @@ def test_unknown_and_repeated_ids(tmp_path):
     ):
         read_selection(file, graph)
     file = write(tmp_path, {"example_id": ["b", "a", "a"], "copies": [1, 1, 1]})
-    with pytest.raises(InputError, match="rows 1 and 2 have one example_id; its copies belong in one row"):
+    with pytest.raises(InputError, match="rows 1 and 2 have the same example_id; put its copies in one row"):
         read_selection(file, graph)
     file = write(tmp_path, {"example_id": ["a", None], "copies": [1, 1]})
     with pytest.raises(CertificateMismatchError, match="example None at row 1 is not in the data"):
@@ -103,22 +103,22 @@ def test_unknown_and_repeated_ids(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": ["a"]}, "a selection has the columns example_id and copies, this file has .*; give the S.parquet"),
-        ({"example_id": ["a"], "copies": [0]}, "copies must be at least 1 and below 2.31, not 0 at row 0; write it again"),
+        ({"id": ["a"]}, "a selection has the columns example_id and copies, but this file has .*; give the S.parquet"),
+        ({"example_id": ["a"], "copies": [0]}, "copies must be at least 1 and below 2.31, not 0 at row 0; write the file again"),
         ({"example_id": ["a"], "copies": [-1]}, "copies must be at least 1"),
         ({"example_id": ["a", "b"], "copies": [1, None]}, "copies must be at least 1 .* not None at row 1"),
         ({"example_id": ["a"], "copies": [2**40]}, "copies must be at least 1 and below 2.31"),
-        ({"example_id": ["a"], "copies": [1.0]}, "column 'copies' is Float64, whole numbers were expected"),
-        ({"example_id": ["a"], "copies": ["1"]}, "column 'copies' is String"),
-        ({"example_id": [1.5], "copies": [1]}, "column 'example_id' is Float64, ids are whole numbers or text"),
-        ({"example_id": [b"a"], "copies": [1]}, "column 'example_id' is Binary"),
-        ({"example_id": ["a"], "copies": [1], "group": [None]}, "column 'group' is Null"),
+        ({"example_id": ["a"], "copies": [1.0]}, "column 'copies' must contain integers, not Float64"),
+        ({"example_id": ["a"], "copies": ["1"]}, "column 'copies' must contain integers, not String"),
+        ({"example_id": [1.5], "copies": [1]}, "column 'example_id' must contain integers or text, not Float64"),
+        ({"example_id": [b"a"], "copies": [1]}, "column 'example_id' must contain integers or text, not Binary"),
+        ({"example_id": ["a"], "copies": [1], "group": [None]}, "column 'group' must contain integers, not Null"),
         ({"example_id": ["a"], "copies": [1], "group": [-1]}, "group must be at least 0"),
-        ({"batch": [0, 0], "position": [0, 0], "example_id": ["a", "b"]}, "the schedule has missing or repeated slots; give each"),
+        ({"batch": [0, 0], "position": [0, 0], "example_id": ["a", "b"]}, "the schedule has missing or duplicate slots; give each"),
         ({"batch": [0, 2], "position": [0, 0], "example_id": ["a", "b"]}, "the schedule has missing"),
         ({"batch": [0, 2**31 - 1], "position": [0, 2**31 - 1], "example_id": ["a", "b"]}, "the schedule has missing"),
         ({"batch": [0, None], "position": [0, 1], "example_id": ["a", "b"]}, "batch must be at least 0 .* not None at row 1"),
-        ({"batch": [0.0], "position": [0], "example_id": ["a"]}, "column 'batch' is Float64"),
+        ({"batch": [0.0], "position": [0], "example_id": ["a"]}, "column 'batch' must contain integers, not Float64"),
         ({"batch": [0], "position": [-1], "example_id": ["a"]}, "position must be at least 0"),
     ],
 )  # fmt: skip

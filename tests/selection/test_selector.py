@@ -54,10 +54,10 @@ def test_from_copies_keeps_its_own_array():
     ("copies", "match"),
     [
         ([1, 0, 1], "copies must have 4 entries, not 3"),
-        ([1, 0, 1, -1], r"copies must lie in \[0, 2\^31\)"),
-        ([1, 0, 1, 2**31], r"copies must lie in \[0, 2\^31\)"),
-        ([1.0, 0, 1, 0], "copies must be whole numbers, not float64"),
-        ([[1, 0, 1, 0]], "one number per example"),
+        ([1, 0, 1, -1], r"copies must be in \[0, 2\^31\)"),
+        ([1, 0, 1, 2**31], r"copies must be in \[0, 2\^31\)"),
+        ([1.0, 0, 1, 0], "copies must be integers, not float64"),
+        ([[1, 0, 1, 0]], "one entry per example"),
     ],
 )
 def test_bad_copies(copies, match):
@@ -77,7 +77,7 @@ def test_bad_groups(groups):
         ([0, 1], "shape"),
         ([[0, 4]], r"example indices in \[0, 4\)"),
         ([[0, -1]], r"example indices in \[0, 4\)"),
-        ([[0.5]], "whole numbers"),
+        ([[0.5]], "integers"),
         ([[0, 1], [2]], "same length"),
     ],
 )

@@ -30,7 +30,7 @@ def text(spark):
 
 @pytest.fixture(scope="module")
 def numbers(spark):
-    """The same with whole numbers, other draws and another partitioning."""
+    """The same with integers, other draws and another partitioning."""
     table = make_table(1, numbers=True)
     graph = graph_of(spark, table, partitions=3)
     yield local_examples(table), graph
@@ -137,7 +137,7 @@ def test_refuses_what_spark_cannot_do(text):
     _, graph = text
     with pytest.raises(co.InputError, match="priced does not run on Spark; greedy, greedy-with-duplicates and bias-mi"):
         select(graph, co.Priced(contribution_bound=1))
-    with pytest.raises(co.InputError, match='ties="input" does not apply on Spark'):
+    with pytest.raises(co.InputError, match='ties="input" does not apply to Spark'):
         select(graph, co.Greedy(contribution_bound=1, ties="input"))
     with pytest.raises(co.InputError, match="residue must be"):
         select(graph, co.Greedy(contribution_bound=1), residue=-1)

@@ -58,7 +58,7 @@ def test_folders_of_other_columns_are_refused(spark, tmp_path, files, by_address
     users = ("users",) if "users,id" in str(files) else ("users", "cc")
     source = DataSource(path=folder, users=users, example_id="id", separator=";")
     local, there = refusals(spark, source)
-    ending = "give the files of one folder the same columns"
+    ending = "all files of a folder need the same columns"
     assert local.endswith(ending)
     assert there.endswith(ending)
     assert there.startswith(f"{folder / 'b.'}")
@@ -83,7 +83,7 @@ def test_folders_of_other_columns_are_refused(spark, tmp_path, files, by_address
         ({"a.jsonl": '{"id":1,"users":"a"}\n{"id":2,"users":["b"]}\n'}, "give it one type"),
         ({"a.jsonl": '[{"id":1,"users":"a"}]\n'}, "a list where an object was expected"),
         ({"a.jsonl": '{"id":1,"users":"a","id":2}\n'}, "duplicate field in one object"),
-        ({"a.parquet": {"id": [1], "users": ["a"]}, "b.parquet": {"id": ["x"], "users": ["b"]}}, "the same types"),
+        ({"a.parquet": {"id": [1], "users": ["a"]}, "b.parquet": {"id": ["x"], "users": ["b"]}}, "need the same types"),
     ],
 )
 def test_bad_files_are_refused_as_locally(spark, tmp_path, files, message):
@@ -118,7 +118,7 @@ def test_files_are_read_as_locally(spark, tmp_path, files):
 @pytest.mark.full
 def test_what_spark_would_pass_over_is_refused(spark, tmp_path):
     path = write(tmp_path, {"_a.csv": "id,users\n1,a\n"})
-    with pytest.raises(co.InputError, match=r"_a\.csv: Spark passes over files whose names begin with"):
+    with pytest.raises(co.InputError, match=r"_a\.csv: Spark ignores files whose names begin with"):
         attribute_source(spark, DataSource(path=path, **NAMED))
     quoted = write(tmp_path, {"q.csv": 'id,users\n1,"a"b\n'})  # one machine makes ab of it
     with pytest.raises(co.InputError, match=r"q\.csv: a row has more or fewer cells than the header; quote"):

@@ -152,7 +152,7 @@ def features_of(counts):
 def test_agrees_with_dense_coins_on_larger_graphs(world):
     ours = features_of(kernel_simulation(4000, *world, seed=4))
     dense = features_of(dense_simulation(4000, *world, seed=5))
-    for name in ours:  # five tests of 2e-7 each; on whole numbers Kolmogorov-Smirnov errs to the safe side
+    for name in ours:  # five tests of 2e-7 each; on integers Kolmogorov-Smirnov errs to the safe side
         assert scipy.stats.ks_2samp(ours[name], dense[name]).pvalue > 2e-7, name
 
 

@@ -61,12 +61,12 @@ class Wrong(Selector[Selection]):
     [
         ("one too many", "a user is in"),
         ("not maximal", "could be added"),
-        ("forgets the seed", "the same seed gave another selection"),
+        ("forgets the seed", "the same seed gave a different selection"),
         ("sees labels", "renumbering the users changed the selection"),
-        ("takes examples without users", "an example without users was taken"),
+        ("takes examples without users", "an example without users was selected"),
         ("false upper bound", "upper_bound"),
         ("false proof", "proven_optimal"),
-        ("repeats", "an example was taken twice"),
+        ("repeats", "an example was selected twice"),
     ],
 )
 def test_mistakes_are_found(mistake, message):
@@ -88,7 +88,7 @@ def test_swallowed_interrupts_are_found():
                     progress = None
             return super().select(graph, seed=seed, progress=progress)
 
-    with pytest.raises(AssertionError, match="did not come out of select"):
+    with pytest.raises(AssertionError, match="select swallowed the exception"):
         check_selector(lambda bound: Deaf(contribution_bound=bound))
 
 
@@ -118,10 +118,10 @@ class WrongSchedule(Selector[Schedule]):
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        ("gives up", "no schedule found where one is easy"),
+        ("gives up", "no schedule found for an easy case"),
         ("one too near", "is in batches"),
         ("too short", "wrong shape"),
-        ("forgets the seed", "the same seed gave another schedule"),
+        ("forgets the seed", "the same seed gave a different schedule"),
     ],
 )
 def test_mistakes_in_schedules_are_found(mistake, message):

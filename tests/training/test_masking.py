@@ -56,7 +56,7 @@ def test_room_for_predictions(length, most):
 
 
 def test_a_sequence_needs_room_for_a_token():
-    with pytest.raises(InputError, match="sequence_length must be a whole number of at least 3"):
+    with pytest.raises(InputError, match="sequence_length must be an integer of at least 3"):
         max_predictions(2)
 
 

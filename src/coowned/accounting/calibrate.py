@@ -105,8 +105,8 @@ def refuse_if_never_drawn(mechanism: Mechanism, delta: float) -> None:
         chance = -math.expm1(steps.copies * steps.repetitions * math.log1p(-steps.probability))
         if chance <= delta:
             raise InputError(
-                f"delta = {delta:g} is not below the chance {chance:.3g} that any copy of a user is ever drawn: "
-                "without noise the target would be met and their data still released; use a much smaller delta"
+                f"delta = {delta:g} is not below the probability {chance:.3g} that any copy of a user is ever drawn: "
+                "the target would be met without noise, releasing their data; use a much smaller delta"
             )
 
 

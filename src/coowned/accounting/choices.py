@@ -167,6 +167,6 @@ def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
     sentence += f", where {beside}" if others else ""
     if least is best:
         return f"{sentence}; no row has less error."
-    return f"{sentence}; the least error of all rows, {_error_of(least):.3g}, has {name(least)}, which keeps " + (
+    return f"{sentence}; the lowest error, {_error_of(least):.3g}, is that of {name(least)}, which keeps " + (
         f"{counted(least.num_distinct, 'distinct example')}."
     )

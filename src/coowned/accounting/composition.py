@@ -103,7 +103,7 @@ def compose(
         if first.adjacency != other.adjacency:
             raise InputError(f"runs {first.run_id} and {other.run_id} have different adjacencies; use one for both")
     if len({run.run_id for run in guarantees}) != len(guarantees):
-        raise InputError("a run is given twice; compose each run once")
+        raise InputError("duplicate run; compose each run once")
     runs = [(run.mechanism, run.noise_multiplier) for run in guarantees]
     total, other_total = (
         calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency)

@@ -281,7 +281,7 @@ def _range_of_x(pair: MixturePair, log_tail: float) -> tuple[float, float]:
 
 
 def _dots(first: int, last: int, growth: float) -> np.ndarray:
-    """Whole numbers from first to last, every one near 0, then each larger than the one before by the factor growth."""
+    """Integers from first to last, every one near 0, then each larger than the one before by the factor growth."""
     reach = max(abs(first), abs(last))
     dense = min(math.ceil(1 / growth), reach)
     steps = max(0, math.ceil(math.log(max(reach / max(dense, 1), 1.0)) / math.log1p(growth))) + 1

@@ -22,7 +22,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_from_dict
 
 FORMAT = "coowned-guarantee-2"
-_CHANGED = "the guarantee was changed after it was written; make it again with calibrate"
+_CHANGED = "the guarantee was changed after it was written; run calibrate again"
 _MADE_BY_GUARANTEE = object()
 
 
@@ -157,9 +157,7 @@ class PrivacyGuarantee:
           - A guarantee without its certificate is read with that one certificate alone.
             (test_guarantee_without_its_certificate)
         """
-        stored = codec.decode_json(
-            _STORED, text, name="guarantee", format=FORMAT, remedy="make it again with calibrate"
-        )
+        stored = codec.decode_json(_STORED, text, name="guarantee", format=FORMAT, remedy="run calibrate again")
         fields = codec.to_plain(stored)
         if fields.pop("checksum") != codec.checksum(fields) or fields.pop("unit") != UNIT:
             raise CertificateMismatchError(_CHANGED)
@@ -196,7 +194,8 @@ class PrivacyGuarantee:
         for name, value in proven.items():
             if not getattr(self, name) >= value * (1 - 1e-3):
                 raise CertificateMismatchError(
-                    f"{name} = {getattr(self, name):.6g} is stored, but {value:.6g} is proven; make the guarantee again"
+                    f"{name} = {getattr(self, name):.6g} is stored, but {value:.6g} is proven; compute the guarantee "
+                    "again"
                 )
         return proven
 
@@ -261,9 +260,11 @@ def guarantee(
       (True, 1)
     """
     if not isinstance(certificate, ContributionCertificate):
-        raise InputError(f"needs a ContributionCertificate, not {type(certificate).__name__}; make one with certify")
+        raise InputError(
+            f"certificate must be a ContributionCertificate, not {type(certificate).__name__}; create one with certify"
+        )
     if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give exactly one of epsilon (a target) and noise_multiplier (what is used)")
+        raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
     check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)
     refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     if not isinstance(mechanism, Mechanism):

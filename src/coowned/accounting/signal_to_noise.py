@@ -119,9 +119,10 @@ class SignalToNoise:
             if self.in_scores is None or self.in_scores * math.sqrt(self.iterations) < GOOD:
                 return swamped
             return (
-                "taken together they are mostly noise, but a linear model meets the noise of an example's own features "
-                f"alone, where the ratio is at most {self.in_scores:.2g}: it can learn what many examples share"
+                "over all parameters a step is mostly noise, but a linear model's score has only the noise of the "
+                f"example's own features, where the ratio is at most {self.in_scores:.2g}: it can learn what many "
+                "examples share"
             )
         if self.per_step < 1:
             return f"a step is mostly noise, which {self.iterations:,} steps average out"
-        return "the signal stands clear of the noise"
+        return "the signal is well above the noise"

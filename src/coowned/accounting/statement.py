@@ -43,17 +43,17 @@ class Statement:
 
 
 _NOT_RELEASED = (
-    "Not released: training curves, drawn batch sizes, gradient norms, coins and keys; they are functions of content "
-    "or secrets."
+    "Not released: training curves, drawn batch sizes, gradient norms, coins and keys; they depend on content or "
+    "secrets."
 )
 _NOT_COVERED = (
     "Not covered for any user: validation and test examples, and every number or choice made from them (learning rate, "
-    "early stopping, printed accuracies); other training runs on the same people, such as tuning runs, which must be "
+    "early stopping, reported accuracies); other training runs on the same people, such as tuning runs, which must be "
     "composed with this one."
 )
 _NOT_PROMISED = (
-    "Not promised: hiding that a user exists or who is attributed to what (node privacy); what is said about a user in "
-    "examples they are not attributed to; two users together, who may be in more copies than one."
+    "Not promised: hiding that a user exists or who is attributed to what (node privacy); what is said about a user "
+    "in examples not attributed to them; two users together, who may be in more copies than either alone."
 )
 
 
@@ -90,19 +90,19 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         *_simulated(guarantee),
         headline,
         *warnings,
-        "The unit is one person with every example they are part of, in whatever role; the attribution graph, who is "
-        "part of what, is the same in both worlds that are compared. The curator sees the data and is trusted with "
-        "them (central model).",
+        "The unit is one person with every example they are part of, in any role. The attribution graph (who is part "
+        "of what) is the same in both worlds compared. The curator sees the data and is trusted with them (central "
+        "model).",
         *(f"Under {name} adjacency, epsilon {epsilons[name]}: {plain[name]}" for name in plain),
         f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
         f"one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy and "
         "divided by the public batch size.",
         f"The training set has {counted(certificate.size, 'copy', 'copies')} of "
         f"{counted(certificate.num_distinct, 'example')}; a recount found nobody in more than "
-        f"{counted(certificate.contribution_bound, 'copy', 'copies')}. Selectors of coowned never see content; that a "
-        "training set from elsewhere was chosen without looking at content is assumed.",
+        f"{counted(certificate.contribution_bound, 'copy', 'copies')}. coowned's selectors never see content; a "
+        "training set from elsewhere is assumed to be chosen without looking at content.",
         _example_level(guarantee),
-        f"Released: the model, and if wanted every noisy gradient on the way. {_NOT_RELEASED}",
+        f"Released: the model, and optionally every noisy gradient. {_NOT_RELEASED}",
         _accountant(guarantee),
         *(_levels(guarantee) if graph_statistics else []),
         *unprotected,
@@ -110,7 +110,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         _seed(guarantee),
         _NOT_PROMISED,
         f"Certificate: graph {certificate.graph_digest}, selection {certificate.selection_digest}; "
-        f"ids and attribution were made from {', '.join(certificate.columns_read) or 'arrays given in memory'}.",
+        f"ids and attribution were derived from {', '.join(certificate.columns_read) or 'arrays given in memory'}.",
     ]
     return Statement(
         headline=headline,
@@ -137,7 +137,7 @@ def _headline(guarantee: "PrivacyGuarantee") -> str:
         f"contribution bound {guarantee.contribution_bound:,}; adjacency: {guarantee.adjacency}), and "
         f"({rounded_up(guarantee.other_epsilon)}, {guarantee.delta:.12g})-differentially private under {other} "
         "adjacency."
-        + ("" if shown == proven else f" Asked for: epsilon {shown}; proven: {proven}.")
+        + ("" if shown == proven else f" Requested: epsilon {shown}; proven: {proven}.")
         + (f" Nothing is promised to {counted(excluded, 'user')} excluded from protection." if excluded else "")
     )
 
@@ -147,8 +147,7 @@ def _simulated(guarantee: "PrivacyGuarantee") -> list[str]:
         return []
     return [
         f"Simulated epsilon {rounded_up(guarantee.simulated_epsilon)}: the noise was calibrated for a hypothetical "
-        f"batch size of {guarantee.simulated_batch_size:,}, which is not what runs. The true epsilon of what runs "
-        "follows."
+        f"batch size of {guarantee.simulated_batch_size:,}, which is not the actual one. The true epsilon follows."
     ]
 
 
@@ -173,12 +172,12 @@ def _example_level(guarantee: "PrivacyGuarantee") -> str:
         return "For one example alone there is no guarantee either, for the same reason."
     return (
         "For one example alone (edge-data, example-level privacy) epsilon is "
-        f"{rounded_up(guarantee.example_epsilon)} at the same delta and adjacency; it is not what protects a person."
+        f"{rounded_up(guarantee.example_epsilon)} at the same delta and adjacency; it does not protect a person."
     )
 
 
 EXACT_RELEASE = (
-    "Training by coowned releases integers: clipped gradients and Gaussian noise are rounded to one public grid and "
+    "coowned's training releases integers: clipped gradients and Gaussian noise are rounded to one public grid and "
     "added exactly. Assumed: ChaCha20's output is as good as random bits and, except for linear models, the computed "
     "gradient of a copy does not depend on its position in a batch (tested, not proven). Timing is not covered."
 )
@@ -206,7 +205,7 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
         if not users:
             continue
         what = (
-            "no part in training"
+            "not in training"
             if copies == 0
             else f"epsilon {interval(least, most)} in {counted(copies, 'copy', 'copies')}"
         )
@@ -247,7 +246,7 @@ def _median(levels: pl.DataFrame, total: int) -> str:
         reached += row["users"]
         if 2 * reached >= total:
             return (
-                "; half of all users have no part in training"
+                "; half of all users are not in training"
                 if row["epsilon"] is None
                 else f"; half of all users: epsilon {rounded_up(row['epsilon'])} or better"
             )
@@ -261,13 +260,13 @@ def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:
     if users:
         were = "was" if users == 1 else "were"
         sentences.append(
-            f"{counted(users, 'user')} {were} taken out of the attribution: this guarantee does not hold for them."
+            f"{counted(users, 'user')} {were} excluded from the attribution: this guarantee does not cover them."
         )
     if users or copies:
         have, whose = ("has", "its") if copies == 1 else ("have", "their")
         sentences.append(
             f"{counted(copies, 'copy', 'copies')} in the training set {have} no protected user: {whose} content is "
-            "not protected for anybody."
+            "not protected for anyone."
         )
     return sentences
 

@@ -31,7 +31,7 @@ def refuse_large_delta(delta: float, *, allow_large_delta: bool) -> None:
     """Refuses, with InputError, a delta that leaves next to nothing of a promise, unless it was asked for."""
     if delta >= _REFUSED_DELTA and not allow_large_delta:
         raise InputError(
-            f"delta = {delta:g} lets the promise fail for one person in {1 / delta:.0f}; use a delta far below 1 / "
+            f"delta = {delta:g} lets the guarantee fail for 1 person in {1 / delta:.0f}; use a delta far below 1 / "
             "users, or allow it (--allow-large-delta; in a configuration [privacy] allow_large_delta = true)"
         )
 
@@ -45,8 +45,11 @@ def delta_warnings(delta: float, *, num_users: int) -> tuple[str, ...]:
     if delta * num_users > 1:
         return (
             f"Warning: delta {delta:.12g} is above 1 / (users in the training set). Publishing all the data of one "
-            "user, chosen at random, would keep such a promise; use a delta far below it.",
+            "user, chosen at random, would satisfy such a guarantee; use a delta far below it.",
         )
     if delta > _LARGE_DELTA:
-        return (f"Warning: delta {delta:.12g} is above {_LARGE_DELTA:g}. The promise may fail with it; use less.",)
+        return (
+            f"Warning: delta {delta:.12g} is above {_LARGE_DELTA:g}. The guarantee may fail with that "
+            "probability; use less.",
+        )
     return ()

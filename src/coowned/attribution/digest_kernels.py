@@ -193,7 +193,7 @@ def pad(message, begin, end):
 
 @_inline
 def _put_decimal(message, at, value):
-    """Writes a whole number >= 0 in decimal digits and a colon; returns the position after it."""
+    """Writes an integer >= 0 in decimal digits and a colon; returns the position after it."""
     if value < 100:  # nearly every length
         tens = np.uint32(value) // np.uint32(10)
         message[at] = np.uint8(48 + tens)

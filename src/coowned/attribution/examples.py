@@ -94,8 +94,8 @@ def refuse_unknown_keys(unknown: Sequence[str]) -> None:
     if unknown:
         count = "1 unprotected key is" if len(unknown) == 1 else f"{len(unknown):,} unprotected keys are"
         raise InputError(
-            f"{count} not in the data, the first is {min(unknown)!r}; correct or remove them, and write users by their "
-            "keys after aliases (`coowned inspect --show-keys`)"
+            f"{count} not in the data, the first is {min(unknown)!r}; correct or remove them; list users by their "
+            "keys after aliases are applied (`coowned inspect --show-keys`)"
         )
 
 
@@ -226,7 +226,7 @@ def attribute(
     Rows with the same id are copies of one example: it has the users of all of them and the payload of the first.
 
     Args:
-      users: a list column of text or whole numbers, in which null lists and null users are errors; or `Mentions`.
+      users: a list column of text or integers, in which null lists and null users are errors; or `Mentions`.
       example_ids: one id a row, or None for the row number.
       payload: the content, one row an example.
       user_keys: the rules that make keys of spellings; None for the default ones.
@@ -243,7 +243,7 @@ def attribute(
     mentions = users if isinstance(users, Mentions) else encode(users, where=where, column=column)
     indptr, codes, spellings = mentions
     if len(indptr) - 1 != payload.num_rows:
-        raise InputError(f"{where}{len(indptr) - 1} lists of users for {payload.num_rows} rows; give one a row")
+        raise InputError(f"{where}{len(indptr) - 1} lists of users for {payload.num_rows} rows; give one list per row")
     names = pl.Series(spellings)
     name_ends, names = split_addresses(names) if addresses else (np.arange(len(names) + 1), names)
     keys = rules.canonical(names)
@@ -251,7 +251,7 @@ def attribute(
     if len(blank):
         spelling = int(np.searchsorted(name_ends, blank[0], side="right")) - 1
         row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
-        raise InputError(f"{where}a blank user in {column} at {where.row(row)}; name the user or leave the entry out")
+        raise InputError(f"{where}blank user in {column} at {where.row(row)}; fill it in or remove the entry")
     key_ends, key_users, key_array = _number_keys(keys, aliases, rules)
     spelling_indptr, spelling_users = _expand(name_ends, np.arange(len(keys)), key_ends, key_users)
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
@@ -281,7 +281,7 @@ def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | 
 
 
 def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Factorizes text or whole numbers: the (entries,) code of each, and the (codes,) large_string they stand for."""
+    """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string they stand for."""
     chunked = entries if isinstance(entries, pa.ChunkedArray) else pa.chunked_array([entries])
     encoded = chunked if pa.types.is_dictionary(chunked.type) else chunked.dictionary_encode()
     if encoded.num_chunks == 0:
@@ -303,7 +303,9 @@ def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -
     """Factorizes a list column of users; null lists and null users are errors."""
     if users.null_count:
         row = where.row(first_true(users.is_null()))
-        raise InputError(f"{where}no list of users in {column} at {row}; give an empty list for nobody")
+        raise InputError(
+            f"{where}no list of users in {column} at {row}; use an empty list for an example without users"
+        )
     indptr = np.zeros(len(users) + 1, dtype=np.int64)
     np.cumsum(np.asarray(pc.list_value_length(users)), out=indptr[1:])
     entries = pc.list_flatten(users)
@@ -314,7 +316,7 @@ def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -
             return Mentions(indptr, codes, spellings)
         missing = pa.array(np.asarray(spellings.is_null())[codes])  # a dictionary may hide its null among its values
     row = int(np.searchsorted(indptr, first_true(missing), side="right")) - 1
-    raise InputError(f"{where}a null user in {column} at {where.row(row)}; name the user or leave the entry out")
+    raise InputError(f"{where}null user in {column} at {where.row(row)}; fill it in or remove the entry")
 
 
 def _merge_copies(

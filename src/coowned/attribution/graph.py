@@ -188,9 +188,9 @@ class AttributionGraph:
             rows = np.flatnonzero(rows)
         rows = _integers(rows, "examples")
         if len(rows) and (rows.min() < 0 or rows.max() >= self.num_examples):
-            raise InputError(f"examples must be in 0..{self.num_examples - 1}; take them from this graph's own rows")
+            raise InputError(f"examples must be in 0..{self.num_examples - 1}; use the row indices of this graph")
         if len(np.unique(rows)) != len(rows):
-            raise InputError("examples must not repeat; a subgraph holds an example once")
+            raise InputError("examples must not repeat; a subgraph contains each example once")
         indptr = np.concatenate([[0], np.cumsum(np.diff(self.indptr)[rows])]).astype(np.int64)
         users = np.empty(indptr[-1], dtype=self.users.dtype)
         kernels.take_rows(self.indptr, self.users, rows, indptr, users)
@@ -204,7 +204,7 @@ class AttributionGraph:
         """
         gone = np.unique(_integers(users, "users"))
         if len(gone) and (gone.min() < 0 or gone.max() >= self.num_users):
-            raise InputError(f"users must be in 0..{self.num_users - 1}; take them from this graph's own users")
+            raise InputError(f"users must be in 0..{self.num_users - 1}; use the user numbers of this graph")
         stays = np.ones(self.num_users, dtype=bool)
         stays[gone] = False
         new_label = np.cumsum(stays) - 1  # (num_users,) meaningful where stays
@@ -233,11 +233,13 @@ def _integers(values: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{name} must be one row of whole numbers ({error}); give every entry one number") from None
+        raise InputError(f"{name} must be a one-dimensional array of integers ({error})") from None
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(f"{name} must be one row of whole numbers, not {array.dtype} of shape {array.shape}")
+        raise InputError(
+            f"{name} must be a one-dimensional array of integers, not {array.dtype} of shape {array.shape}"
+        )
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         if array.max(initial=0) > np.iinfo(np.int64).max:
             raise InputError(f"{name} must be below 2^63, not {array.max()}; number them from 0")

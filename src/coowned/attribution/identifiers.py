@@ -1,4 +1,4 @@
-"""Example ids and user keys as Arrow arrays (whole numbers or text, 7 and "7" being the same); row names for errors."""
+"""Example ids and user keys as Arrow arrays (integers or text, 7 and "7" being the same); row names for errors."""
 
 import bisect
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def as_identifiers(
         raise InputError(f"{name} must have {length} entries, one for each row, not {len(array)}")
     if array.null_count:
         row = first_true(array.is_null())
-        raise InputError(f"{name} has no value at {row_name(row)}; give every row one, or leave the argument out")
+        raise InputError(f"{name} has no value at {row_name(row)}; fill in every row, or omit the argument")
     entries = pl.Series(array)
     if unique and entries.n_unique() != length:
         row = int(np.flatnonzero(entries.is_duplicated().to_numpy())[0])
@@ -81,7 +81,7 @@ def as_identifiers(
 
 
 def type_of_ids(values: Any) -> pa.DataType | None:
-    """The Arrow type that ids came in, where it is one of text or whole numbers; None for lists and the index."""
+    """The Arrow type that ids came in, where it is one of text or integers; None for lists and the index."""
     kind = None
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         kind = values.type
@@ -95,7 +95,7 @@ def type_of_ids(values: Any) -> pa.DataType | None:
 
 
 def text_or_integers(values: Any, *, name: str) -> pa.Array:
-    """Any array-like of whole numbers or text as one int64 or large_string Arrow array."""
+    """Any array-like of integers or text as one int64 or large_string Arrow array."""
     array = _to_arrow(values, name=name)
     kind = array.type
     if pa.types.is_integer(kind):
@@ -106,7 +106,7 @@ def text_or_integers(values: Any, *, name: str) -> pa.Array:
         array = array.cast(pa.large_string())
         check_valid(array, name)
         return array
-    raise InputError(f"{name} must be whole numbers or text, not {kind}; cast the column to text")
+    raise InputError(f"{name} must be integers or text, not {kind}; cast the column to text")
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -142,7 +142,7 @@ def check_valid(array: pa.Array | pa.ChunkedArray, name: str) -> None:
         except pa.ArrowInvalid as error:
             what = "is not UTF-8" if "UTF8" in str(error) else f"is not valid Arrow data ({one_line(error)})"
             row = before + _first_invalid(chunk)
-            raise InputError(f"{name} {what} at row {row}; correct it, or write the data again") from None
+            raise InputError(f"{name} {what} at row {row}; correct it or write the data again") from None
         before += len(chunk)
 
 
@@ -183,16 +183,14 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
         if values.dtype.kind == "S":
             raise InputError(f"{name} holds bytes; decode them to text first")
         if values.ndim != 1:
-            raise InputError(f"{name} must be one row of entries, not of shape {values.shape}")
+            raise InputError(f"{name} must be one-dimensional, not of shape {values.shape}")
         return pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
     if isinstance(values, (str, bytes)):
         raise InputError(f"{name} must be a list of ids, not one {type(values).__name__}")
     listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
     for value in listed:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str, np.integer))):
-            raise InputError(
-                f"{name} must be whole numbers or text, not {type(value).__name__} ({value!r}); cast to text"
-            )
+            raise InputError(f"{name} must be integers or text, not {type(value).__name__} ({value!r}); cast to text")
     if not any(isinstance(value, str) for value in listed):
         try:
             return pa.array([None if value is None else int(value) for value in listed])

@@ -131,7 +131,7 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
     for number, inside in enumerate(files):
         file = folder / inside
         if not stat.S_ISREG(_kind(file)):
-            raise InputError(f"{file}: not a regular file; take it out of the folder")
+            raise InputError(f"{file}: not a regular file; remove it from the folder")
         like_mail += begins_like_mail(read_head(file))
         several = file.suffix.lower() == ".mbox" and not _in_maildir(file)
         own: Callable[[float], None] = lambda done, number=number: report((number + done) / len(files))  # noqa: E731
@@ -141,7 +141,7 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
         for message in _file_messages(file, inside, f"{name}/", several=several, report=own):
             yield message._replace(folder="" if parent == Path() else parent.as_posix())
     if not like_mail:
-        raise InputError(f"{folder}: none of its {len(files)} files begins like mail; give a folder of .eml files")
+        raise InputError(f"{folder}: none of its {len(files)} files looks like mail; give a folder of .eml files")
 
 
 def _file_messages(

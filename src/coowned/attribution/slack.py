@@ -143,7 +143,7 @@ def read_slack(
             everybody = attribute_to == "channel" or bool(conversation.is_im)
             if everybody and conversation.members is None:
                 raise InputError(
-                    f"{files.path}: {names[0].split('/')[0]}: has no list of members; attribute to participants"
+                    f"{files.path}: {names[0].split('/')[0]}: has no member list; use attribute_to participants"
                 )
             thread = _ConversationReader(conversation, everybody, builder, counts)
             for name in names:
@@ -273,7 +273,7 @@ class _SlackFiles:
         if root is None:
             raise InputError(
                 f"{self.path}: not a Slack export: there is no {', '.join(_LISTS[:-1])} or {_LISTS[-1]} in it; "
-                "give the folder or zip as Slack made it"
+                "give the folder or zip that Slack exported"
             )
         self._root = root
         self.sizes = {name.removeprefix(root): size for name, size in sizes.items() if name.startswith(root)}
@@ -319,7 +319,7 @@ def _open_export(path: str | os.PathLike[str]) -> Iterator[_SlackFiles]:
         archive = zipfile.ZipFile(root)
     except _ZIP_ERRORS as error:
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise InputError(f"{root}: not a folder, and no zip can be read there ({reason}); check the path") from error
+        raise InputError(f"{root}: neither a folder nor a readable zip file ({reason}); check the path") from error
     with archive:
         yield _SlackFiles(root, _entries_of(archive), archive)
 

@@ -74,16 +74,14 @@ class DataSource(DataOptions):
         """Refuses options that mean nothing for this format."""
         for name, option in declared().items():
             if getattr(self, name) and kind not in option.formats:
-                raise InputError(
-                    f"{self.path}: {name} does not apply to {kind} data; leave it out or change the format"
-                )
+                raise InputError(f"{self.path}: {name} does not apply to {kind} data; remove it or change the format")
 
     def _read(self, kind: str, progress: Progress | None) -> AttributedExamples:
         if kind == "sql":
             from coowned.attribution.sql import open_sqlite, read_query
 
             if self.query is None:
-                raise InputError(f'{self.path}: a database needs a query that gives the rows; say --query "SELECT ..."')
+                raise InputError(f"{self.path}: a database needs a query for the rows; add --query 'SELECT ...'")
             with open_sqlite(self.path) as connection:
                 place = str(self.path)
                 return read_query(self.query, connection, self, aliases=self.aliases, place=place, progress=progress)

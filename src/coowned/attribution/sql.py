@@ -60,7 +60,7 @@ def read_sql(
       place: what to call the query in errors.
       progress: called after each chunk of rows as progress(0.0, message): how many will come is not known.
 
-    A column is whole numbers, numbers, text, ... by what it holds; whole numbers among numbers become numbers, NULL is
+    A column is integers, numbers, text, ... by what it holds; integers among numbers become numbers, NULL is
     null, and any other mixture is read as text, so that no cell can stop a run; a repeated name is an error. Without
     ORDER BY the rows may come in another order next time; S does not depend on it, except with `ties="input"`, but a
     training run is only resumed with the same order: write `ORDER BY` the id.
@@ -106,11 +106,11 @@ def read_query(
         raise InputError(f"{where}the query must be text, not {query!r}; write a SELECT")
     if options.example_id is None:
         raise InputError(
-            f"{where}rows of a query have no order of their own, so their numbers cannot be ids; "
-            "name the column with the ids (example_id=, --example-id)"
+            f"{where}query results have no row order, so row numbers cannot be ids; name the column with the ids "
+            "(example_id=, --example-id)"
         )
     if not callable(getattr(connection, "cursor", None)):
-        raise InputError(f"{where}{type(connection).__name__} is no DB-API or ADBC connection; give one with cursor()")
+        raise InputError(f"{where}{type(connection).__name__} is not a DB-API or ADBC connection: it has no cursor()")
     table = _table_of(query, connection, parameters, where, reporting(progress))
     for number, name in enumerate(table.column_names):
         if table.column_names.index(name) != number:
@@ -161,13 +161,13 @@ def _table_of(query: str, connection: Any, parameters: Any, where: Location, pro
         if hasattr(cursor, "fetch_arrow_table"):
             return to_arrow_table(cursor.fetch_arrow_table())
         if cursor.description is None:
-            raise InputError(f"{where}the query gives no rows back; write a SELECT")
+            raise InputError(f"{where}the query returns no rows; write a SELECT")
         names = [str(column[0]) for column in cursor.description]
         columns: list[list[pa.Array]] = [[] for _ in names]  # chunks of each column
         size, done = _FIRST_ROWS, 0
         while rows := cursor.fetchmany(size):
             if isinstance(rows[0], Mapping):
-                raise InputError(f"{where}the connection gives rows as mappings; let it give plain tuples")
+                raise InputError(f"{where}the connection returns rows as mappings; configure it to return tuples")
             for chunks, values in zip(columns, zip(*rows, strict=True), strict=True):
                 chunks.append(values_to_arrow(values))
             done += len(rows)
@@ -185,7 +185,7 @@ def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
         schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(known)]
         kind = pa.unify_schemas(schemas, promote_options="permissive")[0].type
         return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
-    except pa.ArrowException:  # whole numbers that no float holds, times with and without a zone, ...
+    except pa.ArrowException:  # integers that no float holds, times with and without a zone, ...
         return pa.chunked_array([values_to_text(chunk.to_pylist()) for chunk in chunks], pa.large_string())
 
 
@@ -205,6 +205,6 @@ def _named_errors(connection: Any, where: Location) -> Iterator[None]:
         undecodable = re.search(r"Could not decode to UTF-8 column '(.*?)' with text", message)
         if undecodable:
             raise InputError(
-                f"{where}column {undecodable[1]!r} holds text that is not UTF-8; CAST it to BLOB, or correct it"
+                f"{where}column {undecodable[1]!r} contains text that is not UTF-8; correct it or CAST it to BLOB"
             ) from None
-        raise InputError(f"{where}the database refuses it ({message.rstrip('.')}); correct the query") from error
+        raise InputError(f"{where}the database rejected the query ({message.rstrip('.')}); correct it") from error

@@ -135,9 +135,9 @@ class HeavyUsers:
         users = "1 user keeps" if enough == 1 else f"{enough:,} users keep"
         return (
             f"{users} {blocked[enough - 1]:,} of {self.num_examples:,} examples out at a contribution bound of "
-            f"{contribution_bound:,}. Where they consent or are not people (a mailbox owner, a list robot), take them "
-            "out with --unprotected FILE (in TOML [data] unprotected): the guarantee then does not hold for them. Or "
-            "attribute the examples otherwise (--users, --attribute-to)."
+            f"{contribution_bound:,}. If they consent or are not people (a mailbox owner, a mailing-list robot), "
+            "exclude them with --unprotected FILE ([data] unprotected in TOML); the guarantee then does not cover "
+            "them. Or change the attribution (--users, --attribute-to)."
         )
 
 

@@ -61,7 +61,7 @@ def _reader(kind: str, files: str):
 read_parquet = _reader("parquet", "a Parquet file")
 # Ids and users are read as text: 007 stays 007, and 0704.0001 does not become a number.
 read_csv = _reader("csv", "a CSV file with a header line, ids and users as text")
-read_jsonl = _reader("jsonl", "JSON lines, one object a line")
+read_jsonl = _reader("jsonl", "JSON lines, one object per line")
 
 
 def read_table(
@@ -118,15 +118,15 @@ def one_schema(files: Sequence[str | Path], schemas: Sequence[pa.Schema]) -> pa.
         if schema.names != schemas[0].names:
             raise InputError(
                 f"{file}: its columns are {schema.names}, those of {files[0]} are {schemas[0].names}; "
-                "give the files of one folder the same columns"
+                "all files of a folder need the same columns"
             )
         try:
             if schema != schemas[0]:
                 together = pa.unify_schemas([together, schema], promote_options="permissive")
         except pa.ArrowException as error:
             raise InputError(
-                f"{file}: its columns are of other types than those of {files[0]} ({one_line(error)}); "
-                "give the files of one folder the same types"
+                f"{file}: its column types differ from those of {files[0]} ({one_line(error)}); "
+                "all files of a folder need the same types"
             ) from error
     return together
 
@@ -151,7 +151,7 @@ def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Pa
         raise InputError(f"{root}: the folder has no {' or '.join(suffixes)} file; check the path or the format")
     for file in files:
         if file.stat().st_size == 0:
-            raise InputError(f"{file}: the file is empty; give one with data, or remove it")
+            raise InputError(f"{file}: the file is empty; add data or remove it")
     return files
 
 
@@ -185,7 +185,7 @@ def _read_csv_file(file: Path, options: DataOptions) -> pa.Table:
             if column is not None and column not in types:
                 types[column] = pa.large_string()
             elif "straddl" in str(error):  # one row longer than a block: the next try has room for it
-                why = "a quote that is never closed makes one row of all that follows"
+                why = "an unclosed quote joins all rows after it into one"
                 block_bytes = _larger_block(file, block_bytes, why)
             else:
                 raise _csv_error(file, error) from error
@@ -199,10 +199,11 @@ def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
     width = re.search(r"Expected (\d+) columns, got (\d+)", message)
     if width:
         return InputError(
-            f"{where}: {width[2]} cells where the header has {width[1]}; quote cells that hold the delimiter or a quote"
+            f"{where}: {width[2]} cells where the header has {width[1]}; quote cells that contain the delimiter or a "
+            "quote"
         )
     if "Empty CSV" in message:
-        return InputError(f"{where}: the file has no header line, at byte 0; give one with data")
+        return InputError(f"{where}: the file has no header line; add one")
     return InputError(f"{where}: {message.split(' conversion error')[0]}; correct the file or name its format")
 
 
@@ -227,7 +228,7 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if "straddl" not in str(error):
                 return _read_json_values(file, options)
-            block_bytes = _larger_block(file, block_bytes, "is it one object a line?")
+            block_bytes = _larger_block(file, block_bytes, "is it one object per line?")
 
 
 def _breaks_arrow(file: Path) -> bool:
@@ -279,9 +280,9 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
         try:
             fields = json.loads(text, object_pairs_hook=unrepeated)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({one_line(error)}); write one whole object a line") from None
+            raise InputError(f"{where}: not JSON ({one_line(error)}); write one complete object per line") from None
         if not isinstance(fields, dict):
-            raise InputError(f"{where}: {_kind(fields)} where an object was expected; write one object a line")
+            raise InputError(f"{where}: {_kind(fields)} where an object was expected; write one object per line")
         for name in fields.keys() - columns.keys():
             columns[name] = [None] * len(numbers)
         for name in metadata:
@@ -295,8 +296,8 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
         other = next((row for row, kind in given if (kind == "a list") != (given[0][1] == "a list")), None)
         if other is not None:
             raise InputError(
-                f"{file}, line {numbers[other]}: {name!r} is {_kind(columns[name or ''][other])} there and "
-                f"{given[0][1]} before; give it one type"
+                f"{file}, line {numbers[other]}: {name!r} is {_kind(columns[name or ''][other])} here and "
+                f"{given[0][1]} in an earlier line; use one type"
             )
     names = [name.encode("utf-8", "replace").decode() for name in columns]
     return pa.table([values_to_arrow(values) for values in columns.values()], names=names)

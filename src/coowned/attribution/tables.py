@@ -87,7 +87,7 @@ def table_options(
     """The options of one table, as the arguments of `from_table` say them."""
     listed = users if users is None or isinstance(users, str) else list(users)
     if listed == []:
-        raise InputError("users= names no column; name at least one")
+        raise InputError("users= is empty; name at least one column")
     return DataOptions(users=listed, user=user, example_id=example_id, separator=separator, addresses=addresses)
 
 
@@ -112,14 +112,14 @@ def attribute_table(
     """`from_table` on an Arrow table that is known to be valid; with an empty list of columns nobody is a user."""
     separator, example_id, pairs = options.separator, options.example_id, options.user is not None
     if separator is not None and (not isinstance(separator, str) or not separator):
-        raise InputError(f"{where}separator must be text of at least one character, not {separator!r}; or leave it out")
+        raise InputError(f"{where}separator must be text of at least one character, not {separator!r}; or omit it")
     if pairs and options.users is not None:
-        raise InputError(f"{where}give users= (all users of a row) or user= (one pair a row), not both")
+        raise InputError(f"{where}give users= (all users of a row) or user= (one pair per row), not both")
     columns = options.user_columns()
     if pairs and example_id is None:
-        raise InputError(f"{where}one pair a row needs example_id=, the column that says which rows are one example")
+        raise InputError(f"{where}user= needs example_id=, the column that says which rows belong to one example")
     if pairs and _is_list(_column(table, columns[0], where).type):
-        raise InputError(f"{where}column {columns[0]!r} holds lists; name it with users= instead of user=")
+        raise InputError(f"{where}column {columns[0]!r} contains lists; pass it as users=, not user=")
     return attribute(
         _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where)
         if columns
@@ -158,10 +158,10 @@ def to_arrow_table(table: Any) -> pa.Table:
             return pa.Table.from_pylist(table)
     except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"the table cannot be read as Arrow ({one_line(error)}); give every column one type and the same length"
+            f"the table cannot be read as Arrow ({one_line(error)}); all columns need one type each and the same length"
         ) from error
     raise InputError(
-        f"{type(table).__name__} is not a table; give a pandas, polars or Arrow table, a Hugging Face dataset, "
+        f"{type(table).__name__} is not a table; pass a pandas, polars or Arrow table, a Hugging Face dataset, "
         "a list of dictionaries, or anything with __arrow_c_stream__"
     )
 
@@ -239,8 +239,8 @@ def _column(table: pa.Table, name: str, where: Location) -> pa.ChunkedArray:
         raise InputError(f"{where}{count} columns are named {name!r}; rename them")
     if count == 0:
         near = difflib.get_close_matches(str(name), table.column_names, n=1)
-        listed = ", ".join(map(repr, table.column_names)) or "no columns"
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {listed}: name one of them"
+        listed = ", ".join(map(repr, table.column_names))
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {listed}" if listed else "it has no columns"
         raise InputError(f"{where}there is no column {name!r}; {hint}")
     return table.column(name)
 
@@ -280,10 +280,10 @@ def _names_by_row(
 def _check_kind(kind: pa.DataType, name: str, separator: str | None, *, nobody_is_fine: bool, where: Location) -> None:
     if _is_list(kind) and (_is_name(kind.value_type) or pa.types.is_null(kind.value_type)):
         if separator:
-            raise InputError(f"{where}column {name!r} already holds lists; leave the separator out")
+            raise InputError(f"{where}column {name!r} already contains lists; remove the separator")
     elif not _is_name(kind) and not (pa.types.is_null(kind) and (nobody_is_fine or separator)):
         raise InputError(
-            f"{where}column {name!r} is {kind}; users are text, whole numbers, or lists of them: name another column"
+            f"{where}column {name!r} is {kind}; users are text, integers, or lists of them: name another column"
         )
 
 

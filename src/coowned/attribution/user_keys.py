@@ -161,7 +161,7 @@ class Aliases:
         users_of: dict[str, list[str]] = {}
         for key, user in pairs:
             if not str(key).strip() or not str(user).strip():
-                raise InputError(f"an alias needs a key and a user, not ({key!r}, {user!r}); give both or leave it out")
+                raise InputError(f"an alias needs a key and a user, not ({key!r}, {user!r}); give both or remove it")
             users_of.setdefault(str(key), []).append(str(user))
         return cls({key: tuple(users) for key, users in users_of.items()})
 
@@ -174,13 +174,13 @@ class Aliases:
                 rows = csv.DictReader(opened, strict=True)
                 if rows.fieldnames is None or not {"key", "user"} <= set(rows.fieldnames):
                     found = ",".join(rows.fieldnames or [])
-                    raise InputError(f"{file}, line 1: {found!r} is not the line key,user; start the file with that")
+                    raise InputError(f"{file}, line 1: expected the header key,user, not {found!r}")
                 pairs = []
                 for row in rows:
                     key, user = row["key"], row["user"]
                     if not key or not key.strip() or not user or not user.strip():
                         raise InputError(
-                            f"{file}, line {rows.line_num}: a key or user is missing; give both or remove it"
+                            f"{file}, line {rows.line_num}: the key or user is missing; give both or remove the line"
                         )
                     pairs.append((key, user))
         except OSError as error:

@@ -190,7 +190,7 @@ def audit_with_canaries(
     words = random_words(coins.derive(Purpose.CANARIES), canaries)
     included = (words >> np.uint64(63)).astype(bool)  # (canaries,) fair coins
     if included.all() or not included.any():
-        raise InputError("all canaries fell on one side; use more of them")
+        raise InputError("all canaries were included, or all left out; use more of them")
     with_canaries = DataWithCanaries.around(data, content, per_user=per_user, included=included)
     plan = make_plan(with_canaries.graph)
     if plan.guarantee is None:

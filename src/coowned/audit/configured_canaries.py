@@ -44,8 +44,7 @@ def audit_configured_run(
         raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
     if run.config(config.folder).digest != config.digest:
         raise InputError(
-            f"{run.path}: was trained with another configuration than the one given; compare it with "
-            f"{run.path / 'config.toml'}"
+            f"{run.path}: trained with a different configuration; compare it with {run.path / 'config.toml'}"
         )
     examples = config.source().read()
     task = config.task(examples.payload.schema)
@@ -61,7 +60,7 @@ def audit_configured_run(
     make = getattr(own.model, "with_canaries", None)
     if make is None:
         kind = type(own.model).__name__
-        raise InputError(f"there are no canaries for {kind}; use audit_with_canaries with your own")
+        raise InputError(f"no canaries are defined for {kind}; call audit_with_canaries with your own")
     model, content = make(canaries, per_user, clip_norm)
     found = audit_with_canaries(
         model,

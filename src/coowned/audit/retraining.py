@@ -57,7 +57,7 @@ def measure_leak(
     if min(len(inside), len(outside)) < 4:
         raise InputError("a leak is measured on at least four models with a person's content and four without")
     if not (np.isfinite(inside).all() and np.isfinite(outside).all()):
-        raise InputError("scores must be finite; a model that is not a number tells nothing")
+        raise InputError("scores must be finite; check the models")
     half_in, half_out = len(inside) // 2, len(outside) // 2
     threshold, sign, complement = _choose(inside[:half_in], outside[:half_out], delta, alpha)
     # A is "guessed in" (P with, Q without), or its complement with the roles exchanged.

@@ -35,9 +35,9 @@ from coowned.training.records import AuditRecord
 from coowned.training.run import StoredRun
 
 NOT_SEEN = (
-    "Not seen by trials: what happens less often than about once in ten thousand; tails of noise and coins are looked "
-    "at on extreme bit patterns instead. Not audited here: the run's own data and attribution; how several devices "
-    "share a batch, since the audit trains on one; and `scale_gradients`, without which it trains."
+    "Trials cannot see events rarer than about 1 in 10,000; the tails of noise and coins are tested on extreme bit "
+    "patterns instead. Not audited: the run's own data and attribution, sharing a batch among several devices (the "
+    "audit trains on one), and `scale_gradients` (the audit trains without it)."
 )
 LARGEST_SEED = 2**57 - 1  # every test of an audit has a seed of its own, made from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
@@ -82,18 +82,16 @@ class RunAudit:
         if self.holds:
             return (
                 f"Not broken: {len(self.curves) + len(self.laws)} tests with up to "
-                f"{max(curve.trials for curve in self.curves):,} trials found nothing against epsilon "
+                f"{max(curve.trials for curve in self.curves):,} trials found no evidence against epsilon "
                 f"{self.claim.shown_epsilon} ({self.claim.terms()}; {odds})."
             )
-        return (
-            f"Broken: {' and '.join(f'the {name} test' for name in self.alarms)} contradict what is claimed ({odds})."
-        )
+        return f"Broken: {' and '.join(f'the {name} test' for name in self.alarms)} contradict the claim ({odds})."
 
     def overtime(self) -> str:
         """Why it took longer than asked; empty where it did not."""
         if self.taken <= 1.1 * self.asked:
             return ""
-        return f"It took {self.taken:.0f} s, not {self.asked:g}: {self.longest}."
+        return f"It took {self.taken:.0f} s instead of {self.asked:g}: {self.longest}."
 
     def to_record(self) -> AuditRecord:
         """The content of `audit.json`."""
@@ -247,7 +245,7 @@ def plan_of(run: StoredRun) -> TrainingPlan:
     )
     if codec.to_plain(plan.describe()) != described:
         raise CertificateMismatchError(
-            f"{run.path}: run.json describes another plan than its guarantee makes; restore the run's own files"
+            f"{run.path}: run.json and guarantee.json describe different plans; restore the original files"
         )
     return plan
 

@@ -125,7 +125,7 @@ def content_for(model: Model) -> WorstCase:
     """Worst-case content for a model; InputError where it has none (`coowned.training.probes.Auditable`)."""
     make = getattr(model, "worst_case", None)
     if make is None:
-        raise InputError(f"the audit has no worst-case content for {type(model).__name__}; give it worst_case()")
+        raise InputError(f"the audit has no worst-case content for {type(model).__name__}; implement worst_case()")
     return make()
 
 

@@ -21,13 +21,13 @@ def run(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="aliases.csv", help="Where to write the proposals.")
     ],
-    threshold: Annotated[float, typer.Option(help="The least similarity, from 0 to 1, of a proposal.")] = 0.85,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file where it exists.")] = False,
+    threshold: Annotated[float, typer.Option(help="Minimum similarity of a proposal, from 0 to 1.")] = 0.85,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     json: Json = False,
 ) -> None:
-    """Proposes keys that may be one person, from addresses and names alone; content is not looked at.
+    """Suggests keys that may belong to one person, from addresses and names alone; content is not read.
 
-    Review the file, delete the lines that are wrong, add what is missing, and give it to the other verbs with
+    Review the file, delete wrong lines, add missing ones, and pass it to the other commands with
     --aliases. A missed merge breaks privacy: the person is in more examples than the guarantee says. A wrong one costs
     only data. When in doubt, keep the line. The file names people: keep it private.
 
@@ -49,6 +49,6 @@ def run(
         show.as_json({"proposals": len(found), "users": examples.graph.num_users, "output": str(output)})
         return
     keys = "1 key" if len(found) == 1 else f"{len(found):,} keys"
-    show.line(f"{keys} of {examples.graph.num_users:,} may belong to a person with another key.")
+    show.line(f"{keys} of {examples.graph.num_users:,} may belong to a person who has another key.")
     show.line("Delete the lines that are wrong: a missed merge breaks privacy, a wrong one costs only data.")
     show.written(output)

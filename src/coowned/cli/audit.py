@@ -23,19 +23,19 @@ def run(
     trials: Annotated[
         int | None, typer.Option(metavar="N", help="Trials of each curve (default: up to 200,000 in --seconds).")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="For all of it, where --trials is not given.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time for the whole audit, unless --trials is given.")] = 60.0,
     seed: Annotated[
         int | None, typer.Option(help="With --trials: makes the audit repeatable (default: fresh keys).")
     ] = None,
     canaries: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG.toml", help="The run's configuration: trains it once more with canary users."),
+        typer.Option(metavar="CONFIG.toml", help="The run's configuration; trains it once more, with canary users."),
     ] = None,
     canary_users: Annotated[int, typer.Option(metavar="N", help="Number of canary users, with --canaries.")] = 200,
     verify_key: VerifyKey = None,
     json: Json = False,
 ) -> None:
-    """Tries to break the claim of a run; exits with code 1 if it breaks.
+    """Tries to break the claim of a run; exits with code 1 if it succeeds.
 
     Trains the run's own plan many times on made-up data with worst-case users, and compares what is released with the
     claim: its noise, what one copy adds, and the whole curve of epsilon and delta. Keys are the audit's own: nothing of
@@ -77,7 +77,7 @@ def run(
         show.written(folder / "audit.json")
     broken = [] if found.holds else [found.verdict()]
     if known is not None and not known.claim_holds:
-        broken.append("The claim is broken: a trained model knows its canaries too well.")
+        broken.append("The claim is broken: the model reveals more about its canaries than claimed.")
     if broken:
         raise CertificateMismatchError(f"{folder}: {' '.join(broken)}")
 
@@ -95,8 +95,8 @@ def _show_canaries(known: "CanaryAudit") -> None:
 
     show.line()
     show.line(
-        f"canaries: {known.included} of {known.canaries} made-up users were in; of two, one in and one out, the model "
-        f"tells which with probability {known.area_under_curve:.3f}"
+        f"canaries: {known.included} of {known.canaries} synthetic users were included; given one who was and one "
+        f"who was not, the model tells which with probability {known.area_under_curve:.3f}"
     )
     show.line(
         f"epsilon is at least {rounded_down(known.epsilon_lower_bound)} ({rounded_down(known.gaussian_lower_bound)} if "
@@ -106,8 +106,8 @@ def _show_canaries(known: "CanaryAudit") -> None:
     )
     if known.largest_bound < known.claimed_epsilon:
         show.line(
-            f"{known.canaries} canary users prove at most {rounded_down(known.largest_bound)}, even where all are "
-            "guessed right: with more --canary-users less noise than claimed would show"
+            f"{known.canaries} canary users can prove at most {rounded_down(known.largest_bound)}, even if every "
+            "guess is right; use more --canary-users to detect smaller leaks"
         )
 
 
@@ -123,7 +123,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
                 nearest[event.epsilon] = event
         show.table(
             f"{curve.adjacency}, {curve.trials:,} trials of {curve.iterations:,} steps",
-            ("epsilon", "delta claimed", "delta measured, at least", ""),
+            ("epsilon", "claimed delta", "measured delta, at least", ""),
             [
                 (f"{e:.3f}", f"{f.delta:.5f}", f"{max(0.0, f.measured_delta):.5f}", "ALARM" if f.alarm else "")
                 for e, f in sorted(nearest.items())
@@ -146,7 +146,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
         f"({claim.terms()})"
     )
     if claim.test_run:
-        show.line("The run used a given seed, so it promises nothing, whatever its mechanism is worth.")
+        show.line("The run used a given seed, so it has no guarantee, whatever this audit finds.")
     show.line(found.verdict())
     if found.overtime():
         show.line(found.overtime())

@@ -41,7 +41,7 @@ def run(
     allow_large_delta: AllowLargeDelta = False,
     graph_statistics: Annotated[
         bool,
-        typer.Option("--graph-statistics", help="Also say how many users have which epsilon; do not publish."),
+        typer.Option("--graph-statistics", help="Also show how many users have which epsilon; do not publish."),
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="guarantee.json", help="Where to write the guarantee.")

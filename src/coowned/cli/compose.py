@@ -10,7 +10,9 @@ from coowned.cli.options import AllowLargeDelta, Delta, Json
 
 
 def run(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs on the same people.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Folders of finished runs on the same people's data.")
+    ],
     delta: Delta,
     allow_large_delta: AllowLargeDelta = False,
     json: Json = False,

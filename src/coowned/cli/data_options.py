@@ -44,7 +44,7 @@ def _source(given: dict[str, Any]) -> "DataSource | None":
     if given["data"] is None:
         for name, value in given.items():
             if value:
-                raise InputError(f"--{name.replace('_', '-')} needs DATA; with --config the configuration says it")
+                raise InputError(f"--{name.replace('_', '-')} needs DATA; with --config, set it in the configuration")
         return None
     chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]

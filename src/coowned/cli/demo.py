@@ -67,11 +67,11 @@ def run(
     with show.progress("writing e-mails"):
         emails = world.generate(seed=0)
         write_mbox(emails, mailbox)
-    say(f"1. A made-up world of {world.num_people:,} people: their {emails.num_rows:,} e-mails are in {mailbox}.")
+    say(f"1. A synthetic world of {world.num_people:,} people: their {emails.num_rows:,} e-mails are in {mailbox}.")
 
     by_sender, graph = co.read_mail(mailbox, attribute_to="sender").graph, co.read_mail(mailbox).graph
     say(
-        f"2. Attributed to senders alone an e-mail has {by_sender.num_pairs / by_sender.num_examples:.2f} owners; "
+        f"2. Attributed to its sender alone, an e-mail has {by_sender.num_pairs / by_sender.num_examples:.2f} owners; "
         f"attributed to everyone in it, {graph.num_pairs / graph.num_examples:.2f}.\n"
         "   What is written to Bob is about Bob: only the second protects him."
     )
@@ -80,7 +80,7 @@ def run(
         plans = {epsilon: _plan(graph, epsilon) for epsilon in _EPSILONS}
     planned, best = plans[_EPSILONS[-1]]
     terms = f"delta {_TARGET['delta']:g}; adjacency: {_TARGET['adjacency']}"
-    say(f"3. Sets of e-mails in which nobody is in more than k, and the noise for epsilon {_EPSILONS[-1]:g}")
+    say(f"3. Sets of e-mails with nobody in more than k of them, and the noise for epsilon {_EPSILONS[-1]:g}")
     say(f"   (unit: {UNIT}; contribution bound k; {terms}):")
     if not json:
         columns = ("   selector", "k", "copies", "distinct", "proven bound", "noise multiplier", "")
@@ -95,8 +95,8 @@ def run(
     certificate_path_of(selected).write_text(certificate.to_json() + "\n", encoding="utf-8")
     (output / "guarantee.json").write_text(claim.to_json() + "\n", encoding="utf-8")
     say(
-        f"4. Chosen from all {graph.num_examples:,} e-mails, recounted and accounted ({selected}, "
-        f"{certificate_path_of(selected).name}, guarantee.json). Whoever trains on these promises:\n\n"
+        f"4. Selected from all {graph.num_examples:,} e-mails, recounted and accounted for ({selected}, "
+        f"{certificate_path_of(selected).name}, guarantee.json). Training on this set gives:\n\n"
         f"{claim.statement()}\n"
     )
 
@@ -109,11 +109,11 @@ def run(
     split = trained.certificate.num_examples
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
     say(f"   (unit: {UNIT}; {terms}), and on the same batches without privacy. Each run uses the best choice for")
-    say(f"   its own epsilon and chose anew, from the {split:,} e-mails of its train split:")
+    say(f"   its own epsilon and selects again, from the {split:,} e-mails of its train split:")
     for epsilon, row in tests.items():
         accuracies = f"{row['accuracy']:6.1%}, without privacy {row['baseline_accuracy']:6.1%}"
         say(f"   epsilon {epsilon:<4g} {accuracies}   ({plans[epsilon][1].label})")
-    say(f"   Always saying {at_main['trivial']} gives {at_main['trivial_accuracy']:.1%}.")
+    say(f"   Always answering {at_main['trivial']} gives {at_main['trivial_accuracy']:.1%}.")
 
     with show.progress("trying to break the claim"):
         audit = audit_run(main.path, seconds=6.0)
@@ -138,12 +138,13 @@ def run(
     page = write_report(main.path, output / "report.html", also=others, bob=measured)
     say(
         f"\nThe page with all of this: {page}\n"
-        f"For the model on it {trained.certificate.num_distinct:,} of the {split:,} e-mails of the train split were "
-        "chosen from who wrote to whom, not from what they say, and a recount found nobody in more than "
+        f"The model on it was trained on {trained.certificate.num_distinct:,} of the {split:,} e-mails of the train "
+        "split. They were selected by who wrote to whom, not by what they say, and a recount found nobody in more "
+        "than "
         f"{trained.contribution_bound} copies.\n"
-        "Noise in training then hides whether any one person's e-mails, sent or received, said what they said:\n"
+        "Noise in training then hides the content of any one person's e-mails, sent or received:\n"
         f"epsilon {trained.shown_epsilon} ({trained.terms()}).\n"
-        "Naming only the sender of an e-mail as its owner would have protected the sender, and not Bob."
+        "With the sender as the only owner of an e-mail, the sender would be protected, but not Bob."
     )
     if json:
         claimed = ("epsilon", "delta", "adjacency", "unit", "contribution_bound", "noise_multiplier")
@@ -186,7 +187,7 @@ def _make_room(output: Path) -> None:
         for path in paths:
             if os.path.lexists(path):
                 raise InputError(f"{path}: already exists and was not written by a demo; choose another folder with -o")
-        marker.write_text("Made by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
+        marker.write_text("Written by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -72,8 +72,8 @@ def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int
             ("  not protected", statistics.num_unprotected_users, "", "", ""),
             ("pairs", statistics.num_pairs, "", "", ""),
             ("components", statistics.num_components, "", "", ""),
-            ("  users of the largest", statistics.largest_component_users, "", "", ""),
-            ("  examples of the largest", statistics.largest_component_examples, "", "", ""),
+            ("  users in the largest", statistics.largest_component_users, "", "", ""),
+            ("  examples in the largest", statistics.largest_component_examples, "", "", ""),
         ],
     )
     for title, histogram, unit in (

@@ -20,11 +20,11 @@ def offering(words: Iterable[str]) -> Callable[[], list[str]]:
 
 
 Delta = Annotated[
-    float, typer.Option(metavar="D", help="Probability with which the promise may fail; far below 1 / users.")
+    float, typer.Option(metavar="D", help="Probability that the guarantee may fail; far below 1 / users.")
 ]
 AllowLargeDelta = Annotated[
     bool,
-    typer.Option("--allow-large-delta", help="Accept a delta of 0.1 or more, which promises hardly anything."),
+    typer.Option("--allow-large-delta", help="Accept a delta of 0.1 or more, which protects hardly anyone."),
 ]
 Adjacency = Annotated[
     str,
@@ -56,7 +56,7 @@ def check_engine(engine: str, master: str | None, *paths: str) -> None:
     if engine not in ("local", "spark"):
         raise InputError(f"Unknown engine {engine!r}; choose local or spark")
     if master is not None and engine != "spark":
-        raise InputError("--master applies to Spark only; add --engine spark, or leave --master out")
+        raise InputError("--master applies to Spark only; add --engine spark or remove --master")
     for path in paths:
         if "://" in path and engine != "spark":
             raise InputError(f"{path}: the local engine reads files of this machine only; add --engine spark")

@@ -35,9 +35,9 @@ def refuse_to_overwrite(
         if path in read:
             raise InputError(f"{output}: would overwrite its own input; choose another path")
         if any(path.startswith(f"{given}/") and ("://" in given or Path(given).is_dir()) for given in read):
-            raise InputError(f"{output}: lies inside the data folder and would be read as data; choose another path")
+            raise InputError(f"{output}: is inside the data folder and would be read as data; choose another path")
         if path in written:
-            raise InputError(f"{output}: two results cannot be in one file; choose another path for one of them")
+            raise InputError(f"{output}: two outputs have this path; choose another path for one of them")
         if not replace and os.path.lexists(path):
             raise_exists(output)
         written.add(path)

@@ -12,7 +12,7 @@ from coowned.cli.data_options import reads_data
 from coowned.cli.options import AllowLargeDelta, Json, offering
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
-from coowned.files import whole_files
+from coowned.files import check_target, whole_files
 from coowned.mechanism.registry import TITLES
 from coowned.progress import one_of
 
@@ -29,13 +29,13 @@ def run(
         Path | None,
         typer.Option(
             metavar="TRAIN.toml",
-            help="A training configuration: its data, selector, sizes and privacy target in place of DATA and options.",
+            help="A training configuration: its data, selector, sizes and privacy target replace DATA and the options.",
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(metavar="E", help="The privacy target.")] = None,
     delta: Annotated[
         float | None,
-        typer.Option(metavar="D", help="Probability with which the promise may fail; far below 1 / users."),
+        typer.Option(metavar="D", help="Probability that the guarantee may fail; far below 1 / users."),
     ] = None,
     batch_size: Annotated[
         str | None, typer.Option(metavar="B[,B…]", help="Expected batch size, or several to try.")
@@ -43,7 +43,9 @@ def run(
     iterations: Annotated[int | None, typer.Option(metavar="T", help="Number of steps.")] = None,
     contribution_bounds: Annotated[
         str | None,
-        typer.Option(metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and on while users have as many)."),
+        typer.Option(
+            metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and larger while users have that many examples)."
+        ),
     ] = None,
     selectors: Annotated[
         str | None,
@@ -118,6 +120,8 @@ def run(
     source = source if asked is None else asked.source()
     assert source is not None
     refuse_to_overwrite([*files_of(source), *([] if config is None else [config])], [output, html])
+    for target in filter(None, (output, html)):
+        check_target(target)
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
     if asked is not None:  # the examples that `coowned train` would select from
@@ -177,7 +181,7 @@ def _numbers(text: str, option: str = "--contribution-bounds") -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise InputError(f"{option} takes whole numbers separated by commas, not {text!r}") from None
+        raise InputError(f"{option} takes integers separated by commas, not {text!r}") from None
 
 
 def _show(choices: "tuple[Choice, ...]") -> None:
@@ -194,15 +198,14 @@ def _show(choices: "tuple[Choice, ...]") -> None:
         left=(len(sizes) > 1, 11 + (len(sizes) > 1)),
     )  # fmt: skip
     show.line(
-        "error: of the prefix sums of mean gradients, root mean squared over the steps, in clip norms (*: the least "
-        "of its mechanism); users per "
-        f"example in all the data: {first.population_mean_users_per_example:.2f}"
+        "error: root mean square over the steps of the error in prefix sums of mean gradients, in clip norms (*: "
+        f"lowest for its mechanism); users per example in all data: {first.population_mean_users_per_example:.2f}"
     )
     for choice in choices:
         if choice.least_group_probability not in (None, choice.sampling_probability):
             show.line(
-                f"{choice.label}: groups are drawn with {choice.least_group_probability:.4g} to "
-                f"{choice.sampling_probability:.4g}; the noise is for the worst"
+                f"{choice.label}: groups are sampled with probability {choice.least_group_probability:.4g} to "
+                f"{choice.sampling_probability:.4g}; the noise covers the worst"
             )
 
 

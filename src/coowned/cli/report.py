@@ -20,7 +20,7 @@ def run(
     ] = False,
     graph_statistics: Annotated[
         bool,
-        typer.Option("--graph-statistics", help="Keep graph statistics in a release, where the graph may be known."),
+        typer.Option("--graph-statistics", help="Keep graph statistics in a release, if the graph may be known."),
     ] = False,
     compare: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Another run to compare accuracies with; repeatable.")

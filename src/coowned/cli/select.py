@@ -31,16 +31,19 @@ if TYPE_CHECKING:
 _SETTINGS: dict[str, tuple[type, Option]] = {
     "contribution_bound": (int, Option("Largest number of selected copies that contain one user.", metavar="K")),
     "batch_size": (int, Option("Of a schedule.", metavar="B")),
-    "iterations": (int, Option("Number of batches of a schedule.", metavar="T")),
-    "min_separation": (int, Option("Of a schedule: batches between two that contain the same user.", metavar="b")),
+    "iterations": (int, Option("Schedules: number of batches.", metavar="T")),
+    "min_separation": (
+        int,
+        Option("Schedules: least distance, in batches, between two that contain the same user.", metavar="b"),
+    ),
     "threshold": (int, Option("bias-mitigating: largest number of users of a few-user example.")),
     "few_user_run": (int, Option("bias-mitigating: few-user examples visited in a row.")),
     "many_user_run": (int, Option("bias-mitigating: many-user examples visited in a row.")),
     "allow_duplicates": (bool, Option("Allow an example to be selected more than once.")),
     "num_groups": (int, Option("cyclic-groups: groups of users that share no selected example.", metavar="G")),
-    "within": (str, Option("cyclic-groups: what holds the bound within groups, greedy (default) or priced.")),
+    "within": (str, Option("cyclic-groups: selector within each group, greedy (default) or priced.")),
     "distinct_weight": (float, Option("priced: extra weight of the first copy of an example.")),
-    "time_limit": (float, Option("For the programs and priced.", metavar="SECONDS")),
+    "time_limit": (float, Option("Time limit of the integer programs and priced.", metavar="SECONDS")),
     "size": (int, Option("random-subset: number of examples.")),
     "among": (str, Option("random-subset: all, few-users or many-users.")),
     "ties": (str, Option("Order of examples with equally many users: hash (default) or input.")),
@@ -109,9 +112,7 @@ def run(
         show.line(certificate.to_json())
         return
     bound = certificate.upper_bound
-    proven = (
-        "" if bound is None else f", proven to be at most {bound:,} ({certificate.size / max(1, bound):.2%} reached)"
-    )
+    proven = "" if bound is None else f"; {certificate.size / max(1, bound):.2%} of the proven maximum {bound:,}"
     copies = counted(certificate.size, "copy", "copies")
     show.line(f"{copies} of {certificate.num_distinct:,} of {certificate.num_examples:,} examples{proven}")
     show.line(f"no user is in more than {certificate.contribution_bound:,} of them")
@@ -119,7 +120,9 @@ def run(
         low, high = min(certificate.group_sizes, default=0), max(certificate.group_sizes, default=0)
         show.line(f"no user is in two of the {len(certificate.group_sizes):,} groups of {low:,} to {high:,} copies")
         if certificate.selector.get("partitioner") == "label-propagation":
-            show.line("users were divided by label propagation; coowned[cyclic] installs a partitioner that loses less")
+            show.line(
+                "users were partitioned by label propagation; coowned[cyclic] installs a partitioner that loses less"
+            )
     if certificate.min_separation is not None:
         show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
     if unprotected := certificate.num_unprotected_users:
@@ -213,7 +216,7 @@ def make_selector(word: str, settings: dict[str, Any]) -> "Selector":
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in settings:
         if name not in fields:
-            raise InputError(f"The selector {word} has no option --{name.replace('_', '-')}; leave it out")
+            raise InputError(f"The selector {word} has no option --{name.replace('_', '-')}; remove it")
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in settings:

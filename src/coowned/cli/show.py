@@ -51,7 +51,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, 
 
 
 def count(value: Any) -> str:
-    """Whole numbers with thousands separated, others with four digits.
+    """Integers with thousands separated, others with four digits.
 
     >>> count(1186128), count(4.0371)
     ('1,186,128', '4.037')

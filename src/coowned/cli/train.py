@@ -30,7 +30,7 @@ def run(
     example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and exit.")] = False,
     sign_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Sign the finished run with this key, which is made where there is none."),
+        typer.Option(metavar="FILE", help="Sign the finished run with this key file, created if missing."),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
     json: Json = False,
@@ -114,7 +114,7 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
         head, rows = _figures(table)
         show.table(f"{name} (not covered by the guarantee; 95% intervals)", head, rows)
         if without := table["without_loss"][0]:
-            show.line(f"{without:,} of them have no loss (a value or label cannot be used) and count as wrong")
+            show.line(f"{without:,} of them have no loss (a value or label is unusable) and count as wrong")
     show.line()
     for sentence in verdict:
         show.line(sentence)

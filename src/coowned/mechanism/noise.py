@@ -216,7 +216,7 @@ def exact_rounding(digits: Digits, deviation: float, coefficients: Sequence[floa
     """
     if not deviation:
         return 0
-    # All coefficients as whole numbers over one power of two.
+    # All coefficients as integers over one power of two.
     ratios = [c.as_integer_ratio() for c in coefficients]
     scale = max(denominator for _, denominator in ratios)
     first, *others = (numerator * (scale // denominator) for numerator, denominator in ratios)

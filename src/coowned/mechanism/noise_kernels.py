@@ -172,7 +172,7 @@ def _feed_back(normals, model, rounding, part, step, begin, values, sums):
 
 @_njit
 def _round(normals, values, errors, out, doubtful):
-    """out = floor(values); gives how many have a whole number within their error, their indices in `doubtful`."""
+    """out = floor(values); gives how many have an integer within their error, their indices in `doubtful`."""
     count = 0
     for j in range(normals.size):  # without a branch, so that it becomes vector code
         out[j] = np.int64(np.floor(values[j]))
@@ -187,7 +187,7 @@ def _round(normals, values, errors, out, doubtful):
 
 @_njit
 def _is_certain(normal, value, errors):
-    """Whether no whole number is within the error of the value; false for what is not a number."""
+    """Whether no integer is within the error of the value; false for what is not a number."""
     return abs(value - np.floor(value) - 0.5) < 0.5 - _error(normal, value, errors)
 
 

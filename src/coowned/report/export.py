@@ -36,12 +36,12 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     run = StoredRun.open(run_folder)
     if not run.claims and not run.public:
         raise InputError(
-            f"{run.path}: there is no guarantee ({run.reason}), so the model may give away what its examples hold; "
-            "train with one, or with public = true where the data are public"
+            f"{run.path}: no guarantee ({run.reason}), so the model may reveal its training examples; train with a "
+            "guarantee, or with public = true if the data are public"
         )
     place = Path(output)
     if place.exists():
-        raise InputError(f"{place}: already exists; name a folder to make")
+        raise InputError(f"{place}: already exists; choose a new folder")
     files = {name: (run.path / name).read_bytes() for name in FILES} | run.model_files()
     with whole_files(place) as (temporary,):
         temporary.mkdir()
@@ -59,20 +59,20 @@ def _released_certificate(run: StoredRun) -> str:
 
 
 def _readme(run: StoredRun) -> str:
-    lines = ["# A model and what is promised of it", "", f"In short: {run.headline}.", "", run.statement, ""]
+    lines = ["# A model and its privacy guarantee", "", f"In short: {run.headline}.", "", run.statement, ""]
     lines += ["## How to use it", "", run.config(run.path).model.from_run(run.path).usage()]
     lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
     if run.claims:
-        lines.append("- `guarantee.json`: the claim, for programs; a changed file is refused when it is read.")
+        lines.append("- `guarantee.json`: the claim, machine-readable; a modified file is refused.")
     else:
         lines.append("- `guarantee.json`: says that there is no guarantee, because the data were declared public.")
     lines += [
-        "- `certificate.json`: the recount of the training set that the claim rests on.",
+        "- `certificate.json`: the recount of the training set on which the claim is based.",
         *(f"- `{name}`: {MODEL_FILES[name]}" for name in run.model_files()),
         "",
-        "Both JSON files hold graph statistics (numbers of examples and users, digests, names of columns); how many "
-        "users are in how many copies was left out. A guarantee for a fixed graph does not hide them: publish them "
-        "only where the graph may be known, or keep them with those who check the claim.",
+        "Both JSON files contain graph statistics (numbers of examples and users, digests, column names), without "
+        "the number of users by copies. A fixed-graph guarantee does not hide them: publish them only if the graph "
+        "may be known, or share them only with those who check the claim.",
         "",
     ]
     return "\n".join(lines)

@@ -25,9 +25,9 @@ class Mark(enum.Enum):
 
 _MEANINGS = {
     Mark.COVERED: "follows from what the guarantee covers; showing it costs no privacy.",
-    Mark.GRAPH: "counted from who is part of what, which a fixed-graph guarantee does not hide. Publish it only where "
+    Mark.GRAPH: "counted from the attribution graph, which a fixed-graph guarantee does not hide. Publish it only if "
     "the graph may be known.",
-    Mark.PRIVATE: "computed from the texts themselves without noise. Keep it to those who may see the data.",
+    Mark.PRIVATE: "computed from content without noise. Show it only to people who may see the data.",
 }
 
 

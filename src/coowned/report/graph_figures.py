@@ -16,7 +16,7 @@ from coowned.report.selected_graph import SelectedGraph
 from coowned.training.run import StoredRun
 
 _BEFORE, _AFTER = "before selection", "after selection"
-_GRAPH_ALONE = "Only the numbers of the graph enter; what the examples say does not."
+_GRAPH_ALONE = "Computed from the graph alone, not from content."
 
 
 def levels(run: StoredRun) -> Figure:
@@ -27,8 +27,8 @@ def levels(run: StoredRun) -> Figure:
         columns = (*columns, ("epsilon_text", "their epsilon"))
         title = "How many people have which level of protection"
         reading = (
-            "A person in fewer copies than the bound allows has a better guarantee of their own. Under the same delta "
-            f"and adjacency ({run.claim.delta:.12g}, {run.claim.adjacency}) as the claim, which is for the worst-off."
+            "A person in fewer copies than the bound allows has a stronger guarantee. Same delta and adjacency "
+            f"({run.claim.delta:.12g}, {run.claim.adjacency}) as the claim, which is for the worst-off."
         )
     else:
         title = f"How many copies people are in: no guarantee ({run.reason})"
@@ -69,7 +69,7 @@ def level_rows(run: StoredRun) -> list[Row]:
                 "users": users,
                 "share": users / max(1, certificate.num_users),
                 "share_text": percent(users, certificate.num_users),
-                "epsilon_text": "no part in training" if copies == 0 else epsilon,
+                "epsilon_text": "not in training" if copies == 0 else epsilon,
             }
         )
     return rows
@@ -84,7 +84,7 @@ def before_and_after(run: StoredRun, selected: SelectedGraph) -> list[Figure]:
             selected.users_per_example(),
             what="users per example",
             of="share of examples or copies",
-            reading="Where the coloured bars lean to the left, the bound favours examples that few people share: that "
+            reading="If the coloured bars lean to the left, the bound favours examples that few people share: that "
             f"is its bias. {_GRAPH_ALONE}",
         ),
         _histograms(
@@ -242,7 +242,7 @@ def trade_off(
          "A larger bound needs more noise, a larger training set less. Correlated noise counts as independent noise of "
          "the same error."),
         ("bias", "Bound and bias", "mean", "users per copy", ".2~f",
-         f"In all the data an example has {mean_users:.2f} users on average: the nearer, the less bias."),
+         f"In all the data an example has {mean_users:.2f} users on average: the closer to it, the less bias."),
     ):  # fmt: skip
         drawn = [row for row in shown_rows if row[key] is not None]
         if drawn:

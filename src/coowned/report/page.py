@@ -62,7 +62,7 @@ def write_report(
     """
     require("train", "a report")
     if release and (also or bob):
-        raise InputError("comparisons with other runs show what a release leaves out; drop them or --release")
+        raise InputError("a release leaves out comparisons with other runs; remove --compare or --release")
     with_graph = graph_statistics or not release
     run = StoredRun.open(run_folder)
     others = [StoredRun.open(path) for path in also]

@@ -51,11 +51,11 @@ def delta_curve(run: StoredRun) -> Figure:
     return Figure.drawn(
         charts.curves,
         name="delta-curve",
-        title="The whole promise: delta at every epsilon",
+        title="The whole guarantee: delta at every epsilon",
         mark=Mark.COVERED,
         columns=(("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most")),
         rows=rows,
-        reading=f"One run satisfies all of these pairs at once; the ring marks the one that is claimed: "
+        reading=f"One run satisfies all of these pairs at once; the ring marks the claimed one: "
         f"{run.headline}. Every value is an upper bound.",
         x="epsilon",
         y="delta",
@@ -107,7 +107,7 @@ def membership(run: StoredRun) -> Figure:
         mark=Mark.COVERED,
         columns=(("series", "who"), ("rate_text", "wrongly accused"), ("found_text", "rightly found")),
         rows=rows,
-        reading="An attacker decides from the model whether a person's texts were used. However they do it, at the "
+        reading="An attacker decides from the model whether a person's texts were used. Whatever the method, at the "
         f"rate of false accusations on the horizontal axis they find at most this share ({run.claim.terms()}).",
         x="rate",
         y="found",
@@ -268,7 +268,7 @@ def utility_by_epsilon(run: StoredRun, also: Sequence[StoredRun]) -> Figure | No
         columns=(("run", "run"), ("claim", "what is promised"), ("selector", "selector"), *_columns(rows)),
         rows=rows,
         reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. "
-        f"{_references(rows)} Each run alone has the promise shown; all of them together, on the same people, have a "
+        f"{_references(rows)} The guarantee shown is for each run alone; together, on the same people, they have a "
         "weaker one (compose them before publishing more than one model).",
         x="epsilon",
         series="selector",
@@ -298,18 +298,19 @@ def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None)
         {"what": "proven: at most", "epsilon": proven, "text": rounded_up(proven)},
     ]
     how = (
-        "One training with made-up people among the real ones; the auditor guesses who was in."
+        "One training with synthetic people among the real ones; the auditor guesses who was included."
         if canaries
-        else "Many runs of the mechanism with keys and users of the audit’s own, the worst that the claim allows."
+        else "Many runs of the mechanism with the audit’s own keys and worst-case users."
     )
     return Figure.drawn(
         charts.horizontal_bars,
         name="audit-canaries" if canaries else "audit",
-        title="Measured leak beside the claim: " + ("canaries" if canaries else "mechanism"),
+        title="Measured leakage and claim: " + ("canaries" if canaries else "mechanism"),
         mark=Mark.PRIVATE if canaries else Mark.COVERED,
         columns=(("what", "which"), ("text", "epsilon")),
         rows=rows,
-        reading=f"{how} A measured value above the proven one would show a fault; one below proves nothing by itself. "
+        reading=f"{how} A measured value above the proven one would show a fault; a value below proves nothing by "
+        "itself. "
         f"{verdict or ''} Claimed: {run.headline}.".replace("  ", " "),
         x="epsilon",
         y="what",

@@ -22,10 +22,7 @@ from coowned.training.run import StoredRun
 from coowned.training.verdict import sentences
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
-_NO_GRAPH = (
-    "statistics of the graph are not hidden by a fixed-graph guarantee, and are left out of what is released unless "
-    "they are asked for"
-)
+_NO_GRAPH = "a fixed-graph guarantee does not hide graph statistics, so a release leaves them out unless requested"
 _WORLDS = {"zero-out": "all their texts are blank", "replace": "all their texts say something else"}
 
 TableRow = tuple[str, ...]
@@ -144,7 +141,8 @@ def _check_same_task(run: StoredRun, other: StoredRun) -> None:
     for name, value in tasks[0].items():
         if tasks[1][name] != value:
             raise InputError(
-                f"{other.path}: another task than {run.path} ({name}: {tasks[1][name]!r}, not {value!r}); accuracies "
+                f"{other.path}: a different task from {run.path} ({name}: {tasks[1][name]!r}, not {value!r}); "
+                "accuracies "
                 "of different tasks cannot be compared"
             )
 
@@ -242,7 +240,7 @@ def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:
     people = (
         Tile("people in the data", shown(certificate.num_users), Mark.GRAPH),
         Tile("of them in the training set", percent(left, certificate.num_users), Mark.GRAPH),
-        Tile("people taken out of protection", shown(certificate.num_unprotected_users), Mark.GRAPH),
+        Tile("people excluded from protection", shown(certificate.num_unprotected_users), Mark.GRAPH),
     )
     if not run.claims:
         return (*people, Tile("copies in the training set", shown(certificate.size), Mark.GRAPH)) if with_graph else ()

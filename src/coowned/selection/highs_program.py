@@ -123,7 +123,7 @@ def _outcome(highs: highspy.Highs, program: Program) -> Outcome:
 
 
 def _feasible(program: Program, values: npt.NDArray[np.int64]) -> bool:
-    """Whole numbers, so this is exact: the solver only promises feasibility up to a tolerance."""
+    """Integers, so this is exact: the solver only promises feasibility up to a tolerance."""
     products = program.coefficients.astype(np.int64) * values[program.columns]
     sums = np.concatenate([[0], np.cumsum(products)])
     rows = sums[program.indptr[1:]] - sums[program.indptr[:-1]]

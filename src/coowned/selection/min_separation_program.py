@@ -103,10 +103,13 @@ class MinSeparationProgram(SeparatedSelector):
         elif start is not None:
             batches = start.batches
         else:
+            schedule = (
+                f"schedule of {self.iterations} batches of {self.batch_size} with min_separation {self.min_separation}"
+            )
             raise InfeasibleScheduleError(
-                f"{'no' if outcome.infeasible else f'in {self.time_limit} seconds no'} schedule of {self.iterations} "
-                f"batches of {self.batch_size} with min_separation {self.min_separation} was found"
-                f"{', and none exists; reduce' if outcome.infeasible else '; raise time_limit, or reduce'} "
+                f"no {schedule} exists; reduce min_separation, batch_size or iterations"
+                if outcome.infeasible
+                else f"no {schedule} was found in {self.time_limit} seconds; raise time_limit, or reduce "
                 "min_separation, batch_size or iterations",
                 filled=filled,
                 needed=needed,

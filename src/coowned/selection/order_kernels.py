@@ -29,7 +29,7 @@ _inline = numba.njit(inline="always")
 
 
 class Ids(NamedTuple):
-    """Ids of examples: whole numbers, or UTF-8 texts data[offsets[e]:offsets[e + 1]] where `numbers` is empty."""
+    """Ids of examples: integers, or UTF-8 texts data[offsets[e]:offsets[e + 1]] where `numbers` is empty."""
 
     numbers: np.ndarray  # (num_examples,) int64
     offsets: np.ndarray  # (num_examples + 1,) int64

@@ -34,7 +34,7 @@ def price_bound(
 
     Guarantees:
       - Never below the size of any S, whatever the prices.   (test_any_prices_bound_every_set)
-      - Exact: prices are rounded to whole multiples of 2^-30 first, everything is then summed in whole numbers, and
+      - Exact: prices are rounded to whole multiples of 2^-30 first, everything is then summed in integers, and
         the sum is rounded down.   (test_bound_is_exact)
 
     Args:
@@ -66,7 +66,7 @@ def price_bound(
 
 
 def _item_sum(graph: AttributionGraph, whole: npt.NDArray[Any], one: int) -> int:
-    """The second sum over m_e, in multiples of 2^-30; Python's whole numbers have no largest."""
+    """The second sum over m_e, in multiples of 2^-30; Python's integers have no largest."""
     blocks = -(-graph.num_examples // kernels.ROWS_PER_SUM)
     sums = np.empty(blocks, np.int64)
     kernels.exact_item_sums(graph.indptr, graph.users, whole, one, sums)

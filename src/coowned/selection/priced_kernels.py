@@ -2,7 +2,7 @@
 
 Those of the linear program work on a range of rows and add up each row in its own order, so that the result does not
 depend on how the rows are divided among threads. No fastmath: sums must not be reordered. Arrays are float32 to halve
-what is moved through memory; what is proven is summed in whole numbers.
+what is moved through memory; what is proven is summed in integers.
 Index arrays of the linear program come as unsigned views: a signed index costs a test for "from the end" every time.
 """
 

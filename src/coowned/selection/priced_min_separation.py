@@ -68,8 +68,8 @@ class PricedMinSeparation(SeparatedSelector):
         selection = self._selection(graph, seed, needed, part(progress, 0.0, 0.6))
         if selection.size < needed:
             raise InfeasibleScheduleError(
-                f"{needed} slots, but only {selection.size} copies were found in which no user is in more than "
-                f"{self.contribution_bound}; raise contribution_bound, or reduce iterations or batch_size",
+                f"the schedule has {needed} slots, but only {selection.size} copies were found with no user in more "
+                f"than {self.contribution_bound}; raise contribution_bound, or reduce iterations or batch_size",
                 filled=0,
                 needed=needed,
             )

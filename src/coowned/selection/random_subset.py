@@ -13,7 +13,7 @@ from coowned.progress import Progress
 from coowned.selection.order import hash_order
 from coowned.selection.selector import Selection, Selector
 
-_HALVES = {"all": "with users", "few-users": "with at most the median of users", "many-users": "with more users"}
+_HALVES = {"all": "with users", "few-users": "with at most the median number of users", "many-users": "with more users"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -49,14 +49,14 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
         return _read_schedule(table, graph, path)
     if not {"example_id", "copies"} <= names:
         raise InputError(
-            f"{path}: a selection has the columns example_id and copies, this file has {sorted(names)}; "
+            f"{path}: a selection has the columns example_id and copies, but this file has {sorted(names)}; "
             "give the S.parquet that `coowned select` wrote"
         )
     rows = _rows_of(table["example_id"], graph, path)
     repeated = np.flatnonzero(pl.Series(rows).is_duplicated().to_numpy())
     if len(repeated):
         first, again = np.flatnonzero(rows == rows[repeated[0]])[:2]
-        raise InputError(f"{path}: rows {first} and {again} have one example_id; its copies belong in one row")
+        raise InputError(f"{path}: rows {first} and {again} have the same example_id; put its copies in one row")
     copies = np.zeros(graph.num_examples, dtype=np.int64)
     copies[rows] = _whole_numbers(table, "copies", 1, path)
     groups = None
@@ -70,12 +70,13 @@ def _whole_numbers(table: pl.DataFrame, name: str, at_least: int, path: str | os
     """(rows,) int64, every one in [at_least, 2^31)."""
     column = table[name]
     if not column.dtype.is_integer():
-        raise InputError(f"{path}: column {name!r} is {column.dtype}, whole numbers were expected; write it again")
+        raise InputError(f"{path}: column {name!r} must contain integers, not {column.dtype}; write the file again")
     wrong = ~column.is_between(at_least, 2**31 - 1).fill_null(False)
     if wrong.any():
         row = int(wrong.arg_true()[0])
         raise InputError(
-            f"{path}: {name} must be at least {at_least} and below 2^31, not {column[row]} at row {row}; write it again"
+            f"{path}: {name} must be at least {at_least} and below 2^31, not {column[row]} at row {row}; write the "
+            "file again"
         )
     return column.cast(pl.Int64).to_numpy()
 
@@ -87,7 +88,7 @@ def _read_schedule(table: pl.DataFrame, graph: AttributionGraph, path: str | os.
     filled = len(slots) == iterations * batch_size and np.array_equal(np.sort(slots), np.arange(len(slots)))
     if not filled:
         raise InputError(
-            f"{path}: the schedule has missing or repeated slots; give each of the batches 0..{iterations - 1} "
+            f"{path}: the schedule has missing or duplicate slots; give each of the batches 0..{iterations - 1} "
             f"the positions 0..{batch_size - 1} once"
         )
     batches = np.empty(len(slots), dtype=np.int64)
@@ -98,7 +99,9 @@ def _read_schedule(table: pl.DataFrame, graph: AttributionGraph, path: str | os.
 def _rows_of(ids: pl.Series, graph: AttributionGraph, path: str | os.PathLike[str]) -> np.ndarray:
     """(len(ids),) the row of each id in the graph; 7 and "7" are the same id."""
     if not (ids.dtype.is_integer() or ids.dtype in (pl.String, pl.Categorical, pl.Null)):
-        raise InputError(f"{path}: column 'example_id' is {ids.dtype}, ids are whole numbers or text; write it again")
+        raise InputError(
+            f"{path}: column 'example_id' must contain integers or text, not {ids.dtype}; write the file again"
+        )
     known = (
         pl.Series("id", graph.ids_of(np.arange(graph.num_examples))).cast(pl.String).to_frame().with_row_index("row")
     )

@@ -369,7 +369,7 @@ class OrderedSelector(Selector[Result]):
             empty = np.flatnonzero(graph.users_per_example == 0)
             raise InputError(
                 f'{len(empty)} examples have no users (the first at index {empty[0]}); unattributed="drop" leaves '
-                'them out, unattributed="keep" takes each once, without protecting anyone'
+                'them out, unattributed="keep" selects each once, protecting nobody'
             )
 
 
@@ -419,16 +419,16 @@ def _integers(values: Any, name: str) -> npt.NDArray[Any]:
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list has no type of its own
     if not np.issubdtype(array.dtype, np.integer):
-        raise InputError(f"{name} must be whole numbers, not {array.dtype}")
+        raise InputError(f"{name} must be integers, not {array.dtype}")
     return array
 
 
 def _counts(values: Any, name: str) -> npt.NDArray[np.int32]:
     array = _integers(values, name)
     if array.ndim != 1:
-        raise InputError(f"{name} must be one number per example, not of shape {array.shape}")
+        raise InputError(f"{name} must have one entry per example, not shape {array.shape}")
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
-        raise InputError(f"{name} must lie in [0, 2^31), not {array.min()} to {array.max()}")
+        raise InputError(f"{name} must be in [0, 2^31), not {array.min()} to {array.max()}")
     return _contiguous(array.astype(np.int32, copy=False))
 
 

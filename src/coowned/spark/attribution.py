@@ -138,7 +138,7 @@ def attribute(
     """The attribution graph of a Spark table, one example a row, or one (example, user) pair a row with `user=`.
 
     Arguments are those of `from_table`, and so are the keys: the rules run as the same Python code on the executors,
-    which then need this package. Exact rules (`UserKeyRules.exact()`), and whole numbers as users, need no Python
+    which then need this package. Exact rules (`UserKeyRules.exact()`), and integers as users, need no Python
     there. Rows with the same id are one example with the users of all of them, as on one machine. The difference: ids
     are never row numbers, since a table on a cluster has no order.
 
@@ -220,7 +220,7 @@ def _checked_types(data: "DataFrame", options: DataOptions) -> dict[str, pa.Data
 def _needs_no_python(reading: _Reading) -> bool:
     kind = reading.types[reading.names[0]]
     entry = kind.value_type if pa.types.is_list(kind) else kind
-    # The rules change no whole number, except those for names, to which a minus sign is punctuation.
+    # The rules change no integer, except those for names, to which a minus sign is punctuation.
     numbers = pa.types.is_integer(entry) and not reading.rules.author_names
     plain = len(reading.names) == 1 and reading.options.separator is None and reading.aliases is None
     return plain and (numbers or (pa.types.is_string(entry) and reading.rules == UserKeyRules.exact()))
@@ -241,12 +241,12 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
     listed = raw if pa.types.is_list(kind) else F.array(raw)
     where = F.concat(F.lit(f" in column {name!r} at the row with id "), own.cast("string"))
 
-    def said(what: str, remedy: str = "name the user or leave the entry out") -> "Column":
+    def said(what: str, remedy: str = "fill it in or remove the entry") -> "Column":
         return F.concat(F.lit(what), where, F.lit(f"; {remedy}"))
 
     checks = [
         (own.isNull(), F.lit(f"no id in column {reading.example_id!r}; fill it in")),
-        (listed.isNull(), said("no list of users", "give an empty list for nobody")),
+        (listed.isNull(), said("no list of users", "use an empty list for an example without users")),
         (F.exists(listed, lambda one: one.isNull()), said("a null user" if pa.types.is_list(kind) else "no user")),
     ]
     if entry == "string":
@@ -265,7 +265,7 @@ def _not_utf8(reading: _Reading) -> "list[Column]":
     found = []
     for name, kind in reading.types.items():
         column = F.col(f"`{name}`")
-        text = F.lit(f"column {name!r} is not UTF-8; correct it, or write the data again")
+        text = F.lit(f"column {name!r} is not UTF-8; correct it or write the data again")
         if pa.types.is_string(kind):
             found.append(F.when(~F.is_valid_utf8(column), text))
         elif pa.types.is_list(kind) and pa.types.is_string(kind.value_type):

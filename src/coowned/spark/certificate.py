@@ -43,7 +43,7 @@ def certify(
     from pyspark.sql import functions as F
 
     if not {"example_id", "copies"} <= set(getattr(selection, "columns", ())):
-        raise InputError("a selection on Spark is a table with the columns example_id and copies; give that")
+        raise InputError("selected must be a table with the columns example_id and copies")
     graph = as_graph(data, checkpoint_dir)
     checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
     try:
@@ -91,10 +91,10 @@ def _count_rows(own: "DataFrame") -> tuple[int, int, int]:
     wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
     rows, bad, size, most = own.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
     if bad:
-        raise InputError(f"{bad} rows of the selection have no example_id, or copies not in [1, 2^31); write it again")
+        raise InputError(f"{bad} rows of the selection have no example_id, or copies outside [1, 2^31); write it again")
     repeated = own.groupBy("text").count().where("count > 1").limit(1).collect()
     if repeated:
-        raise InputError(f"the example_id {repeated[0][0]!r} is in several rows; its copies belong in one row")
+        raise InputError(f"the example_id {repeated[0][0]!r} is in several rows; put its copies in one row")
     return rows, size or 0, most or 0
 
 

@@ -63,7 +63,7 @@ def running_session(table: "DataFrame") -> "SparkSession":
     """The session of a table; Spark Connect is refused, which has neither checkpoint folders nor a file system."""
     spark = table.sparkSession
     if not hasattr(spark, "_jsc"):
-        raise InputError("this table belongs to Spark Connect; use a session with a driver of its own")
+        raise InputError("Spark Connect tables are not supported; use a classic Spark session")
     return spark
 
 
@@ -76,7 +76,7 @@ def _base_directory(spark: "SparkSession", directory: str | os.PathLike[str] | N
         return configured
     if not (spark.sparkContext.master or "").startswith("local"):
         raise InputError(
-            "a cluster needs a folder for checkpoints that every executor can reach; set spark.checkpoint.dir, "
+            "a cluster needs a checkpoint folder that every executor can reach; set spark.checkpoint.dir, "
             "or give checkpoint_dir="
         )
     return Path(tempfile.gettempdir()).resolve().as_uri()

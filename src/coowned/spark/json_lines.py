@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _NOTHING = "nothing"
 _KINDS = {
-    type(None): _NOTHING, str: "text", bool: "true or false", int: "a whole number", float: "a number",
+    type(None): _NOTHING, str: "text", bool: "true or false", int: "an integer", float: "a number",
     dict: "an object", list: "a list",
 }  # fmt: skip
-_ARROW = {"text": pa.string(), "a whole number": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_()}
+_ARROW = {"text": pa.string(), "an integer": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_()}
 
 Kind = tuple[bool, str]  # whether it is inside a list, and what it is
 
@@ -53,7 +53,7 @@ def arrow_type(kinds: set[Kind]) -> pa.DataType | None:
     if len({in_list for in_list, _ in told}) > 1:
         return None
     words = {word for _, word in told} - {_NOTHING}
-    words = {"a number"} if words == {"a whole number", "a number"} else words
+    words = {"a number"} if words == {"an integer", "a number"} else words
     if len(words) == 1:
         entry = _ARROW.get(next(iter(words)), pa.struct([]))
     else:
@@ -71,10 +71,10 @@ def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple
         try:
             fields = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=unrepeated)
         except (ValueError, RecursionError) as error:
-            part.problem = f"not JSON ({one_line(error)}); write one whole object a line"
+            part.problem = f"not JSON ({one_line(error)}); write one complete object per line"
             continue
         if not isinstance(fields, dict):
-            part.problem = f"{_KINDS[type(fields)]} where an object was expected; write one object a line"
+            part.problem = f"{_KINDS[type(fields)]} where an object was expected; write one object per line"
             continue
         part.fields.update(fields)
         for name in names:

@@ -97,11 +97,11 @@ def check_selector(selector: Selector) -> _Supported:
     if not isinstance(selector, _Supported):
         named = getattr(selector, "name", type(selector).__name__)
         raise InputError(
-            f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates and bias-mitigating do: "
-            "choose one of them, or the local engine"
+            f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates and bias-mitigating do. "
+            "Choose one of them, or the local engine"
         )
     if selector.ties != "hash":
-        raise InputError('ties="input" does not apply on Spark, whose tables have no order; leave it at "hash"')
+        raise InputError('ties="input" does not apply to Spark tables, which have no order; use "hash"')
     return selector
 
 
@@ -109,8 +109,8 @@ def _check_unattributed(graph: SparkGraph, selector: _Supported) -> None:
     empty = graph.counts[2]
     if selector.unattributed == "error" and empty:
         raise InputError(
-            f'{empty} examples have no users; unattributed="drop" leaves them out, unattributed="keep" takes each '
-            "once without protection for anybody"
+            f'{empty} examples have no users; unattributed="drop" leaves them out, unattributed="keep" selects each '
+            "once, protecting nobody"
         )
 
 

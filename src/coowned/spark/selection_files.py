@@ -60,16 +60,14 @@ def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "Data
             raise InputError(f"{path}: schedules and groups are recounted on one machine; use the local engine")
         if not {"example_id", "copies"} <= set(schema.names):
             raise InputError(
-                f"{path}: a selection has the columns example_id and copies, not {sorted(schema.names)}; name S.parquet"
+                f"{path}: a selection has the columns example_id and copies, not {sorted(schema.names)}; give S.parquet"
             )
         kinds = schema.field("example_id").type, schema.field("copies").type
         text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_null)
         if not any(fits(kinds[0]) for fits in text) or not pa.types.is_integer(kinds[1]):
-            raise InputError(
-                f"{path}: ids must be whole numbers or text and copies whole numbers, not {kinds[0]} and {kinds[1]}"
-            )
+            raise InputError(f"{path}: ids must be integers or text and copies integers, not {kinds[0]} and {kinds[1]}")
 
-    with spark_errors(str(path), unreadable="not whole Parquet data"):
+    with spark_errors(str(path), unreadable="not complete Parquet data"):
         return read_parquet(spark, path, ["example_id", "copies"], check)
 
 
@@ -78,9 +76,7 @@ def read_certificate(spark: "SparkSession", address: str) -> str:
     with spark_errors(address):
         system, path = hadoop_path(spark, address)
         if not system.exists(path):
-            raise InputError(
-                f"{address}: no certificate can be read there (no such file); give it with --certificate FILE"
-            )
+            raise InputError(f"{address}: no certificate found; give it with --certificate FILE")
         stream = system.open(path)
         try:
             return bytes(stream.readAllBytes()).decode("utf-8")
@@ -106,8 +102,8 @@ def write_parts(selection: "DataFrame", certificate: ContributionCertificate, fo
         found = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files_of(folder, (".parquet",)))
     if found != certificate.num_distinct:
         raise InputError(
-            f"{folder.name}: {found:,} of {certificate.num_distinct:,} rows arrived; name a folder that the driver "
-            "and every executor share, or an address such as hdfs://…"
+            f"{folder.name}: {found:,} of {certificate.num_distinct:,} rows were written; use a folder that the "
+            "driver and every executor share, or an address such as hdfs://…"
         )
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 _UNREADABLE = {
-    "parquet": "not whole Parquet data",
-    "csv": "a row has more or fewer cells than the header; quote cells that hold the delimiter or a quote",
-    "jsonl": "a line is not one whole object",
+    "parquet": "not complete Parquet data",
+    "csv": "a row has more or fewer cells than the header; quote cells that contain the delimiter or a quote",
+    "jsonl": "a line is not one complete object",
 }
 _FILES_AT_ONCE = 8
 _HEADER_BYTES = 1 << 20
@@ -162,7 +162,7 @@ def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[
         files = {file: file for file in _files_at(spark, str(path).rstrip("/"), suffixes)}
     for address, name in files.items():
         if address.rpartition("/")[2].startswith((".", "_")):
-            raise InputError(f"{name}: Spark passes over files whose names begin with . or _; rename it")
+            raise InputError(f"{name}: Spark ignores files whose names begin with . or _; rename it")
     return files
 
 
@@ -259,7 +259,7 @@ def _header(stream: io.BufferedReader, name: str) -> list[str]:
     text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
     cells = next((row for row in csv.reader(text, delimiter=_delimiter(name)) if row), None)
     if cells is None:
-        raise InputError(f"{name}: the file has no header line, at byte 0; give one with data")
+        raise InputError(f"{name}: the file has no header line; add one")
     "".join(cells).encode()  # what is not UTF-8 was read as halves of surrogate pairs
     return cells
 
@@ -300,7 +300,7 @@ def _read_json_lines(
     for column in columns:
         kind = arrow_type(set().union(*(part.kinds[column] for part in found.values())))
         if kind is None:
-            raise InputError(f"{column!r} is a list in one line and none in another; give it one type")
+            raise InputError(f"{column!r} is a list in some lines and not in others; use one type")
         if column in fields:
             fields[column] = kind
     _refuse_columns(source, pa.schema(list(fields.items())))

@@ -167,7 +167,9 @@ class LogisticWorld:
         if rows.size == 0:
             rows = rows.astype(np.int64)
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise InputError(f"examples must be one row of whole numbers, not {rows.dtype} of shape {rows.shape}")
+            raise InputError(
+                f"examples must be a one-dimensional array of integers, not {rows.dtype} of shape {rows.shape}"
+            )
         if rows.size and (rows.min() < 0 or rows.max() >= self.num_examples):
             wrong = int(np.flatnonzero((rows < 0) | (rows >= self.num_examples))[0])
             raise InputError(
@@ -216,8 +218,8 @@ class LogisticWorld:
         needed = 4e-9 * self.num_examples * self.data.num_features
         if needed > limit_gigabytes:
             raise InputError(
-                f"{name} would hold {needed:.1f} GB of features, past limit_gigabytes={limit_gigabytes}; "
-                "ask for batches with `batch(examples)` instead, or raise the limit"
+                f"{name} would hold {needed:.1f} GB of features, past limit_gigabytes={limit_gigabytes}; use "
+                "`batch(examples)` instead, or raise the limit"
             )
 
 

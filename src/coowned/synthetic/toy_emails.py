@@ -242,7 +242,7 @@ def write_mbox(table: pa.Table, path: str | os.PathLike[str]) -> None:
     """
     missing = [name for name in MAIL_SCHEMA.names if name not in ("users", "label", *table.column_names)]
     if missing:
-        raise InputError(f"the table has no column {missing[0]!r}; pass the table that EmailWorld.generate gave")
+        raise InputError(f"the table has no column {missing[0]!r}; pass the table that EmailWorld.generate returned")
     policy = email.policy.default.clone(linesep="\n", max_line_length=78)
     with whole_files(path) as (temporary,), temporary.open("wb") as file:
         for row in table.to_pylist():

@@ -71,10 +71,10 @@ def check_selector(
             selector = make(bound)
             selection = selector.select(graph, seed=3)
             check_selection(graph, selection, contribution_bound=bound, where=where)
-            _require(duplicates or selection.copies.max(initial=0) <= 1, where, "an example was taken twice")
+            _require(duplicates or selection.copies.max(initial=0) <= 1, where, "an example was selected twice")
             if maximal:
                 check_maximal(graph, selection, contribution_bound=bound, duplicates=duplicates, where=where)
-            _require(selector.select(graph, seed=3) == selection, where, "the same seed gave another selection")
+            _require(selector.select(graph, seed=3) == selection, where, "the same seed gave a different selection")
             other = selector.select(relabelled(graph), seed=3)
             check_selection(relabelled(graph), other, contribution_bound=bound, where=where + ", users renumbered")
             if same_when_relabelled:
@@ -103,12 +103,12 @@ def check_schedule_selector(
             try:
                 schedule = selector.select(graph, seed=3)
             except InfeasibleScheduleError as error:
-                _require(graph is not alone, where, "no schedule found where one is easy")
-                _require(error.filled < error.needed == batch_size * iterations, where, "wrong counts in the error")
+                _require(graph is not alone, where, "no schedule found for an easy case")
+                _require(error.filled < error.needed == batch_size * iterations, where, "the error has wrong counts")
                 continue
-            _require(schedule.batches.shape == (iterations, batch_size), where, "wrong shape of batches")
+            _require(schedule.batches.shape == (iterations, batch_size), where, "batches have the wrong shape")
             check_separation(graph, schedule, min_separation=separation, where=where)
-            _require(selector.select(graph, seed=3) == schedule, where, "the same seed gave another schedule")
+            _require(selector.select(graph, seed=3) == schedule, where, "the same seed gave a different schedule")
             other = selector.select(relabelled(graph), seed=3)
             check_separation(relabelled(graph), other, min_separation=separation, where=where + ", users renumbered")
             if same_when_relabelled:
@@ -119,13 +119,13 @@ def check_schedule_selector(
 
 def check_selection(graph: AttributionGraph, selection: Selection, *, contribution_bound: int, where: str = "") -> None:
     """Recounts one selection: shape, bound, proven bound, examples without users left out."""
-    _require(isinstance(selection, Selection), where, f"select gave a {type(selection).__name__}")
+    _require(isinstance(selection, Selection), where, f"select returned a {type(selection).__name__}")
     _require(selection.copies.shape == (graph.num_examples,), where, "copies must have one entry per example")
     _require(selection.size == int(selection.copies.sum()), where, "size is not the sum of copies")
     counts = copies_per_user(graph, selection.copies)
     _require(counts.max(initial=0) <= contribution_bound, where, f"a user is in {counts.max(initial=0)} copies")
     taken_alone = selection.copies[graph.users_per_example == 0]
-    _require(not taken_alone.any(), where, "an example without users was taken")
+    _require(not taken_alone.any(), where, "an example without users was selected")
     if selection.upper_bound is not None:
         _require(selection.upper_bound >= selection.size, where, f"upper_bound {selection.upper_bound} < size")
     if selection.proven_optimal:
@@ -189,7 +189,7 @@ def _check_progress(selector: Selector, graph: AttributionGraph, where: str) -> 
         selector.select(graph, seed=3, progress=interrupt)
     except _Interrupted:
         return
-    raise AssertionError(f"{where}: what progress raised did not come out of select")
+    raise AssertionError(f"{where}: select swallowed the exception that progress raised")
 
 
 def _require(holds: bool, where: str, problem: str) -> None:

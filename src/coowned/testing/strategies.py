@@ -38,7 +38,7 @@ def attribution_graphs(
 
 @st.composite
 def example_ids(draw: st.DrawFn, length: int) -> list[int | str] | None:
-    """No ids, whole numbers of any size, or text of any length in any script."""
+    """No ids, integers of any size, or text of any length in any script."""
     number = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200)
     text = st.text(st.characters(codec="utf-8"), max_size=70)
     kind = draw(st.sampled_from([None, number, text]))

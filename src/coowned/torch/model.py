@@ -24,7 +24,7 @@ _AT_ONCE = 1024  # rows that are encoded together
 class TorchModel(ExampleSpecification):
     """A PyTorch module and `loss(module, example)` of ONE example.
 
-    `example` is a dictionary of tensors without a batch axis: float32, or int64 for whole numbers. A module that wants
+    `example` is a dictionary of tensors without a batch axis: float32, or int64 for integers. A module that wants
     a batch is given one of one: `module(example["x"][None])`. Parameters with `requires_grad` are trained; the others
     and all buffers stay as they are. `ModuleModel` says what holds of the gradients.
 
@@ -192,7 +192,7 @@ def _encoded(value: Any) -> npt.NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind in "iub":
         if array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
-            raise InputError("whole numbers beyond 32 bits")
+            raise InputError("integers beyond 32 bits")
         return array.astype(np.int32)
     if array.dtype.kind != "f":
         raise InputError(f"encode must give numbers, not {array.dtype}")

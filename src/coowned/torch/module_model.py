@@ -299,7 +299,7 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> M
 
 
 def tensors(arrays: Arrays) -> dict[str, Any]:
-    """Copies as tensors; whole numbers as int64, which PyTorch looks up and counts with."""
+    """Copies as tensors; integers as int64, which PyTorch looks up and counts with."""
     import torch
 
     found = {}

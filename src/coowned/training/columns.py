@@ -82,7 +82,7 @@ def numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
         found = text.cast(pl.Float64, strict=False).fill_null(logical).fill_null(float("nan")).to_numpy()
     elif _is_number(column.type):
         column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
-        # A safe cast refuses whole numbers that must be rounded.
+        # A safe cast refuses integers that must be rounded.
         found = np.array(column.cast(pa.float64(), safe=False).fill_null(float("nan")), np.float64)
     else:
         found = np.full(len(column), np.nan)

@@ -402,7 +402,7 @@ def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:
 def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
     """Refuses rows that do not exist or repeat; -1 is an example whose content was not read."""
     if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < -1 or rows.max() >= available)):
-        raise InputError(f"rows must be whole numbers in [-1, {available}): the row of each example, or -1 for none")
+        raise InputError(f"rows must be integers in [-1, {available}): the row of each example, or -1 for none")
     read = rows[rows >= 0]
     if len(np.unique(read)) != len(read):
         raise InputError("rows must not repeat: one content in two examples is in twice as many copies as were counted")

@@ -173,7 +173,7 @@ class ExampleTable:
 def columns_of(
     schema: pa.Schema, columns: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[tuple[int, ...] | None, bool]]:
-    """By entry: its shape (None where lists may have any length) and whether it holds whole numbers.
+    """By entry: its shape (None where lists may have any length) and whether it holds integers.
 
     Refuses, with InputError, columns that are missing or hold no numbers, and shapes that are not the schema's.
     """
@@ -229,7 +229,7 @@ def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     if array.ndim < 1 or array.dtype.kind not in "fiub":
         raise InputError(f"array {name!r} must hold numbers, one row an example, not {array.dtype} of {array.shape}")
     if array.dtype.kind != "f" and array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
-        raise InputError(f"array {name!r} has whole numbers beyond 32 bits; use smaller ones or floats")
+        raise InputError(f"array {name!r} has integers beyond 32 bits; use smaller ones or floats")
     with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
         return np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else np.int32)
 
@@ -287,7 +287,7 @@ def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], 
 
 
 def _range_of(kind: pa.DataType) -> tuple[int, int]:
-    """The whole numbers of this type that int32 has too."""
+    """The integers of this type that int32 has too."""
     bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
     high = min(_LARGEST, 2 ** (bits - signed) - 1)
     return (-high if signed else 0), high

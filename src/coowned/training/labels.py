@@ -34,7 +34,7 @@ def declared_classes(classes: Classes) -> tuple[str | int, ...]:
     whole = [isinstance(name, int) and not isinstance(name, bool) for name in names]
     if len(set(names)) != len(names) or len(names) < 2 or not (all(texts) or all(whole)):
         raise InputError(
-            f"classes must be two or more different texts or whole numbers, or how many there are, not {classes!r}"
+            f"classes must be two or more different texts or integers, or how many there are, not {classes!r}"
         )
     return names
 

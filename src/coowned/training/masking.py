@@ -139,7 +139,7 @@ def _hide(key, nonce, words, cursor, candidates, hidden, mask_id, vocabulary_siz
 
 @_njit
 def _below(key, nonce, words, cursor, bound):
-    """A whole number in [0, bound), each exactly as likely: words in the incomplete part of 2^64 are passed over.
+    """An integer in [0, bound), each exactly as likely: words in the incomplete part of 2^64 are passed over.
 
     cursor (2,) int64: the next of `words`, and the chunk of the stream to read when they are used up.
     """

@@ -353,7 +353,7 @@ class ExampleModel:
         return {"trained": {name: array[None] for name, array in self.tree.trained.items()}, "frozen": self.tree.frozen}
 
     def _made_up(self, rows: int, *, seed: int = 0, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
-        """A batch of random numbers: normal, or 0 and 1 (any class) for whole numbers."""
+        """A batch of random numbers: normal, or 0 and 1 (any class) for integers."""
         generator = np.random.default_rng(seed)
         made: dict[str, npt.NDArray[Any]] = {}
         for entry in self.entries:

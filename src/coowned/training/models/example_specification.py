@@ -33,7 +33,7 @@ _LABELS = ("label", "labels", "y")  # entries that are taken for the class where
 _MOST_TRIES = 400  # shapes tried to find the one that a loss takes
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 Kinds = Mapping[str, tuple[tuple[int, ...] | None, bool]]
-"""By entry of an example: its shape, None where lists may have any length, and whether it holds whole numbers."""
+"""By entry of an example: its shape, None where lists may have any length, and whether it holds integers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +106,7 @@ class ExampleSpecification(Specification):
         return tree.sizes
 
     def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Entries of an example that are no column of the data: shape, and whether they hold whole numbers."""
+        """Entries of an example that are no column of the data: shape, and whether they hold integers."""
         del schema
         return {}
 
@@ -218,7 +218,7 @@ class ExampleSpecification(Specification):
 
     @abc.abstractmethod
     def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
-        """An array of the library's, of float32 or of whole numbers."""
+        """An array of the library's, of float32 or of integers."""
 
     def _check_probabilities(self, tree: ParameterTree, shapes: Mapping[str, tuple[int, ...]], kinds: Kinds) -> None:
         """Refuses scores instead of probabilities, on a made-up example and the parameters that were given."""

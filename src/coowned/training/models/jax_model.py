@@ -17,7 +17,7 @@ from coowned.training.models.parameter_trees import ParameterTree, Trainable
 class JaxModel(ExampleSpecification):
     """A model of one's own: `loss(parameters, example, key)` of ONE example, in JAX.
 
-    `example` is a dictionary of arrays without a batch axis: float32, or int32 for whole numbers. `key` is a key of
+    `example` is a dictionary of arrays without a batch axis: float32, or int32 for integers. `key` is a key of
     `jax.random` for dropout and the like: new for every copy of every step, and fixed in evaluations. Gradients of
     every copy are clipped one by one, all trained parameters together; `ExampleModel` says what holds.
 

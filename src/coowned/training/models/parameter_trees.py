@@ -22,7 +22,7 @@ class ParameterTree:
     """Parameters taken apart: floating-point arrays that are trained, other arrays, and whatever is no array.
 
     A leaf is called by its path in the tree: {"layers": [{"w": ...}]} has "layers/0/w". Functions, numbers and texts
-    among the leaves (as in Equinox's modules) stay as they are, and so do arrays of whole numbers.
+    among the leaves (as in Equinox's modules) stay as they are, and so do arrays of integers.
 
     Guarantees:
       - `whole` of what was taken apart is what was given.   (test_trees_are_put_together_again)
