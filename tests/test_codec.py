@@ -53,8 +53,8 @@ def outer(**entries: object) -> str:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b'{"format": "\xff"}', r"x.json: is not UTF-8 text \(byte 12\); make it again"),
-        ("{", r"x.json: is not JSON \(.*line 1 column 2.*\); make it again"),
+        (b'{"format": "\xff"}', r"x.json: is not UTF-8 text \(byte 12\); write it again"),
+        ("{", r"x.json: is not JSON \(.*line 1 column 2.*\); write it again"),
         ("", r"x.json: is not JSON"),
         ("[" * 100_000, "x.json: is not JSON"),
         (outer() + " x", r"x.json: is not JSON \(Extra data.*"),
@@ -71,13 +71,13 @@ def outer(**entries: object) -> str:
 )
 def test_bad_json(text, sentence):
     with pytest.raises(InputError, match=sentence):
-        decode_json(Outer, text, name="x.json", remedy="make it again")
+        decode_json(Outer, text, name="x.json", remedy="write it again")
 
 
 def test_another_format():
     text = json.dumps({"format": "outer-0", "unknown": 1})
-    with pytest.raises(InputError, match=r"^x: expected the format 'outer-1', not 'outer-0'; make it again$"):
-        decode_json(Outer, text, name="x", remedy="make it again")
+    with pytest.raises(InputError, match=r"^x: expected the format 'outer-1', not 'outer-0'; write it again$"):
+        decode_json(Outer, text, name="x", remedy="write it again")
     with pytest.raises(InputError, match="expected the format 'inner-1', not None"):
         decode_json(Inner, '{"count": 3}', name="x", format="inner-1")
     assert decode_json(Inner, encode_json(Inner(count=3), format="inner-1"), name="x", format="inner-1").count == 3
@@ -96,30 +96,30 @@ def test_another_format():
 )
 def test_unknown_keys(text, sentence):
     with pytest.raises(InputError, match=sentence):
-        decode_json(Outer, text, name="x", remedy="make it again")
+        decode_json(Outer, text, name="x", remedy="write it again")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (outer(inner={"count": 1.0}), "^x: inner.count must be an integer, not 1.0; make it again$"),
+        (outer(inner={"count": 1.0}), "^x: inner.count must be an integer, not 1.0; write it again$"),
         (outer(inner={"count": True}), "^x: inner.count must be an integer, not True"),
         (outer(inner={"count": 1, "name": 5}), "^x: inner.name must be a string or null, not 5"),
         (outer(inner={"count": 1, "weights": [1, "2"]}), r"^x: inner.weights\[1\] must be a number, not '2'"),
         (
             outer(inner={"count": 1, "name": ["long"] * 50}),
-            r"not .{57}\.\.\.; make it again$",
+            r"not .{57}\.\.\.; write it again$",
         ),
-        (outer(inner={"name": "a"}), "^x: inner needs the key 'count'; make it again$"),
+        (outer(inner={"name": "a"}), "^x: inner needs the key 'count'; write it again$"),
         (outer(inner={"count": -1}), "^x: inner count must not be negative; count again$"),
         (outer(colour="greem"), "^x: colour must be 'green' or 'yellow', not 'greem'; did you mean 'green'\\?$"),
-        (outer(colour=3), "^x: colour must be 'green' or 'yellow', not 3; make it again$"),
+        (outer(colour=3), "^x: colour must be 'green' or 'yellow', not 3; write it again$"),
         (outer(shape={"kind": "circel"}), "^x: shape.kind must be 'square' or 'circle', not 'circel'; did you mean"),
         (outer(shape={"kind": ["circle"]}), "^x: shape.kind must be 'square' or 'circle', not \\['circle'\\]"),
         (outer(shape=7), "^x: shape must be an object or null, not 7"),
         (outer(shape={}), "^x: shape needs the key 'kind'"),
         (outer(shape={"kind": "circle", "radius": "a"}), "^x: shape.radius must be a number, not 'a'"),
-        (outer(size=0), "^x: size must be an integer >= 1, not 0; make it again$"),
+        (outer(size=0), "^x: size must be an integer >= 1, not 0; write it again$"),
         (outer(flag=1), "^x: flag must be true or false, not 1"),
         (outer(copies={}), "^x: copies must be a list, not {}"),
         (outer(levels={"top": {"count": "a"}}), "^x: levels.….count must be an integer"),
@@ -127,7 +127,7 @@ def test_unknown_keys(text, sentence):
 )
 def test_wrong_values(text, sentence):
     with pytest.raises(InputError, match=sentence):
-        decode_json(Outer, text, name="x", remedy="make it again")
+        decode_json(Outer, text, name="x", remedy="write it again")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_list_columns_are_as_long_as_those_trained_on():
     ("table", "says"),
     [
         ({"x1": [1.0]}, "no column 'x2'"),
-        ({"x1": ["a"], "x2": [1.0]}, "column 'x1' must hold numbers"),
+        ({"x1": ["a"], "x2": [1.0]}, "column 'x1' must contain numbers"),
         (3, "int is not a table"),
     ],
 )
@@ -212,7 +212,7 @@ def test_verbs_work_on_the_folder(run, tmp_path, capsys):
     config = tomllib.loads((run.folder / "config.toml").read_text(encoding="utf-8"))
     assert "path" not in config["data"]
     assert main.run(["train", str(run.folder / "config.toml"), "-o", str(tmp_path / "again")]) == 2
-    assert "were in memory; name a file" in capsys.readouterr().err
+    assert "were in memory; set it to a file" in capsys.readouterr().err
 
 
 def test_content_is_read_after_selection_by_fit(monkeypatch):
@@ -245,12 +245,12 @@ def test_killed_fit_is_resumed(tmp_path, monkeypatch):
         patched.setattr(RunFolder, "save", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             fit(folder=tmp_path / "killed", seed=5)
-    with pytest.raises(co.CertificateMismatchError, match="begun with another selection, mechanism"):
+    with pytest.raises(co.CertificateMismatchError, match="started with another selection, mechanism"):
         fit(folder=tmp_path / "killed", seed=5, learning_rate=0.2)
     resumed = fit(folder=tmp_path / "killed", seed=5)
     for name, array in load_file(whole.folder / "model.safetensors").items():
         np.testing.assert_array_equal(array, load_file(resumed.folder / "model.safetensors")[name])
-    with pytest.raises(co.InputError, match="this run has ended"):
+    with pytest.raises(co.InputError, match="this run is finished"):
         fit(folder=tmp_path / "killed", seed=5)
 
 
@@ -333,7 +333,7 @@ def test_without_a_guarantee():
         ({"optimizer": "none such"}, "optax has no optimizer"),
         ({"decay": "slowly"}, r"fit: \[optimizer\] .*decay"),
         ({"momentum": 0.9}, "momentum is an option of sgd"),
-        ({"scale_gradients": True}, "scale_gradients is for models whose gradients JAX computes"),
+        ({"scale_gradients": True}, "scale_gradients needs gradients computed by JAX"),
         ({"splits": [0.5, 0.5]}, "splits must be three numbers"),
         ({"clip_norm": None}, r"\[mechanism\] clip_norm"),
         ({"mechanism": "dp-mf"}, "does not go with"),
@@ -402,7 +402,7 @@ def test_a_run_with_a_ready_selection_is_not_trained_from_its_file(tmp_path):
     found = fit(selector=selection)
     config = TrainConfig.from_toml(found.stored.config_text)
     assert config.selection.selector == "given"
-    with RunFolder.open(tmp_path / "RUN") as folder, pytest.raises(co.ConfigError, match="S was given to `fit`"):
+    with RunFolder.open(tmp_path / "RUN") as folder, pytest.raises(co.ConfigError, match="S was passed to `fit`"):
         run_configuration(dataclasses.replace(config, model=MODEL), folder, examples=co.from_table(rows()))
 
 
@@ -430,7 +430,7 @@ def test_functions_from_memory(tmp_path):
     assert found["prediction"].to_list() == [1, 0, None]
     again = co.open_run(tmp_path / "RUN")
     assert again.statement() == run.statement()
-    with pytest.raises(co.InputError, match=r"given in memory .* open_run\(folder, model=...\)"):
+    with pytest.raises(co.InputError, match=r"passed in memory .* open_run\(folder, model=...\)"):
         again.predict({"x1": [3.0]})
     assert_frame_equal(co.open_run(tmp_path / "RUN", model=model).predict({"x1": [3.0, -3.0, None]}), found)
     assert run.report(tmp_path / "page.html").exists()

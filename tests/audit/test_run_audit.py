@@ -156,7 +156,7 @@ def test_more_noise_than_the_run_had_is_refused(tmp_path, capsys, verb):
     more = {"export-model": ["-o", str(tmp_path / "out")], "predict": ["new.parquet", "-o", str(tmp_path / "out")]}
     command_line = [verb, str(folder), *more.get(verb, [])]
     assert main.run(command_line) == 1
-    assert "guarantee.json: not what this run wrote" in " ".join(capsys.readouterr().err.split())
+    assert "guarantee.json: changed since this run wrote" in " ".join(capsys.readouterr().err.split())
     reseal(folder)
     assert main.run(command_line) == 1
     assert "do not agree with the plan in run.json" in " ".join(capsys.readouterr().err.split())

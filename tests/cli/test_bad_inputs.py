@@ -107,7 +107,7 @@ BAD_SETTINGS = [
     (["calibrate", *CALIBRATE, *TARGET], "Poisson sampling needs batch_size and iterations (--batch-size, --iterations)"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--mechanism", "magic"], "Unknown mechanism 'magic'"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--mechanism", "min-separation"], ""),
-    (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--num-bands", "3"], "leave num_bands out"),
+    (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--num-bands", "3"], "remove num_bands"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--adjacency", "near"], "adjacency must be one of"),
     (["calibrate", *CALIBRATE, *TARGET, "--batch-size", "100000", "--iterations", "10"], "batch_size"),
     (["calibrate", *CALIBRATE[:2], "--delta", "0", *TARGET, *STEPS], "delta"),

@@ -101,7 +101,7 @@ def test_unprotected_users_are_told(data, capsys):
     ("more", "message"),
     [
         (["--selector", "nope"], "Unknown selector 'nope'; choose greedy, "),
-        (["--batch-size", "3"], "The selector greedy has no option --batch-size; leave it out"),
+        (["--batch-size", "3"], "The selector greedy has no option --batch-size; remove it"),
         (["--engine", "flink"], "Unknown engine 'flink'; choose local or spark"),
         (["--ties", "coin"], "ties must be one of"),
         (["--seed", "-1"], "seed must be"),

@@ -93,7 +93,7 @@ def test_cyclic_groups_of_users(folder: Path, capsys):
     cyclic = ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"')
     write(folder, cyclic)
     assert go(folder) == 2
-    assert "'greedy' does not go with [mechanism] kind 'cyclic-dp-mf'; use 'cyclic-groups'" in capsys.readouterr().err
+    assert "'greedy' does not work with [mechanism] kind 'cyclic-dp-mf'; use 'cyclic-groups'" in capsys.readouterr().err
     write(folder, cyclic, ('selector = "greedy" ', 'selector = "cyclic-groups"\nnum_groups = 4  '))
     assert go(folder) == 0
     made = StoredRun.open(folder / "RUN").guarantee
@@ -155,7 +155,7 @@ def test_finished_run_is_not_trained_on(folder: Path, capsys):
     model = (folder / "RUN" / "model.safetensors").read_bytes()
     capsys.readouterr()
     assert go(folder) == 2
-    assert "has ended" in capsys.readouterr().err
+    assert "this run is finished" in capsys.readouterr().err
     assert (folder / "RUN" / "model.safetensors").read_bytes() == model
 
 
@@ -216,7 +216,7 @@ def test_ended_before_the_record(folder: Path, monkeypatch, capsys, is_new: bool
 def test_corrected_configuration_in_a_folder_that_was_there(folder: Path, capsys):
     (folder / "RUN").mkdir()
     for change, says in [
-        (("# devices = 1", "devices = 300"), "ask for fewer"),
+        (("# devices = 1", "devices = 300"), "use fewer"),
         (("clip_norm = 1.0", "clip_norm = 1e30"), "clip"),
         (("epsilon = 8.0", "epsilon = 0"), "epsilon"),
         (("papers.parquet", "none.parquet"), "none.parquet"),
@@ -241,7 +241,7 @@ def test_own_files_in_the_folder_stay(folder: Path, capsys):
     for _ in range(2):
         assert run(["train", str(place / "config.toml"), "-o", str(place)]) == 2
         said = capsys.readouterr().err
-        assert f"{place / 'S.parquet'}: is there without the record of a run" in said
+        assert f"{place / 'S.parquet'}: exists without the record of the run" in said
         assert len(said.splitlines()) == 1
         assert {file.name: file.read_bytes() for file in place.iterdir()} == before
 
@@ -416,10 +416,10 @@ def test_changes_are_refused_when_resumed(folder: Path, monkeypatch, capsys):
         assert go(folder) == 130
     write(folder, SEEDED, ("learning_rate = 0.05", "learning_rate = 0.06"))
     assert go(folder) == 1
-    assert "was begun with another" in capsys.readouterr().err
+    assert "was started with another" in capsys.readouterr().err
     write(folder, SEEDED, ("epsilon = 8.0", "epsilon = 7.0"))  # which the stored guarantee does not show
     assert go(folder) == 1
-    assert "was begun with another configuration" in capsys.readouterr().err
+    assert "was started with another configuration" in capsys.readouterr().err
     write(folder, SEEDED)
     table = pl.read_parquet(folder / "papers.parquet")
     table.with_columns(label=1 - pl.col("label")).write_parquet(folder / "papers.parquet")
@@ -502,7 +502,7 @@ def test_example_is_a_configuration(capsys):
     [
         ("batch_size = 32", "batch_sise = 32", "did you mean 'batch_size'"),
         ('features = "features"', 'features = "feature"', "no column 'feature'"),
-        ('label = "label"', 'label = "users"', "and classes are [0, 1]; declare them as it spells them"),
+        ('label = "label"', 'label = "users"', "and classes are [0, 1]; declare them as the data spell them"),
         ('users = "users"', 'users = "people"', "people"),
         ("batch_size = 32", "batch_size = 100000", "at most the size of S"),
         ("papers.parquet", "none.parquet", "none.parquet"),
@@ -546,7 +546,7 @@ def test_changed_selection_is_refused(folder: Path, monkeypatch, capsys):
     file = folder / "RUN" / "S.parquet"
     pl.read_parquet(file).head(50).write_parquet(file)
     assert go(folder) == 1
-    assert "S.parquet: not what this run wrote" in capsys.readouterr().err
+    assert "S.parquet: changed since this run wrote" in capsys.readouterr().err
     reseal(folder / "RUN")
     assert go(folder) == 1
     assert "recount" in capsys.readouterr().err

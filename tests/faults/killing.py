@@ -289,7 +289,7 @@ def phases_of(verb: str, events: list[str]) -> list[str]:
 
 def _is_done(code: int, err: str) -> bool:
     """Whether a process ended well, or found that all was done already."""
-    return code == 0 or (code == 2 and ("this run has ended" in err or "already exists" in err))
+    return code == 0 or (code == 2 and ("this run is finished" in err or "already exists" in err))
 
 
 def _visible(folder: Path) -> dict[str, Path]:

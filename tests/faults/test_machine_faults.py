@@ -161,7 +161,7 @@ def test_two_processes_in_one_folder(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     with RunFolder.open("TWO"):
         assert run(["train", "run.toml", "-o", "TWO"]) == 2
-        assert "another process is training there; wait, or name another folder" in capsys.readouterr().err
+        assert "another process is training there; wait, or choose another folder" in capsys.readouterr().err
 
 
 def test_two_selections_into_one_file(trained, monkeypatch, capsys):

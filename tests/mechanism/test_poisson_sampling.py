@@ -68,5 +68,5 @@ def test_a_batch_larger_than_s_names_what_helps():
         PoissonSampling.from_certificate(spread, batch_size=50, iterations=10)
     owner = AttributionGraph.from_users_per_example([[0, 1 + i] for i in range(100)])
     hub = certify(owner, Greedy(contribution_bound=1).select(owner))
-    with pytest.raises(InputError, match=r"reduce it, or take users who are in most examples out .*--unprotected FILE"):
+    with pytest.raises(InputError, match=r"reduce it, or exclude users who are in most examples .*--unprotected FILE"):
         PoissonSampling.from_certificate(hub, batch_size=50, iterations=10)

@@ -310,7 +310,7 @@ def test_torch_description_follows_the_model(torch):
 def test_shapes_come_from_the_schema_alone(torch):
     assert [(e.name, e.shape, e.whole) for e in make_model(torch).entries] == [("x", (5,), False), ("label", (), True)]
     assert make_model(torch).classes == (0, 1, 2)
-    with pytest.raises(InputError, match="must give probabilities"):
+    with pytest.raises(InputError, match="must return probabilities"):
         make_model(torch, predict=lambda m, e: m(e["x"]))
     with pytest.raises(InputError, match="module must be a"):
         make_model(torch, module=3)

@@ -100,7 +100,7 @@ def test_fit_end_to_end(torch, run, tmp_path):
     code = (exported / "README.md").read_text().split("```python\n")[1].split("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, check=True)
     assert "'0.weight': (8, 2)" in done.stdout
-    with pytest.raises(co.InputError, match="given in memory"):
+    with pytest.raises(co.InputError, match="passed in memory"):
         co.open_run(run.folder).predict(rows(3))
 
 
@@ -146,7 +146,7 @@ def test_interrupted_torch_run_is_resumed(tmp_path, monkeypatch):
     def doubled(module, example):
         return 2 * made["loss"](module, example)
 
-    with pytest.raises(co.CertificateMismatchError, match="begun with another model"):
+    with pytest.raises(co.CertificateMismatchError, match="started with another model"):
         fit(folder=tmp_path / "killed", seed=5, loss=doubled)
     resumed = fit(folder=tmp_path / "killed", seed=5)
     assert (whole.folder / "metrics.parquet").read_bytes() == (resumed.folder / "metrics.parquet").read_bytes()

@@ -65,7 +65,7 @@ def test_refused_exports(runs, copy, tmp_path, name):
     folder = copy("scheduled")
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     (folder / "run.json").write_text(json.dumps({**record, "state": "training"}), encoding="utf-8")
-    with pytest.raises(InputError, match="has not ended"):
+    with pytest.raises(InputError, match="is not finished"):
         export_model(folder, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -73,7 +73,7 @@ def test_refused_exports(runs, copy, tmp_path, name):
 def test_foreign_model_is_refused(copy, runs, tmp_path):
     folder = copy("scheduled")
     shutil.copy(runs["simulated"] / "model.safetensors", folder / "model.safetensors")
-    for matches in ("not what this run wrote", "statement inside the model"):
+    for matches in ("changed since this run wrote", "statement inside the model"):
         with pytest.raises(CertificateMismatchError, match=matches):
             export_model(folder, tmp_path / "model")
         reseal(folder)

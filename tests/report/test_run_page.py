@@ -13,7 +13,7 @@ def test_release_opens_no_private_file(copy):
     for name in ("metrics.parquet", "validation.parquet", "test.parquet"):
         (folder / name).write_bytes(b"no table")
     write_report(folder, release=True)
-    with pytest.raises(CertificateMismatchError, match="parquet: not what this run wrote"):
+    with pytest.raises(CertificateMismatchError, match="parquet: changed since this run wrote"):
         write_report(folder)
 
 

@@ -104,10 +104,10 @@ def test_finished_run_is_refused(small, tmp_path):
     with RunFolder.open(tmp_path / "run") as folder:
         plan = small.plan(run_key=folder.run_key(3))
         train(plan, MODEL, small.data, folder=folder)
-        with pytest.raises(InputError, match="has ended"):
+        with pytest.raises(InputError, match="this run is finished"):
             train(plan, MODEL, small.data, folder=folder)
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
-    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(InputError, match="has ended"):
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(InputError, match="this run is finished"):
         folder.run_key(3)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
@@ -118,7 +118,7 @@ def test_killed_between_end_and_cleaning_up(small, tmp_path, monkeypatch):
         with RunFolder.open(tmp_path / "run") as folder:
             train(small.plan(run_key=folder.run_key(3)), MODEL, small.data, folder=folder)
     assert (tmp_path / "run" / "run-key.json").exists()
-    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(InputError, match="has ended"):
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(InputError, match="this run is finished"):
         folder.refuse_if_finished()
     assert not (tmp_path / "run" / "run-key.json").exists()
 
@@ -157,7 +157,7 @@ def test_changed_run_is_refused(small, tmp_path, monkeypatch):
 def test_lost_key_is_refused(small, tmp_path, monkeypatch):
     begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
     (tmp_path / "run" / "run-key.json").unlink()
-    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(CertificateMismatchError, match="key is gone"):
+    with RunFolder.open(tmp_path / "run") as folder, pytest.raises(CertificateMismatchError, match="key is missing"):
         folder.run_key(3)
 
 
@@ -167,7 +167,7 @@ def test_damaged_key_is_named(small, tmp_path, monkeypatch, damage):
     (tmp_path / "run" / "run-key.json").write_bytes(damage)
     with (
         RunFolder.open(tmp_path / "run") as folder,
-        pytest.raises(InputError, match=r"run-key\.json: not the key .* name another folder"),
+        pytest.raises(InputError, match=r"run-key\.json: not the key .* choose another folder"),
     ):
         folder.run_key(3)
 
@@ -239,7 +239,7 @@ def test_killed_while_beginning(tmp_path, monkeypatch, stage):
     if stage == STAGES[-1]:
         (tmp_path / "config.toml").write_bytes(b"mine")
         for _ in range(2):
-            with pytest.raises(InputError, match=r"config\.toml: is there without the record"):
+            with pytest.raises(InputError, match=r"config\.toml: exists without the record"):
                 lay_out(tmp_path)
         assert names(tmp_path) == [".DS_Store", ".run.json.part", "config.toml"]
         assert (tmp_path / "config.toml").read_bytes() == b"mine"
@@ -315,7 +315,7 @@ def test_used_key_without_record_is_refused(small, tmp_path, monkeypatch):
     (place / "run.json").unlink()
     before = (place / "run-key.json").read_bytes()
     for name in ("checkpoint.safetensors", "run-key.json"):
-        with pytest.raises(InputError, match=rf"{name}: is there without the record"):
+        with pytest.raises(InputError, match=rf"{name}: exists without the record"):
             lay_out(place)
         assert (place / "run-key.json").read_bytes() == before
         (place / name).unlink()

@@ -80,9 +80,9 @@ def test_declared_types_refuse(tmp_path):
     pa.parquet.write_table(declared, file)
     for examples in (from_table(declared), read_parquet(file)):
         assert not types_are_inferred(examples.payload.schema)
-        with pytest.raises(InputError, match="column 'x' must hold numbers, not string"):
+        with pytest.raises(InputError, match="column 'x' must contain numbers, not string"):
             check_number_columns(examples.payload.schema, "x")
-        with pytest.raises(InputError, match="column 'y' must hold text, not int64"):
+        with pytest.raises(InputError, match="column 'y' must contain text, not int64"):
             check_text_columns(examples.payload.schema, "y")
     assert check_number_columns(with_inferred_types(declared).schema, "x") == ["x"]
 

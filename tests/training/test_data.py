@@ -82,7 +82,7 @@ def test_every_kind_of_number_is_rounded(kind, number):
     ids=lambda column: str(column.type),
 )
 def test_what_is_no_number_is_refused(column):
-    with pytest.raises(InputError, match=r"column 'x' must hold numbers, not "):
+    with pytest.raises(InputError, match=r"column 'x' must contain numbers, not "):
         FeatureTable.from_examples(columns(x=column, **LABEL), features=["x"], label="label")
 
 
@@ -133,8 +133,8 @@ def test_missing_lists_and_chunks():
 @pytest.mark.parametrize(
     ("named", "features", "says"),
     [
-        ({"features": ["a", "b", "c"], **LABEL}, "features", "must hold numbers"),
-        ({"features": [["a"], ["b"], ["c"]], **LABEL}, "features", "must hold numbers"),
+        ({"features": ["a", "b", "c"], **LABEL}, "features", "must contain numbers"),
+        ({"features": [["a"], ["b"], ["c"]], **LABEL}, "features", "must contain numbers"),
         ({"x": [1, 2, 3], **LABEL}, "y", "no column 'y'"),
         ({"x": [1, 2, 3], **LABEL}, [], "must name"),
         ({"x": [1, 2, 3], "label": ["a", "b", "c"]}, ["x"], "declare its classes"),

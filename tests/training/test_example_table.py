@@ -86,7 +86,7 @@ def test_schema_is_checked():
     assert columns_of(schema, {"x": "features", "n": "count"}, {}) == {"x": (None, False), "n": ((), True)}
     assert columns_of(pa.schema({"x": pa.list_(pa.float32(), 3)}), {"x": "x"}, {}) == {"x": ((3,), False)}
     assert numeric_columns(schema) == ["features", "pixels", "count"]
-    for columns, match in (({"x": "other"}, "no column 'other'"), ({"x": "folder"}, "must hold numbers")):
+    for columns, match in (({"x": "other"}, "no column 'other'"), ({"x": "folder"}, "must contain numbers")):
         with pytest.raises(InputError, match=match):
             columns_of(schema, columns, {})
     with pytest.raises(InputError, match=r"shape \(3,\), not \(2, 2\)"):
@@ -144,7 +144,7 @@ def test_digest_follows_content():
     ("arrays", "match"),
     [
         ({}, "at least one array"),
-        ({"x": np.array(["a", "b"])}, "must hold numbers"),
+        ({"x": np.array(["a", "b"])}, "must contain numbers"),
         ({"x": np.array([1, 2**40])}, "beyond 32 bits"),
         ({KEY: np.zeros(2)}, "choose another"),
         ({"x": np.zeros(2), "y": np.zeros(3)}, "y must have 2 entries"),

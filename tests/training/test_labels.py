@@ -19,8 +19,8 @@ def test_bad_classes(classes):
     [
         (pa.string(), (0, 1), r"holds text: declare its classes"),
         (pa.dictionary(pa.int32(), pa.string()), (0, 1), r"holds text: declare its classes"),
-        (pa.int64(), ("a", "b"), "declare them as it spells them"),
-        (pa.list_(pa.int64()), (0, 1), "declare them as it spells them"),
+        (pa.int64(), ("a", "b"), "declare them as the data spell them"),
+        (pa.list_(pa.int64()), (0, 1), "declare them as the data spell them"),
     ],
 )
 def test_columns_that_cannot_hold_the_classes(kind, classes, match):

@@ -227,7 +227,7 @@ def test_noise_alone_gives_finite_scales():
 
 def test_linear_models_and_correlated_noise_are_not_scaled(small):
     for kind in ("dp-sgd", "dp-mf"):
-        with pytest.raises(InputError, match="scale_gradients is for models whose gradients JAX computes"):
+        with pytest.raises(InputError, match="scale_gradients needs gradients computed by JAX"):
             train(small.plan(kind, scale_gradients=True), MODEL, small.data)
 
 

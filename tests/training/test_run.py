@@ -39,7 +39,7 @@ def test_changed_files_are_refused(tmp_path, name):
     file = write_run(tmp_path, claim()) / name
     whole = file.read_bytes()
     file.write_bytes(whole + b"\n")
-    with pytest.raises(CertificateMismatchError, match=f"{name}: not what this run wrote"):
+    with pytest.raises(CertificateMismatchError, match=f"{name}: changed since this run wrote"):
         StoredRun.open(tmp_path)
     file.unlink()
     with pytest.raises(InputError, match=f"{name}: cannot be read"):
@@ -85,21 +85,21 @@ def test_private_files_are_read_when_asked_for(tmp_path):
         (tmp_path / name).write_bytes(b"not what the run wrote")
     run = StoredRun.open(tmp_path)
     for read in (run.metrics, run.evaluations, run.private_log):
-        with pytest.raises(CertificateMismatchError, match="not what this run wrote"):
+        with pytest.raises(CertificateMismatchError, match="changed since this run wrote"):
             read()
 
 
 def test_folders_without_a_finished_run(tmp_path):
     with pytest.raises(InputError, match="not a folder"):
         StoredRun.open(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="no run is in this folder"):
+    with pytest.raises(InputError, match="no run in this folder"):
         StoredRun.open(tmp_path)
     for text in ("{", "[]", "{}", '{"format": "coowned-run-1"}', '{"format": "coowned-run-2", "state": "lost"}'):
         (tmp_path / "run.json").write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=r"run\.json: .*use another folder"):
             StoredRun.open(tmp_path)
     (tmp_path / "run.json").write_bytes(RunRecord(state="training").to_json())
-    with pytest.raises(InputError, match="has not ended"):
+    with pytest.raises(InputError, match="is not finished"):
         StoredRun.open(tmp_path)
     with pytest.raises(InputError, match="a sweep, or a run of"):
         StoredRun.open(tmp_path, finished=False)

@@ -167,7 +167,7 @@ def test_plans_that_differ_are_refused(small):
         small.plan("dp-mf", configuration="x"),
         small.plan(guarantee=None, configuration="x"),
     ):
-        with pytest.raises(InputError, match="sweep them apart"):
+        with pytest.raises(InputError, match="sweep them separately"):
             sweep([plans[0], other], MODEL, small.data)
 
 
@@ -307,7 +307,7 @@ def test_finished_sweep_is_refused(small, tmp_path):
     plans = begin_and_stop(tmp_path / "run", small, 5)
     resume(tmp_path / "run", plans, small.data)
     before = (tmp_path / "run" / "model-0.safetensors").read_bytes()
-    with pytest.raises(InputError, match="has ended"):
+    with pytest.raises(InputError, match="this run is finished"):
         resume(tmp_path / "run", plans, small.data)
     assert (tmp_path / "run" / "model-0.safetensors").read_bytes() == before
 

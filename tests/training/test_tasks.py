@@ -176,7 +176,7 @@ def test_text_has_its_own_split(corpus):
     ("model", "match"),
     [
         ('architecture = "config.json"', "needs vocabulary"),
-        ('vocabulary = "vocab.txt"\narchitecture = "a"\ncheckpoint = "b"', "leave one of the two out"),
+        ('vocabulary = "vocab.txt"\narchitecture = "a"\ncheckpoint = "b"', "give only one of the two"),
         ('vocabulary = "vocab.txt"\nfeatures = "x"', "has no key 'features'"),
     ],
 )

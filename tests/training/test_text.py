@@ -56,11 +56,11 @@ def test_vocabulary_digest_follows_tokens_and_order():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "cannot be read .*No such file.*name a vocab.txt"),
-        (b"", "the vocabulary is empty; it needs one token a line"),
+        (None, "cannot be read .*No such file.*give a vocab.txt"),
+        (b"", "the vocabulary is empty; it needs one token per line"),
         (b"\n\n", "the vocabulary is empty"),
         (b"\xff\xfe[PAD]", "not UTF-8"),
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8 and line 6 are both 'a'.*without repeats"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 8 and line 6 are both 'a'.*without duplicates"),
         (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\na\n", "line 3 is blank"),
         *(
             ("\n".join(token for token in SPECIAL_TOKENS if token != missing).encode(), rf"no \{missing[:-1]}\]")

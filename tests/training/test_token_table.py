@@ -140,8 +140,8 @@ def test_example_files_name_columns_there_are(tmp_path):
     ("text", "says"),
     [
         ("body", "no column 'body'; they have .*text"),
-        ("number", "column 'number' must hold text, not int64; name a column of text"),
-        (["text", "number"], "column 'number' must hold text"),
+        ("number", "column 'number' must contain text, not int64; name a column of text"),
+        (["text", "number"], "column 'number' must contain text"),
         ([], "must name one or more columns"),
     ],
 )

@@ -40,7 +40,7 @@ def test_no_better_than_trivial(row):
 def test_no_example_could_be_used():
     """A label column that holds other words than the classes, say: no figure then means anything."""
     said = result(evaluated({**ACCURATE, "accuracy": 0.0, "examples": 1200, "without_loss": 1200}))
-    assert said.startswith("None of the 1,200 test examples could be used: labels are none of the classes")
+    assert said.startswith("None of the 1,200 test examples could be used: their labels are not among the classes")
     assert "Test accuracy" in result(evaluated({**ACCURATE, "examples": 1200, "without_loss": 1199}))
 
 
@@ -55,8 +55,8 @@ def test_nothing_was_evaluated():
         ([1.0, 1.0], "All of the copies were clipped: a larger clip norm or a smaller learning rate may help."),
         ([0.9, 1.0], "98% of the copies were clipped: a larger clip norm or a smaller learning rate may help."),
         ([0.0, 1.0], "75% of the copies were clipped: the clip norm fits the gradients."),
-        ([0.0, 0.04], "3% of the copies were clipped: the noise is larger than it needs to be; lower the clip norm."),
-        ([0.0, 0.0], "None of the copies was clipped: the noise is larger than it needs to be; lower the clip norm."),
+        ([0.0, 0.04], "3% of the copies were clipped: the noise is larger than necessary; lower the clip norm."),
+        ([0.0, 0.0], "None of the copies was clipped: the noise is larger than necessary; lower the clip norm."),
     ],
 )
 def test_words_on_clipping(shares, said):

@@ -111,7 +111,7 @@ class Mechanism(abc.ABC):
         fields = cls._certified_fields(certificate, batch_size, num_bands)
         for name, given in (("batch_size", batch_size), ("iterations", iterations)):
             if given not in (None, fields.setdefault(name, given)):
-                raise InputError(f"{name} {given} is not the schedule's ({fields[name]}); leave it out")
+                raise InputError(f"{name} {given} is not the schedule's ({fields[name]}); remove it")
         return cls(contribution_bound=bound, **fields, **settings)
 
     @classmethod
@@ -132,7 +132,7 @@ class Mechanism(abc.ABC):
         if self.contribution_bound < certificate.contribution_bound:
             raise UncertifiableError(
                 f"the mechanism has contribution bound {self.contribution_bound}, but a recount found a user in "
-                f"{certificate.contribution_bound} copies; make it with from_certificate"
+                f"{certificate.contribution_bound} copies; create it with from_certificate"
             )
         self._check_certificate(certificate)
 
@@ -153,7 +153,7 @@ class Mechanism(abc.ABC):
     def check_strategy(self, strategy: BandedStrategy | None) -> BandedStrategy | None:
         """The strategy to use: the given one if it fits this mechanism, by default the best one."""
         if strategy is not None and strategy.num_bands != 1:
-            raise InputError(f"{type(self).__name__} has independent noise; leave the strategy out")
+            raise InputError(f"{type(self).__name__} has independent noise; remove the strategy")
         return strategy
 
     def check_selected(self, selected: Selected) -> None:
@@ -187,7 +187,7 @@ class Mechanism(abc.ABC):
     def for_copies(self, copies: int, *, group: int | None = None) -> Self:
         """The same training seen by a user in `copies` copies (participations for a schedule)."""
         if group is not None and not self.needs_groups:
-            raise InputError(f"group ({group}) does not apply to {type(self).__name__}; leave it out")
+            raise InputError(f"group ({group}) does not apply to {type(self).__name__}; remove it")
         validate.integer(at_least=1, at_most=self.contribution_bound, copies=copies)
         return self._for_copies(copies, group)
 
@@ -202,7 +202,7 @@ class Mechanism(abc.ABC):
     def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
         """The same training with another expected batch size, for a simulated epsilon."""
         raise InputError(
-            f"simulated_batch_size is for Poisson sampling only, not for {type(self).__name__}; leave it out"
+            f"simulated_batch_size applies to Poisson sampling only, not to {type(self).__name__}; remove it"
         )
 
     def after(self, step: int) -> Self:
@@ -245,7 +245,7 @@ class Mechanism(abc.ABC):
         known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(cls)}
         required = {name for name, needed in known.items() if needed}
         if stored.get("kind") != cls.kind or not required <= fields.keys() <= known.keys():
-            raise InputError(f"expected the fields of a {cls.__name__}, not {sorted(stored)}; make it again")
+            raise InputError(f"expected the fields of a {cls.__name__}, not {sorted(stored)}; write it again")
         return cls(**fields)
 
     @classmethod
@@ -279,7 +279,11 @@ class BandedMechanism(Mechanism):
 def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:
     """The certified contribution bound; with `protects`, refused where there is nobody to protect."""
     if not isinstance(certificate, ContributionCertificate):
-        raise InputError(f"needs a ContributionCertificate, not {type(certificate).__name__}; make one with certify")
+        raise InputError(
+            f"certificate must be a ContributionCertificate, not {type(certificate).__name__}; create one with certify"
+        )
     if protects and certificate.contribution_bound == 0:
-        raise UncertifiableError("no protected user is in the training set: nobody to make a claim for; select again")
+        raise UncertifiableError(
+            "no protected user is in the training set, so there is nobody to protect; select again"
+        )
     return max(1, certificate.contribution_bound)

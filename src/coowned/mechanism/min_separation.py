@@ -91,11 +91,9 @@ class MinSeparation(BandedMechanism):
                     f"{name} ({getattr(self, name)}) is above the certified min_separation ({separation}); reduce it"
                 )
         if self.sensitivity is not None and self.sensitivity < self.contribution_bound**0.5:
-            raise UncertifiableError(
-                f"a certificate cannot prove a sensitivity of {self.sensitivity:.6g}; leave it out"
-            )
+            raise UncertifiableError(f"a certificate cannot prove a sensitivity of {self.sensitivity:.6g}; remove it")
         if self.max_column_norm is not None and self.max_column_norm < 1:
-            raise UncertifiableError("a certificate cannot prove columns shorter than 1; leave max_column_norm out")
+            raise UncertifiableError("a certificate cannot prove columns shorter than 1; remove max_column_norm")
         if self.iterations != certificate.iterations:
             raise UncertifiableError(
                 f"the mechanism has {self.iterations} iterations, the schedule {certificate.iterations}"
@@ -118,7 +116,7 @@ class MinSeparation(BandedMechanism):
         if measured > accounted * (1 + _ROUNDING):
             raise CertificateMismatchError(
                 f"one user can change what is released by {measured:.6g} clip norms, but {accounted:.6g} was accounted "
-                "for; make the mechanism with sensitivity=strategy.sensitivity_of(schedule, graph)"
+                "for; create the mechanism with sensitivity=strategy.sensitivity_of(schedule, graph)"
             )
 
     def sensitivity_of(self, participations: int) -> float:

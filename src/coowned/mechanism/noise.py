@@ -91,7 +91,7 @@ class NoiseStream:
         validate.positive(iterations=iterations, threads=threads)
         validate.integer(at_least=0, at_most=iterations, start=start)
         if not configurations or len(set(configurations)) != len(configurations):
-            raise InputError("configurations must be one or more different names: two of the same would share noise")
+            raise InputError("configurations must be one or more different names: two equal ones would share noise")
         validate.same_length(len(configurations), deviations=deviations)
         self._rounding = Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
         self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
@@ -114,7 +114,7 @@ class NoiseStream:
     def next(self) -> Rows:
         """By tensor: (configurations, *shape) the row of this step."""
         if self._step >= self._iterations:
-            raise InputError(f"all {self._iterations} rows of noise were given out; a run has no further step")
+            raise InputError(f"all {self._iterations} rows of noise were used; the run has no further step")
         if self._step == self._ready:
             self._make_rows()
         step, self._step = self._step, self._step + 1

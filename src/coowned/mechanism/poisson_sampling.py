@@ -50,7 +50,7 @@ class PoissonSampling(Mechanism):
     ) -> dict[str, Any]:
         assert batch_size is not None
         if num_bands not in (None, 1):
-            raise InputError("Poisson sampling has independent noise; leave num_bands out or use another mechanism")
+            raise InputError("Poisson sampling has independent noise; remove num_bands or use another mechanism")
         if batch_size > certificate.size:
             raise InputError(
                 f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it, "
@@ -111,6 +111,6 @@ def _larger_selection(certificate: ContributionCertificate, size: int) -> str:
     if certificate.size + at_bound * _MOST_RAISES * certificate.contribution_bound >= size:
         return "raise the bound"
     return (
-        "take users who are in most examples out of the attribution (--unprotected FILE), or attribute the examples "
-        "otherwise (`coowned inspect` shows the heaviest users): raising the bound would not do"
+        "exclude users who are in most examples (--unprotected FILE), or change the attribution (`coowned inspect` "
+        "shows the heaviest users); raising the bound is not enough"
     )

@@ -236,7 +236,7 @@ class Schedule(Selected):
         if batches.ndim != 2:
             raise InputError(f"batches must have the shape (iterations, batch_size), not {batches.shape}")
         if batches.size and (batches.min() < 0 or batches.max() >= self.num_examples):
-            raise InputError(f"batches must hold example indices in [0, {self.num_examples})")
+            raise InputError(f"batches must contain example indices in [0, {self.num_examples})")
         kind = np.int32 if self.num_examples <= 2**31 else np.int64
         object.__setattr__(self, "batches", _contiguous(batches.astype(kind, copy=False)))
         if self.graph is not None and self.graph.num_examples != self.num_examples:

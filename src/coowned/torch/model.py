@@ -169,7 +169,8 @@ def _refuse_batch_statistics(module: Any) -> None:
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
             raise BatchCoupledLossError(
                 f"layer {name!r} is a {type(layer).__name__}, whose output for one example depends on others of the "
-                "batch: clipping would bound nothing; use GroupNorm or LayerNorm, or freeze public statistics with "
+                "batch: clipping would not bound its contribution; use GroupNorm or LayerNorm, or freeze public "
+                "statistics with "
                 "module.eval()"
             )
 
@@ -195,6 +196,6 @@ def _encoded(value: Any) -> npt.NDArray[Any]:
             raise InputError("integers beyond 32 bits")
         return array.astype(np.int32)
     if array.dtype.kind != "f":
-        raise InputError(f"encode must give numbers, not {array.dtype}")
+        raise InputError(f"encode must return numbers, not {array.dtype}")
     with np.errstate(over="ignore"):
         return array.astype(np.float32)

@@ -79,7 +79,7 @@ class ModuleModel(ExampleModel):
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         if self.predictor is None:
-            raise InputError("the model has no predict function; give it one: predict=...")
+            raise InputError("the model has no predict function; pass predict=...")
         usable = np.asarray(batch[USABLE])
         found = self._over_rows(self.predictor, parameters, batch).astype(np.float32)
         nothing = np.full(len(usable), np.nan, np.float32)
@@ -211,7 +211,7 @@ class ModuleModel(ExampleModel):
             given = self._function(self.loss)(tensors(self.tree.trained), self._frozen, rows)
         if not isinstance(given, torch.Tensor) or given.shape != () or given.dtype != torch.float32:
             what = f"{given.dtype} of {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
-            raise InputError(f"loss must give one float32 number for one example, not {what}")
+            raise InputError(f"loss must return one float32 number for one example, not {what}")
 
     @functools.cached_property
     def _is_independent(self) -> bool:
@@ -220,7 +220,8 @@ class ModuleModel(ExampleModel):
         del self.__dict__["_frozen_digest"]
         if self._frozen_digest != before:
             raise InputError(
-                "the module writes to its buffers while it computes, so that one example would change what others add; "
+                "the module writes to its buffers while it computes, so one example would change the gradients of "
+                "others; "
                 "use layers without running statistics, or module.eval()"
             )
         return independent
@@ -232,8 +233,8 @@ class ModuleModel(ExampleModel):
         except RuntimeError as error:
             if "random" in str(error):
                 raise InputError(
-                    "the module draws random numbers (dropout), which would depend on who else is in the batch; turn "
-                    "that off: module.eval(), or a dropout of 0"
+                    "the module draws random numbers (dropout), which would depend on the rest of the batch; turn it "
+                    "off: module.eval(), or a dropout of 0"
                 ) from error
             raise InputError(
                 f"torch.func cannot differentiate this loss for many examples at once: {error}; a loss may not look at "

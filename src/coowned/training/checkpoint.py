@@ -39,7 +39,7 @@ _BOUND = {
     "model": "model",
     "data": "data (features, labels or attribution)",
     "configuration": "configuration file",
-    "initial": "parameters it starts from",
+    "initial": "initial parameters",
     "code": "code or versions of coowned, jax, numpy, numba or optax",
     "devices": "number of devices",
     "platform": "kind of device or processor, or other XLA_FLAGS",
@@ -97,14 +97,14 @@ class RunFolder:
         """
         folder = Path(path)
         if os.path.lexists(folder) and not folder.is_dir():
-            raise InputError(f"{folder}: not a folder; name another folder for the run")
+            raise InputError(f"{folder}: not a folder; choose another folder for the run")
         if folder.is_dir():
             check_writable(folder)
             with cls._locked(folder) as opened:
                 yield opened
             return
         if not folder.parent.is_dir():
-            raise InputError(f"{folder}: the folder {folder.parent} does not exist; make it first")
+            raise InputError(f"{folder}: the folder {folder.parent} does not exist; create it first")
         with making(folder):
             folder.mkdir()
         try:
@@ -119,13 +119,13 @@ class RunFolder:
     def _locked(cls, path: Path) -> Iterator["RunFolder"]:
         foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not _is_own(name))
         if foreign:
-            raise InputError(f"{path}: a folder that holds other things ({foreign[0]}); name another one for the run")
+            raise InputError(f"{path}: a folder with other files in it ({foreign[0]}); choose another one for the run")
         handle = os.open(path, os.O_RDONLY)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except OSError:
-                raise InputError(f"{path}: another process is training there; wait, or name another folder") from None
+                raise InputError(f"{path}: another process is training there; wait, or choose another folder") from None
             folder = cls(path)
             folder._clear_unbegun()
             folder._refuse_files_of_others()
@@ -148,8 +148,8 @@ class RunFolder:
         if self.is_finished:
             self._destroy_secrets()  # where the process was killed just before
             raise InputError(
-                f"{self.path}: this run has ended; training on would spend privacy nobody accounted for; name another "
-                "folder"
+                f"{self.path}: this run is finished; training on would spend privacy that is not accounted for; "
+                "choose another folder"
             )
 
     def run_key(self, seed: int | None = None) -> RunKey:
@@ -161,7 +161,7 @@ class RunFolder:
             else:
                 self._key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
         if self._key.seed != seed:
-            raise CertificateMismatchError(f"{self.path}: the run was begun with another seed; name another folder")
+            raise CertificateMismatchError(f"{self.path}: the run was started with another seed; choose another folder")
         return self._key
 
     def _stored_key(self) -> RunKey:
@@ -170,10 +170,10 @@ class RunFolder:
             return RunKey.from_json(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CertificateMismatchError(
-                f"{self.path}: the run's key is gone, so it cannot be resumed; name another folder"
+                f"{self.path}: the run's key is missing, so it cannot be resumed; choose another folder"
             ) from None
         except ValueError:  # without what was read: it may hold the secret
-            raise InputError(f"{file}: not the key of a run, so it cannot be resumed; name another folder") from None
+            raise InputError(f"{file}: not the key of a run, so it cannot be resumed; choose another folder") from None
 
     def begin(self, record: RunRecord) -> Checkpoint | None:
         """Starts the run that `record` describes, or gives the state an earlier process left; refuses another run."""
@@ -186,8 +186,8 @@ class RunFolder:
         for name, what in _BOUND.items():
             if getattr(stored, name) != getattr(record, name):
                 raise CertificateMismatchError(
-                    f"{self.path}: the run was begun with another {what}; resuming would use the same noise for two "
-                    "different gradients. Restore what it was, or name another folder"
+                    f"{self.path}: the run was started with another {what}; resuming would use the same noise for "
+                    "two different gradients. Restore the original, or choose another folder"
                 )
         self._files = dict(stored.files)
         return self._read_checkpoint()
@@ -233,8 +233,8 @@ class RunFolder:
         there = sorted(name for name in os.listdir(self.path) if _is_own(_written_as(name)) and name != first)
         if there:
             raise InputError(
-                f"{self.path / there[0]}: is there without the record of a run that wrote it (run.json); move it, or "
-                "name another folder for the run"
+                f"{self.path / there[0]}: exists without the record of the run that wrote it (run.json); move it, or "
+                "choose another folder for the run"
             )
 
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -290,9 +290,9 @@ class RunFolder:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             step = int(metadata["step"])
         except Exception as error:  # safetensors raises various kinds
-            raise InputError(f"{file}: the checkpoint cannot be read ({error}); name another folder") from error
+            raise InputError(f"{file}: the checkpoint cannot be read ({error}); choose another folder") from error
         if metadata.get("run") != self._record_digest():
-            raise CertificateMismatchError(f"{file}: the checkpoint is of another run; name another folder")
+            raise CertificateMismatchError(f"{file}: the checkpoint belongs to another run; choose another folder")
         return Checkpoint(step, tensors)
 
     def _record_digest(self) -> str:

@@ -44,7 +44,7 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
             kind = kind.value_type
         if not (_is_number(kind) or types_are_inferred(schema)):
             lone = "one list column or " if lists else ""
-            raise InputError(f"column {name!r} must hold numbers, not {kind}; name {lone}columns of numbers")
+            raise InputError(f"column {name!r} must contain numbers, not {kind}; name {lone}columns of numbers")
     return listed
 
 
@@ -99,7 +99,7 @@ def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str
         kind = column_type(schema, name)
         inferred = types_are_inferred(schema) and not pa.types.is_nested(kind)
         if not (is_text(kind) or pa.types.is_null(kind) or inferred):
-            raise InputError(f"column {name!r} must hold text, not {kind}; name a column of text")
+            raise InputError(f"column {name!r} must contain text, not {kind}; name a column of text")
     return names
 
 
@@ -128,7 +128,7 @@ def _is_number(kind: pa.DataType) -> bool:
 def _list_matrix(column: pa.ChunkedArray, num_features: int | None) -> npt.NDArray[np.float32]:
     fixed = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
     if num_features is not None and fixed not in (None, num_features):
-        raise InputError(f"num_features is {num_features}, but the column's lists have {fixed} numbers; leave it out")
+        raise InputError(f"num_features is {num_features}, but the column's lists have {fixed} numbers; remove it")
     lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
     width = num_features or fixed or max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
     matrix = np.full((len(column), width), np.nan, np.float32)

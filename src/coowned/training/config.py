@@ -74,7 +74,7 @@ class PrivacySection:
                 if getattr(self, key) is not None:
                     raise InputError(f"{key} does not apply without a guarantee; remove it")
             if self.public and self.epsilon is not None:
-                raise InputError("public data have no epsilon; leave it out")
+                raise InputError("public data have no epsilon; remove it")
             return
         if isinstance(self.epsilon, str):
             raise InputError(f'epsilon must be a number, or "none" for no guarantee, not {self.epsilon!r}')
@@ -82,7 +82,7 @@ class PrivacySection:
             raise InputError("needs exactly one of epsilon and noise_multiplier, or public = true")
         check_terms(adjacency=self.adjacency, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
         if self.delta is None:
-            raise InputError("needs delta: the probability that the promise may fail, far below 1 / users")
+            raise InputError("needs delta: the probability that the guarantee may fail, far below 1 / users")
         refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
         if self.simulated_batch_size is not None:
             validate.positive(simulated_batch_size=self.simulated_batch_size)
@@ -193,7 +193,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.run.baseline and not self.privacy.is_private:
-            raise ConfigError("[run] baseline: a run without privacy is its own baseline; leave it out")
+            raise ConfigError("[run] baseline: a run without privacy is its own baseline; remove it")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
@@ -219,7 +219,7 @@ class TrainConfig:
             try:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
             except InputError as error:
-                raise ConfigError(f"{name}: [mechanism] {error}; it is the longest gradient one copy may add") from None
+                raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
         return cls(**sections, folder=Path(folder))
 
     @property
@@ -237,9 +237,7 @@ class TrainConfig:
     def source(self) -> DataSource:
         """Where the data are read from."""
         if self.data.path is None:
-            raise ConfigError(
-                "[data] has no path: the data of this run were in memory; name a file or folder to read them from"
-            )
+            raise ConfigError("[data] has no path: the data of this run were in memory; set it to a file or folder")
         fields = {
             field.name: getattr(self.data, field.name)
             for field in dataclasses.fields(self.data)
@@ -266,7 +264,7 @@ def read_file(path: str | os.PathLike[str], *, allow_large_delta: bool = False) 
     try:
         text = Path(path).read_bytes()
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a configuration file") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a configuration file") from error
     if allow_large_delta and not _LARGE_DELTA_KEY.search(text):
         text = _PRIVACY_HEADER.sub(rb"\g<0>\nallow_large_delta = true  # --allow-large-delta", text, count=1)
     return text

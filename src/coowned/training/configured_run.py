@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 Select = Callable[[AttributionGraph], Selection | Schedule]
-PRIVATE_LOG = "Not covered by the guarantee: counts of what selected and held-out examples hold. Never for a release."
+PRIVATE_LOG = "Not covered by the guarantee: counts computed from the content of selected and held-out examples. "
+"Never release them."
 
 
 def run_configuration(
@@ -109,7 +110,7 @@ def run_configuration(
     def at_end(trained: TrainedModel) -> None:
         baseline = None
         if config.run.baseline:
-            tell("training without privacy, to compare with")
+            tell("training without privacy, for comparison")
             baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
         for name in ("validation", "test"):
             found = evaluation.evaluate(
@@ -190,8 +191,8 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
     if config.selection.selector == GIVEN:
         raise ConfigError(
-            "[selection] selector is 'given': S was given to `fit` and is not in the configuration; call `fit` again "
-            "with it, or name a selector"
+            "[selection] selector is 'given': S was passed to `fit` and is not in the configuration; call `fit` "
+            "again with it, or choose a selector"
         )
     kind, chosen = selector_class(config.selection.selector), config.selection
     settings = dict(chosen.settings)
@@ -202,7 +203,7 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
         wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
         wanted = "cyclic-groups" if mechanism.needs_groups else wanted
         raise ConfigError(
-            f"[selection] selector {chosen.selector!r} does not go with [mechanism] kind {config.mechanism.kind!r}; "
+            f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {config.mechanism.kind!r}; "
             f"use {wanted!r}"
         )
     if schedules:
@@ -257,7 +258,7 @@ def _check_devices(devices: int) -> None:
         import jax
 
         if devices > len(jax.devices()):
-            raise InputError(f"[run] devices: there are {len(jax.devices())} devices, not {devices}; ask for fewer")
+            raise InputError(f"[run] devices: there are {len(jax.devices())} devices, not {devices}; use fewer")
 
 
 def _parquet(table: "pl.DataFrame") -> bytes:

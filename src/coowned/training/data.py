@@ -156,7 +156,7 @@ class FeatureTable(_Features):
             )
         if labels.shape != features.shape[:1] or labels.dtype.kind not in "fiub":
             raise InputError(
-                f"labels must be {len(features)} numbers, one a row of features, not of shape {labels.shape}"
+                f"labels must be {len(features)} numbers, one per row of features, not of shape {labels.shape}"
             )
         object.__setattr__(self, "features", np.ascontiguousarray(features, np.float32))
         object.__setattr__(self, "labels", np.ascontiguousarray(labels, np.float32))
@@ -341,7 +341,7 @@ def rows_of(data: Any, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]
         return examples
     rows = data.rows[examples]
     if rows.min(initial=0) < 0:
-        raise InputError("content was asked for of an example that was not selected, and so was not read")
+        raise InputError("an example was requested whose content was not read because it was not selected")
     return rows
 
 
@@ -405,4 +405,6 @@ def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
         raise InputError(f"rows must be integers in [-1, {available}): the row of each example, or -1 for none")
     read = rows[rows >= 0]
     if len(np.unique(read)) != len(read):
-        raise InputError("rows must not repeat: one content in two examples is in twice as many copies as were counted")
+        raise InputError(
+            "rows must not repeat: content shared by two examples would be in twice as many copies as were counted"
+        )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 NOT_COVERED = (
-    "Not covered by the guarantee: computed from examples outside the training set, without noise. Tune on validation, "
-    "report on test, and keep both to those who may see the data."
+    "Not covered by the guarantee: computed from examples outside the training set, without noise. Tune on "
+    "validation, report on test, and show both only to people who may see the data."
 )
 _Z = 1.959963984540054  # 97.5% of a standard normal lie below
 _AT_ONCE = 4096  # examples, at most,

@@ -144,7 +144,7 @@ class ExampleTable:
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
         if rows.size and rows.min() < 0:
-            raise InputError("content was asked for of an example that was not selected, and so was not read")
+            raise InputError("an example was requested whose content was not read because it was not selected")
         for name, array in (*self.arrays.items(), (USABLE, self.usable)):
             np.take(np.asarray(array), rows, axis=0, out=out[name][: rows.size], mode="clip")
         if draw is None:
@@ -185,8 +185,8 @@ def columns_of(
         whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
         if not (whole or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
             raise InputError(
-                f"column {column!r} must hold numbers or lists of numbers, not {schema.field(column).type}; leave it "
-                "out, or turn it into numbers one example at a time"
+                f"column {column!r} must contain numbers or lists of numbers, not {schema.field(column).type}; "
+                "remove it, or convert it to numbers one example at a time"
             )
         asked = shapes.get(name)
         if asked is not None and own is not None and np.prod(asked) != np.prod(own):
@@ -225,9 +225,11 @@ def copy_keys(key, rows, copies, out):
 def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     array = np.asarray(values)
     if name in (KEY, USABLE):
-        raise InputError(f"{name!r} is the name of an array of every batch; choose another")
+        raise InputError(f"{name!r} is a reserved array name; choose another")
     if array.ndim < 1 or array.dtype.kind not in "fiub":
-        raise InputError(f"array {name!r} must hold numbers, one row an example, not {array.dtype} of {array.shape}")
+        raise InputError(
+            f"array {name!r} must contain numbers, one row per example, not {array.dtype} of {array.shape}"
+        )
     if array.dtype.kind != "f" and array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
         raise InputError(f"array {name!r} has integers beyond 32 bits; use smaller ones or floats")
     with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence

@@ -96,10 +96,10 @@ def check_ngrams(
     validate.integer(at_least=2, at_most=2**24, num_features=num_features)
     validate.integer(at_least=1, at_most=2**20, max_characters=max_characters)
     if word_ngrams is None and character_ngrams is None:
-        raise InputError("word_ngrams and character_ngrams are both left out: there would be no features")
+        raise InputError("word_ngrams and character_ngrams are both missing: there would be no features")
     for name, lengths in (("word_ngrams", word_ngrams), ("character_ngrams", character_ngrams)):
         if lengths is not None and not (len(lengths) == 2 and 1 <= lengths[0] <= lengths[1] <= 10):
-            raise InputError(f"{name} must be the shortest and the longest run, from 1 to 10, not {lengths!r}")
+            raise InputError(f"{name} must be the shortest and the longest n-gram, from 1 to 10, not {lengths!r}")
 
 
 def normalised(text: str | None, max_characters: int) -> tuple[str, bool]:

@@ -46,13 +46,13 @@ def check_label_column(schema: pa.Schema, label: str, classes: Sequence[str | in
         return
     if is_text(kind) and not isinstance(classes[0], str):
         raise InputError(
-            f'column {label!r} holds text: declare its classes, classes = ["...", "..."]; they are not collected from '
-            "the data, which would give them away"
+            f'column {label!r} holds text: declare its classes, classes = ["...", "..."]; collecting them from '
+            "the data would reveal them"
         )
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if not (is_text(kind) or (number and not isinstance(classes[0], str)) or pa.types.is_null(kind)):
         raise InputError(
-            f"column {label!r} holds {kind}, and classes are {list(classes)}; declare them as it spells them"
+            f"column {label!r} holds {kind}, and classes are {list(classes)}; declare them as the data spell them"
         )
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 NOT_COVERED = (
-    "Not covered by the guarantee: losses, clipped shares and batch sizes are functions of raw content and of the "
-    "secret coins. Keep them to those who may see the data."
+    "Not covered by the guarantee: losses, clipped shares and batch sizes depend on raw content and on the secret "
+    "coins. Show them only to people who may see the data."
 )
 _METRICS = ("step", "loss", "clipped", "copies")  # as a checkpoint has them
 _COLUMNS = ("step", "loss", "clipped_share", "copies")  # as a table and `on_metrics` have them
@@ -245,13 +245,13 @@ class Trainer:
         import jax
 
         if devices > 1 and not model.runs_in_jax:
-            raise InputError("a PyTorch model is trained on one device; leave devices out")
+            raise InputError("a PyTorch model is trained on one device; remove devices")
         if devices > len(jax.devices()):
-            raise InputError(f"there are {len(jax.devices())} devices, not {devices}; ask for fewer")
+            raise InputError(f"there are {len(jax.devices())} devices, not {devices}; use fewer")
         if plans[0].scale_gradients and (model.many_models or len(plans[0].coefficients) > 1):
             raise InputError(
-                "scale_gradients is for models whose gradients JAX computes, and for noise that is independent from "
-                "step to step; leave it out for linear models and for dp-mf"
+                "scale_gradients needs gradients computed by JAX and independent noise in every step; remove it for "
+                "linear models and for dp-mf"
             )
         self._plans, self._model = tuple(plans), model
         plan = self._plans[0]
@@ -370,9 +370,7 @@ class Trainer:
         for name, array in wanted.items():
             found = stored.tensors.get(name)
             if found is None or found.shape != array.shape or found.dtype != array.dtype:
-                raise InputError(
-                    f"the checkpoint's {name} is not what the model and optimizer have; use another folder"
-                )
+                raise InputError(f"the checkpoint's {name} does not match the model and optimizer; use another folder")
         restored = {name: jnp.array(stored.tensors[f"parameters/{name}"]) for name in parameters}
         optimizer = jax.tree.unflatten(
             structure, [jnp.array(stored.tensors[f"optimizer/{n}"]) for n in range(len(leaves))]
@@ -415,7 +413,7 @@ def refuse_reused_key(key: RunKey, run: str) -> None:
     """Refuses, with InputError, a secret key that has served another run than the one so named."""
     if not key.is_test_run and _SERVED.setdefault(key.fingerprint, run) != run:
         raise InputError(
-            "this run key was used by another run: the same noise under two different gradients gives both away, and "
+            "this run key was used by another run: the same noise added to two different gradients reveals both, and "
             "runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or sweep()"
         )
 

@@ -79,7 +79,7 @@ class OptimizerOptions:
         validate.in_range(0, 1, open_low=True, average_window=self.average_window)
         validate.in_range(0, math.inf, open_high=True, weight_decay=self.weight_decay)
         if self.momentum and optimizer != "sgd":
-            raise InputError(f"momentum is an option of sgd, not of {optimizer}; leave it out, or use sgd")
+            raise InputError(f"momentum is an option of sgd, not of {optimizer}; remove it, or use sgd")
 
     def options(self) -> dict[str, Any]:
         """The options that are not the default, as plain values."""

@@ -78,7 +78,7 @@ class TrainingPlan(OptimizerOptions):
             raise InputError("run_key must be a RunKey; use RunKey.from_operating_system()")
         if self.mechanism.batch_size is None:
             raise InputError(
-                "the mechanism has no batch_size, which gradients are divided by; make it with from_certificate"
+                "the mechanism has no batch_size, which gradients are divided by; create it with from_certificate"
             )
         check_optimizer(self.optimizer)
         self.check_options(self.optimizer)
@@ -94,18 +94,16 @@ class TrainingPlan(OptimizerOptions):
 
     def _check_guarantee(self, guarantee: PrivacyGuarantee) -> None:
         if not isinstance(guarantee, PrivacyGuarantee):
-            raise InputError(f"guarantee must come from guarantee(...), not be {type(guarantee).__name__}")
+            raise InputError(f"guarantee must come from guarantee(...), not {type(guarantee).__name__}")
         validate.positive_number(clip_norm=self.clip_norm)
         if guarantee.certificate != self.certificate:
-            raise CertificateMismatchError(
-                "the guarantee was made from another certificate; make it again from this one"
-            )
+            raise CertificateMismatchError("the guarantee is for another certificate; compute it again for this one")
         if guarantee.mechanism != self.mechanism:
-            raise CertificateMismatchError("the guarantee was made for another mechanism; make it again for this one")
+            raise CertificateMismatchError("the guarantee is for another mechanism; compute it again for this one")
         if self.run_key.is_test_run and not guarantee.test_run:
             raise InputError(
-                "the run key comes from a given seed, so noise and coins are known: there is no guarantee; make it "
-                "with guarantee(..., test_run=True), or use RunKey.from_operating_system()"
+                "the run key comes from a given seed, so noise and coins are known: there is no guarantee; use "
+                "guarantee(..., test_run=True), or use RunKey.from_operating_system()"
             )
         if guarantee.test_run and not self.run_key.is_test_run:
             raise InputError(
@@ -113,7 +111,7 @@ class TrainingPlan(OptimizerOptions):
             )
         validate.in_range(*CLIP_NORMS, clip_norm=self.clip_norm)
         if self.public:
-            raise InputError("public data need no guarantee; leave either out")
+            raise InputError("public data need no guarantee; remove one of the two")
 
     @property
     def iterations(self) -> int:

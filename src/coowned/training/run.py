@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
-NO_GUARANTEE = "No guarantee: this model was trained without privacy; anything its examples hold may be read from it."
+NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
 MODEL_FILES = {
     "config.json": "the sizes of the model.",
     "vocab.txt": "its public vocabulary.",
-    "model.py": "the code that makes the model; whoever uses the model runs it.",
+    "model.py": "the code that creates the model; using the model runs it.",
 }
 """What some models need beside their parameters, and what it is."""
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
@@ -112,12 +112,14 @@ class StoredRun:
         """
         folder = Path(path)
         if not folder.is_dir():
-            raise InputError(f"{folder}: not a folder; name the folder of a run that `coowned train -o` or `fit` made")
+            raise InputError(f"{folder}: not a folder; give the folder of a run that `coowned train -o` or `fit` wrote")
         record = RunRecord.read(folder)
         if record is None or record.state == "preparing":
-            raise InputError(f"{folder}: no run is in this folder (no run.json); name one made by `coowned train -o`")
+            raise InputError(f"{folder}: no run in this folder (no run.json); give one written by `coowned train -o`")
         if finished and record.state != "finished":
-            raise InputError(f"{folder}: this run has not ended; run the same `coowned train` command again to resume")
+            raise InputError(
+                f"{folder}: this run is not finished; run the same `coowned train` command again to resume"
+            )
         if "guarantee.json" not in record.files or "members.parquet" in record.files:
             raise InputError(f"{folder}: a sweep, or a run of `train(folder=...)`, without guarantee.json; use `fit`")
         _checked(folder, record, "config.toml")
@@ -322,7 +324,7 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
     )
     noise = _table(folder, record, "members.parquet")["noise_multiplier"].to_list()
     if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
-        raise CertificateMismatchError(f"{folder}: guarantee.json is not this sweep's; restore its own files")
+        raise CertificateMismatchError(f"{folder}: guarantee.json belongs to another sweep; restore the original files")
     return ReleasedClaim(guarantee, len(noise))
 
 
@@ -389,7 +391,7 @@ def _checked(folder: Path, record: RunRecord, name: str) -> bytes:
     except OSError as error:
         raise InputError(f"{file}: cannot be read ({error.strerror}); restore it, or train again elsewhere") from None
     if hashlib.sha256(content).hexdigest() != record.files.get(name):
-        raise CertificateMismatchError(f"{file}: not what this run wrote; restore it, or train again elsewhere")
+        raise CertificateMismatchError(f"{file}: changed since this run wrote it; restore it, or train again elsewhere")
     return content
 
 
@@ -417,7 +419,7 @@ def _check_plan(folder: Path, record: RunRecord, terms: dict[str, Any]) -> None:
         if record.plan.get(name) != value:
             raise CertificateMismatchError(
                 f"{folder}: guarantee.json and certificate.json do not agree with the plan in run.json ({name}); "
-                "restore the run's own files, or train again elsewhere"
+                "restore the original files, or train again elsewhere"
             )
 
 
@@ -429,7 +431,7 @@ def _check_model(folder: Path, record: RunRecord, statement: str | None) -> None
     stated = statement is None or metadata.get("statement") == statement
     if not stated or metadata.get("plan") != plan_digest(record.plan):
         raise CertificateMismatchError(
-            f"{file}: the statement inside the model is not that of guarantee.json; restore the run's own files, or "
+            f"{file}: the statement inside the model is not that of guarantee.json; restore the original files, or "
             "train again elsewhere"
         )
 
@@ -441,7 +443,9 @@ def _model_metadata(weights: Path) -> dict[str, str]:
         with safe_open(weights, framework="numpy") as opened:
             return opened.metadata() or {}
     except Exception as error:  # safetensors raises various kinds
-        raise InputError(f"{weights}: the model cannot be read ({error}); name a folder with a whole model") from error
+        raise InputError(
+            f"{weights}: the model cannot be read ({error}); give a folder with a complete model"
+        ) from error
 
 
 def _table(folder: Path, record: RunRecord, name: str) -> "pl.DataFrame":
@@ -453,4 +457,4 @@ def _table(folder: Path, record: RunRecord, name: str) -> "pl.DataFrame":
     try:
         return pl.DataFrame(pl.from_arrow(pq.read_table(io.BytesIO(content))))
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{folder / name}: not a table ({one_line(error)}); restore the run's own file") from None
+        raise InputError(f"{folder / name}: not a table ({one_line(error)}); restore the original file") from None

@@ -47,7 +47,7 @@ def read_key(file: Path) -> bytes:
     try:
         text, mode = file.read_text(encoding="ascii").strip(), file.stat().st_mode
     except (OSError, UnicodeDecodeError):
-        raise InputError(f"{file}: no key file; `coowned train --sign-key FILE` makes one") from None
+        raise InputError(f"{file}: no key file; `coowned train --sign-key FILE` creates one") from None
     if mode & 0o077:
         raise InputError(f"{file}: others can read this key; run chmod 600 {file}, or use a new one")
     try:
@@ -55,7 +55,7 @@ def read_key(file: Path) -> bytes:
     except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
-        raise InputError(f"{file}: not a key of {_KEY_BYTES} bytes; `coowned train --sign-key FILE` makes one")
+        raise InputError(f"{file}: not a key of {_KEY_BYTES} bytes; `coowned train --sign-key FILE` creates one")
     return key
 
 
@@ -80,12 +80,12 @@ def verify_run(folder: Path, key: bytes) -> None:
         content = file.read_bytes()
     except FileNotFoundError:
         raise CertificateMismatchError(
-            f"{folder}: the run is not signed (no {FILE}), so that anybody who can write there could have made it"
+            f"{folder}: the run is not signed (no {FILE}), so anyone who can write there could have created it"
         ) from None
     stored = codec.decode_json(Signature, content, name=str(file), remedy="restore the run's own")
     if not hmac.compare_digest(stored.mac.encode(), _mac(folder, key).encode()):
         raise CertificateMismatchError(
-            f"{folder}: not signed with this key, or changed since; restore the run's own files"
+            f"{folder}: not signed with this key, or changed since; restore the original files"
         )
 
 
@@ -93,5 +93,5 @@ def _mac(folder: Path, key: bytes) -> str:
     try:
         record = (folder / "run.json").read_bytes()
     except OSError:
-        raise InputError(f"{folder}: no run is in this folder; name one made by `coowned train -o`") from None
+        raise InputError(f"{folder}: no run in this folder; give one written by `coowned train -o`") from None
     return hmac.new(key, b"coowned-signature-1\n" + record, hashlib.sha256).hexdigest()

@@ -95,8 +95,8 @@ class SweptModels:
         return (
             f"{own}\n{number}. This covers the release of ONE model of a sweep of {len(self.plans)}, chosen without "
             "looking at the data. All members were trained on the same batches: releasing more of them, or choosing by "
-            "their results, is not covered by this epsilon, and adding up their epsilons is no bound; see the noise "
-            "multiplier of all together."
+            "their results, is not covered by this epsilon, and the sum of their epsilons is not a bound; see the "
+            "noise multiplier of all together."
         )
 
     def released(self, number: int) -> tuple[dict[str, npt.NDArray[np.float32]], dict[str, str]]:
@@ -230,26 +230,27 @@ def _check(plans: tuple[TrainingPlan, ...]) -> None:
     first = plans[0]
     names = [plan.configuration for plan in plans]
     if len(set(names)) != len(names):
-        raise InputError("every plan of a sweep needs a `configuration` of its own: two of the same would share noise")
+        raise InputError("every plan of a sweep needs its own `configuration`: two equal ones would share noise")
     for plan in plans[1:]:
         for name in _SHARED:
             if getattr(plan, name) != getattr(first, name):
                 raise InputError(
-                    f"the plans {first.configuration!r} and {plan.configuration!r} differ in {name}; sweep them apart"
+                    f"the plans {first.configuration!r} and {plan.configuration!r} differ in {name}; sweep them "
+                    "separately"
                 )
         if plan.selected is not first.selected and plan.selected != first.selected:
-            raise InputError("the plans differ in what is selected; sweep them apart")
+            raise InputError("the plans differ in what is selected; sweep them separately")
         if not np.array_equal(plan.coefficients, first.coefficients):
-            raise InputError("the plans differ in their strategies; sweep them apart")
+            raise InputError("the plans differ in their strategies; sweep them separately")
         if plan.guarantee and first.guarantee and plan.guarantee.run_id != first.guarantee.run_id:
             raise InputError(
-                "the models of a sweep share their coins and are ONE run; make their guarantees with one run_id=..., "
+                "the models of a sweep share their coins and are ONE run; give their guarantees the same run_id=..., "
                 "so that they cannot be composed as independent runs"
             )
         if (plan.guarantee is None) != (first.guarantee is None) or (plan.clip_norm is None) != (
             first.clip_norm is None
         ):
-            raise InputError("plans with and without privacy cannot share a sweep; sweep them apart")
+            raise InputError("plans with and without privacy cannot share a sweep; sweep them separately")
 
 
 def grid(

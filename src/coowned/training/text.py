@@ -60,11 +60,11 @@ class Vocabulary:
             lines = file.read_bytes().decode("utf-8").split("\n")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
             raise InputError(
-                f"{file}: the vocabulary cannot be read ({error.strerror}); name a vocab.txt, one token a line, such "
-                "as the one that comes with a BERT checkpoint"
+                f"{file}: the vocabulary cannot be read ({error.strerror}); give a vocab.txt, one token per line, "
+                "such as the one that comes with a BERT checkpoint"
             ) from None
         except UnicodeDecodeError:
-            raise InputError(f"{file}: not UTF-8 text; name a vocab.txt, one token a line") from None
+            raise InputError(f"{file}: not UTF-8 text; give a vocab.txt, one token per line") from None
         if lines[-1] == "":
             lines.pop()
         tokens = tuple(line.removesuffix("\r") for line in lines)
@@ -113,8 +113,8 @@ def learn_vocabulary(texts: Iterable[str], *, size: int, public: bool) -> Vocabu
     """
     if public is not True:
         raise InputError(
-            "a vocabulary learned from private texts gives their words away, and no bound holds for that; learn it "
-            "from public texts and say public=True, or take one that exists, such as BERT's vocab.txt"
+            "a vocabulary learned from private texts reveals their words, which no guarantee covers; learn it from "
+            "public texts with public=True, or use an existing one, such as BERT's vocab.txt"
         )
     validate.integer(at_least=len(SPECIAL_TOKENS) + 1, size=size)
     from tokenizers import trainers
@@ -228,15 +228,15 @@ def tokenize(
 
 def _check_tokens(tokens: tuple[str, ...], name: str, unit: str) -> None:
     if not any(tokens):
-        raise InputError(f"{name}: the vocabulary is empty; it needs one token a line")
+        raise InputError(f"{name}: the vocabulary is empty; it needs one token per line")
     seen: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token == "":
-            raise InputError(f"{name}: {unit} {number} is blank; a token's id is its index: name a whole vocabulary")
+            raise InputError(f"{name}: {unit} {number} is blank; a token's id is its index: give a complete vocabulary")
         if token in seen:
             raise InputError(
-                f"{name}: {unit} {number} and {unit} {seen[token]} are both {token!r}; every token needs one id, so "
-                "name a vocabulary without repeats"
+                f"{name}: {unit} {number} and {unit} {seen[token]} are both {token!r}; every token needs one id: "
+                "give a vocabulary without duplicates"
             )
         seen[token] = number
     for token in SPECIAL_TOKENS:

@@ -26,8 +26,8 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
     measure = row.get("measure", "accuracy")
     if row.get("examples") and row.get("without_loss") == row["examples"]:
         return (
-            f"None of the {row['examples']:,} test examples could be used: labels are none of the classes, or values "
-            "are missing or not numbers; check the columns and classes of the model."
+            f"None of the {row['examples']:,} test examples could be used: their labels are not among the classes, "
+            "or values are missing or not numbers; check the columns and classes of the model."
         )
     if row.get(measure) is None:
         return None
@@ -61,7 +61,7 @@ def clipping(metrics: "pl.DataFrame | None") -> str | None:
     if share >= _NEARLY_ALL:
         meaning = "a larger clip norm or a smaller learning rate may help"
     elif share <= _HARDLY_ANY:
-        meaning = "the noise is larger than it needs to be; lower the clip norm"
+        meaning = "the noise is larger than necessary; lower the clip norm"
     else:
         meaning = "the clip norm fits the gradients"
     return f"{said} of the copies {verb} clipped: {meaning}."

@@ -310,13 +310,13 @@ def test_wrong_settings():
         ({"predict": "x"}, "predict must be a function"),
         ({"microbatch": 0}, "microbatch must be"),
         ({"memory_limit": "many"}, 'such as "1GB"'),
-        ({"classes": 4}, "gives 3 probabilities, and there are 4 classes"),
-        ({"predict": lambda p, e: scores(p, e["x"])}, "must give probabilities"),
+        ({"classes": 4}, "returns 3 probabilities, but there are 4 classes"),
+        ({"predict": lambda p, e: scores(p, e["x"])}, "must return probabilities"),
         ({"predict": lambda p, e: 3.0 + e["x"].sum(), "classes": 2}, "jax.nn.sigmoid for one of two"),
         ({"label": "z"}, "no entry of an example"),
         ({"columns": "x"}, "columns must be a list"),
-        ({"columns": ["x", "note", "label"]}, "column 'note' must hold numbers"),
-        ({"columns": ["x"]}, r"asks for example\['label'\], which is not in the data"),
+        ({"columns": ["x", "note", "label"]}, "column 'note' must contain numbers"),
+        ({"columns": ["x"]}, r"uses example\['label'\], which is not in the data"),
         ({"parameters": {"w": np.arange(3)}}, "no parameter is trained"),
         ({"parameters": {"a/b": np.zeros(2), "a": {"b": np.zeros(2)}}}, "two parameters have the path 'a/b'"),
         ({"parameters": {"w": jnp.zeros(3, jnp.bfloat16)}}, "must be float32"),
@@ -338,7 +338,7 @@ def test_lengths_follow_from_the_parameters():
         return (parameters["w"] * example["x"].mean()).sum()
 
     settings = {"loss": any_length, "predict": None, "parameters": {"w": np.zeros((3, 4))}}
-    with pytest.raises(InputError, match=r"several lengths fit; say it: shapes={'x': \(length,\)}"):
+    with pytest.raises(InputError, match=r"several lengths fit; pass shapes={'x': \(length,\)}"):
         make_model(**settings)
     assert make_model(**settings, shapes={"x": (9,)}).entries[0].shape == (9,)
     with pytest.raises(InputError, match="no length of a parameter fits"):
@@ -354,7 +354,7 @@ def test_columns_and_labels():
     assert model.classes == ("a", "b", "c")
     assert model.label == "label"
     assert model.entries[1].classes == ("a", "b", "c")
-    with pytest.raises(InputError, match="holds text: say which classes there are"):
+    with pytest.raises(InputError, match="holds text: declare its classes"):
         make_model(schema, columns=columns)
     assert make_model().classes == (0, 1, 2)  # as many as there are probabilities
     spec = JaxModel(loss=loss, parameters=make_parameters(), predict=predict, columns=columns, classes=classes)

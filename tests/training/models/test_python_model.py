@@ -158,10 +158,10 @@ def test_changed_file_is_not_resumed(folder):
 def test_wrong_factories(folder):
     schema = pa.schema({"x": pa.list_(pa.float64(), 2), "label": pa.int64()})
     for factory, error, match in (
-        ("no_such_module:make_model", ConfigError, "is no file, and 'no_such_module' cannot be imported"),
+        ("no_such_module:make_model", ConfigError, "is not a file, and 'no_such_module' cannot be imported"),
         ("own_model:make_other", ConfigError, "has no function 'make_other'"),
-        ("own_model:make_nothing", ConfigError, "must give a coowned.JaxModel, not int"),
-        (None, InputError, "given in memory and are not in the run's folder"),
+        ("own_model:make_nothing", ConfigError, "must return a coowned.JaxModel, not int"),
+        (None, InputError, "passed in memory and are not in the run's folder"),
     ):
         with pytest.raises(error, match=match):
             PythonModel(factory=factory).task(schema, folder=folder, is_private=True)

@@ -58,7 +58,7 @@ class _Bert(Specification):
         if self.vocabulary is None and self.checkpoint is None:
             raise InputError(f"needs vocabulary or checkpoint; {bert_files.GET_A_VOCABULARY}")
         if self.architecture is not None and self.checkpoint is not None:
-            raise InputError("a checkpoint has an architecture of its own; leave one of the two out")
+            raise InputError("a checkpoint has its own architecture; give only one of the two")
 
     @abc.abstractmethod
     def head(self) -> "Head":
@@ -77,8 +77,8 @@ class _Bert(Specification):
             raise InputError(f"{folder / self.vocabulary}: no such file; {bert_files.GET_A_VOCABULARY}")
         if self.architecture is not None and not (folder / self.architecture).is_file():
             raise InputError(
-                f"{folder / self.architecture}: no such file; name the config.json of a BERT, or leave architecture "
-                "out for BERT-Tiny"
+                f"{folder / self.architecture}: no such file; give the config.json of a BERT, or omit architecture "
+                "for BERT-Tiny"
             )
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
@@ -100,7 +100,7 @@ class _Bert(Specification):
         if architecture.vocab_size < vocabulary.size:
             raise ConfigError(
                 f"{vocabulary_file}: {vocabulary.size:,} tokens, but the model has room for "
-                f"{architecture.vocab_size:,}; use the vocabulary the model was made with"
+                f"{architecture.vocab_size:,}; use the vocabulary of that model"
             )
         if architecture.max_position_embeddings < self.sequence_length:
             raise ConfigError(

@@ -195,7 +195,7 @@ def parameters_from(
                 wanted_by, remedy = "the configuration asks for", "give the one that belongs to these weights"
             raise InputError(f"{name} has the shape {array.shape}, {wanted_by} {shape}; {remedy}")
         if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise InputError(f"{name} must hold finite floating-point numbers; save the model again")
+            raise InputError(f"{name} must contain finite floating-point numbers; save the model again")
         parameters[name] = np.ascontiguousarray(array, dtype=np.float32)
     unknown = sorted(set(found) - set(wanted))
     if unknown:

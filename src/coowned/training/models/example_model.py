@@ -103,7 +103,7 @@ class ExampleModel:
                     f"{shapes.get(entry.name, 'none')}; make both from the same columns"
                 )
         if KEY not in shapes or USABLE not in shapes:
-            raise InputError("a model of one's own is trained on an ExampleTable; make one from the arrays")
+            raise InputError("a custom model is trained on an ExampleTable; create one from the arrays")
 
     def grid(self, clip_norm: float) -> Grid:
         return Grid.for_gradients(clip_norm)
@@ -174,7 +174,7 @@ class ExampleModel:
         import jax.numpy as jnp
 
         if self.predictor is None:
-            raise InputError("the model has no predict function; give it one: predict=...")
+            raise InputError("the model has no predict function; pass predict=...")
 
         def one(row: Arrays) -> tuple[Any, Any]:
             found = jnp.asarray(self._predict(parameters, self.tree.frozen, row))
@@ -197,7 +197,7 @@ class ExampleModel:
         """Reads `to_arrays` back."""
         found = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
         if {name: array.shape for name, array in found.items()} != self.shapes():
-            raise InputError(f"not the arrays of this model, which are {', '.join(self.shapes())}")
+            raise InputError(f"these are not the arrays of this model, which are {', '.join(self.shapes())}")
         return found
 
     def stand_in(self) -> "ExampleModel":
@@ -285,12 +285,12 @@ class ExampleModel:
         with refuse_collectives():
             given = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
         if jax.tree.structure(given) != jax.tree.structure(0) or given.shape != () or given.dtype != np.float32:
-            raise InputError(f"loss must give one float32 number for one example, not {given}")
+            raise InputError(f"loss must return one float32 number for one example, not {given}")
         lowered = jax.jit(jax.grad(self._loss)).lower(self.tree.trained, self.tree.frozen, row).as_text()
         if _CALLBACK.search(lowered):
             raise InputError(
-                "the loss calls back into Python (a callback, or jax.debug.print), where nobody can see what it keeps "
-                "of an example; leave that out"
+                "the loss calls back into Python (a callback, or jax.debug.print), which could keep data of an "
+                "example; remove that"
             )
         return hashlib.sha256(_ADDRESS.sub("", lowered).encode()).hexdigest()
 
@@ -344,8 +344,8 @@ class ExampleModel:
                     if gradient[row].tobytes() != changed[name][row].tobytes():
                         raise BatchCoupledLossError(
                             f"the gradient of one example at {name!r} changed when other examples of the batch did; "
-                            "clipping would bound nothing. Leave out what mixes examples (batch statistics, custom "
-                            "batching rules)"
+                            "clipping would not bound one example's contribution. Remove what mixes examples (batch "
+                            "statistics, custom batching rules)"
                         )
         return True
 
@@ -406,8 +406,8 @@ def refuse_collectives() -> Iterator[None]:
         if "axis name" not in str(error):
             raise
         raise BatchCoupledLossError(
-            f"the loss asks for other examples of the batch ({error}); a loss sees one example: use layers without "
-            "batch statistics, such as layer norm or group norm"
+            f"the loss uses other examples of the batch ({error}), but it sees only one; use layers without batch "
+            "statistics, such as layer norm or group norm"
         ) from error
 
 

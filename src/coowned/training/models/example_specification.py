@@ -122,12 +122,12 @@ class ExampleSpecification(Specification):
         asked |= dict.fromkeys(more, "")
         label = self.label or next((name for name in _LABELS if name in asked), None)
         if label is not None and label not in asked and labels:
-            raise InputError(f"label is {label!r}, which is no entry of an example; there are {', '.join(asked)}")
+            raise InputError(f"label is {label!r}, which is not an entry of an example; choose from {', '.join(asked)}")
         spelled = label in asked and label not in more and holds_text(schema, asked[label])
         if spelled and self.classes is None:
             raise InputError(
-                f"column {asked[str(label)]!r} holds text: say which classes there are, classes=[...]; they are not "
-                "collected from the data, which would give them away"
+                f"column {asked[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
+                "the data would reveal them"
             )
         plain = {name: column for name, column in asked.items() if name not in more and not (spelled and name == label)}
         kinds = columns_of(schema, plain, {name: tuple(shape) for name, shape in self.shapes.items()})
@@ -209,8 +209,8 @@ class ExampleSpecification(Specification):
                 failure = error
         if len({tuple(found.used.items()) for found, _ in fitting}) != 1:
             raise InputError(
-                f"the schema does not say how long the lists of {', '.join(unknown)} are, and "
-                f"{'several lengths fit' if fitting else 'no length of a parameter fits'}; say it: "
+                f"the schema does not give the length of the lists of {', '.join(unknown)} are, and "
+                f"{'several lengths fit' if fitting else 'no length of a parameter fits'}; pass "
                 f"shapes={{{unknown[0]!r}: (length,)}}, or store them as fixed-size lists"
             ) from (None if fitting else failure)
         example, gives = fitting[0]
@@ -229,7 +229,8 @@ class ExampleSpecification(Specification):
             abs(total - 1) < 1e-3 and (given >= 0).all() and (given <= 1 + 1e-6).all()
         ):
             raise InputError(
-                f"predict must give probabilities, and gave {given.tolist()} for a made-up example; end it with "
+                f"predict must return probabilities, but returned {given.tolist()} for a synthetic example; end it "
+                "with "
                 f"{self.softmax}"
             )
 
@@ -241,15 +242,15 @@ class ExampleSpecification(Specification):
         if gives is None:
             return named or None
         if shape is None or len(shape) > 1:
-            raise InputError(f"predict must give the probabilities of the classes, or one number, not {gives}")
+            raise InputError(f"predict must return the probabilities of the classes, or one number, not {gives}")
         if len(shape) == 0:
             if named and len(named) != 2:
                 raise InputError(
-                    f"predict gives one number, and there are {len(named)} classes; give all probabilities"
+                    f"predict returns one number, but there are {len(named)} classes; return all probabilities"
                 )
             return named or None
         if named and len(named) != shape[0]:
-            raise InputError(f"predict gives {shape[0]} probabilities, and there are {len(named)} classes")
+            raise InputError(f"predict returns {shape[0]} probabilities, but there are {len(named)} classes")
         return named or tuple(range(shape[0]))
 
 
@@ -268,7 +269,7 @@ class AskedExample(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._kinds:
             raise InputError(
-                f"the model asks for example[{name!r}], which is not in the data; there are {', '.join(self._kinds)}"
+                f"the model uses example[{name!r}], which is not in the data; choose from {', '.join(self._kinds)}"
             )
         self.used[name] = shape = self._shape(name)
         return self._zeros(shape, name in self.whole)

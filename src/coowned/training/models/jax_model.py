@@ -70,7 +70,7 @@ class JaxModel(ExampleSpecification):
         tree = self.parameter_tree()
         found = {name: np.shape(array) for name, array in arrays.items()}
         if found != {name: array.shape for name, array in tree.trained.items()}:
-            raise InputError(f"not the arrays of this model, which are {', '.join(tree.trained)}")
+            raise InputError(f"these are not the arrays of this model, which are {', '.join(tree.trained)}")
         return tree.whole(arrays, tree.frozen)
 
     def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:

@@ -86,8 +86,8 @@ class LinearModel(Specification, abc.ABC):
         found = shapes.get("features")
         if found != (self.num_features,) or "labels" not in shapes:
             raise InputError(
-                f"the model has {self.num_features} features, the data have {found[0] if found else 'none'}; "
-                "make the model with the data's num_features"
+                f"the model has {self.num_features} features, the data have {found[0] if found else 'none'}; create "
+                "the model with the data's num_features"
             )
 
     def grid(self, clip_norm: float) -> Grid:
@@ -212,7 +212,9 @@ class FeatureModel(LinearModel):
             return
         object.__setattr__(self, "features", tuple(self.features))
         if len(self.features) > 1 and self.num_features not in (None, len(self.features)):
-            raise InputError(f"num_features is {self.num_features}, features names {len(self.features)}; leave one out")
+            raise InputError(
+                f"num_features is {self.num_features}, but features names {len(self.features)}; give only one"
+            )
 
     def _task(self, schema: pa.Schema, *, label: str | None, classes: Any) -> Task:
         """Reads a table of features with these labels."""

@@ -62,7 +62,7 @@ class ParameterTree:
             else:
                 frozen[name] = np.asarray(leaf)
         if not trained:
-            raise InputError("no parameter is trained: parameters must hold arrays of float32 that are not frozen")
+            raise InputError("no parameter is trained: parameters must contain arrays of float32 that are not frozen")
         return cls(trained, frozen, tuple(names), static, structure)
 
     def whole(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Any:

@@ -60,7 +60,7 @@ class PythonModel(Specification):
         """(what the function gives, the content of its file)."""
         if self.factory is None:
             raise InputError(
-                "the functions of this model were given in memory and are not in the run's folder; pass the model "
+                "the functions of this model were passed in memory and are not in the run's folder; pass the model "
                 'again, open_run(folder, model=...), or train from a file: factory = "module:function"'
             )
         name, _, function = self.factory.rpartition(":")
@@ -70,11 +70,11 @@ class PythonModel(Specification):
             make = getattr(module, function, None)
             if not callable(make):
                 raise ConfigError(
-                    f"{file}: has no function {function!r}; [model] factory names one that gives a {self.gives}"
+                    f"{file}: has no function {function!r}; [model] factory must name one that returns a {self.gives}"
                 )
             made = make(**self.arguments)
         if not isinstance(made, ExampleSpecification) or made.kind != self.kind:
-            raise ConfigError(f"{file}: {function}() must give a {self.gives}, not {type(made).__name__}")
+            raise ConfigError(f"{file}: {function}() must return a {self.gives}, not {type(made).__name__}")
         origin = {"factory": function, "arguments": self.arguments, "source": hashlib.sha256(source).hexdigest()}
         return dataclasses.replace(made, origin=origin), source
 
@@ -129,10 +129,10 @@ def _module(name: str, folder: Path) -> tuple[ModuleType, Path]:
             module = importlib.import_module(name)
         except ImportError as error:
             raise ConfigError(
-                f"[model] factory: {file} is no file, and {name!r} cannot be imported ({error})"
+                f"[model] factory: {file} is not a file, and {name!r} cannot be imported ({error})"
             ) from error
         if not getattr(module, "__file__", None):
-            raise ConfigError(f"[model] factory: {name!r} is not one file; name the module the function is in")
+            raise ConfigError(f"[model] factory: {name!r} is not one file; give the module that contains the function")
         return module, Path(str(module.__file__))
     # Another name for every content: two runs in one process may have files of one name.
     own = f"coowned_factory_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
