@@ -37,7 +37,7 @@ def cached(
     Guarantees:
       - Another input, or another version of coowned, numpy or scipy, is another entry.
         (test_every_input_is_part_of_the_key, test_other_versions_are_other_entries)
-      - A file that was damaged, or belongs to another question, is made anew.   (test_a_damaged_file_is_made_anew)
+      - A damaged file, or one of another question, is recomputed.   (test_a_damaged_file_is_made_anew)
       - A folder that cannot be written is no error.   (test_a_folder_that_cannot_be_made_is_no_error)
 
     Args:
@@ -73,10 +73,10 @@ def keep(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Has JAX keep what it compiles in this folder, for the next process, unless it was told another place.
+    """Lets JAX keep compiled programs in this folder for the next process, unless another one is configured.
 
     Guarantees:
-      - A place that was set, by JAX's own settings or variables, stays.   (test_another_place_stays)
+      - A folder set by JAX's own settings or variables is kept.   (test_another_place_stays)
       - A program that was compiled once on this machine is not compiled again.   (test_programs_are_kept)
     """
     import jax
@@ -90,7 +90,7 @@ def keep_compiled_programs() -> None:
         own.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
         jax.config.update("jax_compilation_cache_dir", str(own))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small ones add up
-        compilation_cache.reset_cache()  # else JAX goes on without, if it has compiled anything before
+        compilation_cache.reset_cache()  # otherwise JAX ignores the folder if it has compiled anything before
 
 
 def _check(key: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The contribution certificate: what a selection really holds, recounted by code of its own.
+"""The contribution certificate: what a selection really contains, recounted independently.
 
 Selectors walk compiled kernels; this file counts with numpy alone, so that a fault of theirs cannot hide here.
 """
@@ -29,8 +29,8 @@ class CountedGraph:
     graph_digest: str
     num_examples: int
     num_users: int
-    num_unprotected_users: int  # users taken out of the attribution, for whom nothing is promised
-    columns_read: tuple[str, ...]  # what ids and attribution were made from; the selection saw nothing else
+    num_unprotected_users: int  # users excluded from the attribution, for whom nothing is promised
+    columns_read: tuple[str, ...]  # what ids and attribution were derived from; the selection saw nothing else
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class CountedSchedule:
     """What was counted of a schedule; None for a set."""
 
     # The most batches b such that any b consecutive ones together hold at most one copy that contains a given user; 0
-    # where one batch holds two; the number of batches where no user takes part twice.
+    # if one batch contains two; the number of batches if no user takes part twice.
     min_separation: int | None
     iterations: int | None
     batch_size: int | None
@@ -70,7 +70,7 @@ class CountedGroups:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionOrigin:
-    """What made the selection, for the record: a recount cannot see it."""
+    """Where the selection came from, for the record: a recount cannot see it."""
 
     selector: dict[str, Any]
     seed: int | None
@@ -295,7 +295,7 @@ def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -
 
 def _texts(graph: AttributionGraph, rows: np.ndarray) -> tuple[digests.Texts, np.ndarray]:
     """Ids as text, and (rows,) the index among them of each of these examples' ids."""
-    if graph.example_ids is not None and is_text(graph.example_ids.type):  # as they lie in memory
+    if graph.example_ids is not None and is_text(graph.example_ids.type):  # as stored in memory
         return digests.Texts(*utf8_buffers(graph.example_ids, length=graph.num_examples)), rows
     return digests.Texts(*utf8_buffers(graph.ids_of(rows), length=len(rows))), np.arange(len(rows))
 

@@ -60,7 +60,7 @@ def decode_json(
     """Reads one JSON text as a `kind`.
 
     Guarantees:
-      - Not UTF-8, not JSON, trailing data, a key given twice, NaN and infinity are refused, each with one sentence.
+      - Not UTF-8, not JSON, trailing data, duplicate keys, NaN and infinity are refused, each with one sentence.
         (test_bad_json)
       - Another format is refused before anything else is looked at.   (test_another_format)
       - An unknown key is refused with the nearest known one, in dataclasses too.   (test_unknown_keys)

@@ -6,7 +6,7 @@ class CoownedError(Exception):
 
 
 class InputError(CoownedError, ValueError):
-    """A file, table, array or argument is not what was asked for."""
+    """A file, table, array or argument is invalid."""
 
 
 class ConfigError(InputError):
@@ -26,12 +26,12 @@ class MemoryLimitError(InputError):
 
 
 class InfeasibleScheduleError(CoownedError):
-    """No schedule of the asked size was found.
+    """No schedule of the requested size was found.
 
     Args:
-      message: what was asked, how far it got, and what to change.
+      message: what was requested, how far it got, and what to change.
       filled: slots that were filled before the search ended.
-      needed: slots that were asked for.
+      needed: slots that were requested.
     """
 
     def __init__(self, message: str, *, filled: int, needed: int):

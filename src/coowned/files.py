@@ -53,7 +53,7 @@ def write_file(
     Args:
       content: the bytes, or a function that writes them.
       mode: permissions, less those the process's umask takes away.
-      temporary: what the file is called while it is written, beside `path`; default: a name of its own.
+      temporary: path of the file while it is written; default: a unique name next to `path`.
     """
     part = temporary or path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -87,7 +87,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
-    """Gives a temporary path beside each target; on a clean exit all replace their targets, else none does.
+    """Yields a temporary path next to each target; on a clean exit all replace their targets, else none does.
 
     Guarantees:
       - After an error, an interrupt or a full disk no target has changed and nothing is left behind.

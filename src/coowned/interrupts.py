@@ -16,7 +16,7 @@ def listen() -> None:
     """Hears signals from now on: for a process that is the command line, not for a library.
 
     Guarantees:
-      - An interrupt that somebody swallowed, or turned into another error, ends the command all the same, with one
+      - An interrupt that was swallowed, or turned into another error, still ends the command, with one
         sentence.   (test_swallowed_interrupt_ends_the_command)
       - A second one is raised like the first.   (test_second_interrupt)
     """

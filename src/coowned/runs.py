@@ -146,11 +146,11 @@ class Run:
 
 
 def open_run(folder: str | os.PathLike[str], *, model: Specification | None = None) -> Run:
-    """A finished run, whether `fit` or `coowned train` made it; refuses a folder whose parts do not agree.
+    """Opens a finished run of `fit` or `coowned train`; refuses a folder whose parts do not agree.
 
     Args:
       folder: of the run.
-      model: the specification it was trained with; needed only for a `JaxModel` that was made in memory.
+      model: the specification it was trained with; needed only for a `JaxModel` that was created in memory.
     """
     if model is not None:
         _check_model(model)
@@ -207,15 +207,15 @@ def fit(
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
       model: `LogisticRegression(features=[...], label=...)`, say: which columns are read, and how large it is.
       selector: chooses S from the train split's graph: a selector of this package or of your own. Or S itself: a
-        Selection from all examples, of which the train split's are taken, or from the train split; a Schedule from the
-        train split. A schedule has batch size and iterations of its own. Whatever is not this package's must choose
+        Selection from all examples, of which the train split's are used, or from the train split; a Schedule from the
+        train split. A schedule has its own batch size and iterations. Anything that is not this package's must choose
         from the graph alone: the claim is void for an S that follows from content, and no recount can tell.
       batch_size, iterations: expected and public; number of steps.
       epsilon, noise_multiplier: exactly one of them; `epsilon="none"` for no guarantee.
       delta, adjacency: of the claim; they have no default.
       allow_large_delta: accept a delta of 0.1 or more.
       public: the data are public, and nothing is promised.
-      mechanism: "dp-sgd", "dp-mf" or "cyclic-dp-mf"; by default the one that the selector is made for.
+      mechanism: "dp-sgd", "dp-mf" or "cyclic-dp-mf"; by default the one that fits the selector.
       num_bands: of the correlated noise.
       clip_norm: longest gradient of one copy; None only without a guarantee.
       learning_rate, optimizer: any optimizer of optax that needs only a learning rate.
@@ -223,7 +223,7 @@ def fit(
         optimizer, as in `[optimizer]` of a configuration; None for the default.
       splits: shares of train, validation and test; by default the model's.
       selection_seed: public; breaks ties in the selector's order.
-      folder: where the run goes; None: a private temporary folder that is removed when the `Run` is no longer used.
+      folder: of the run; None: a private temporary folder that is removed when the `Run` is no longer used.
       seed: a test run: noise and coins are known, and nothing is promised.
       checkpoint_every: steps between two checkpoints.
       devices: among which a batch is split.

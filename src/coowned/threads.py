@@ -21,9 +21,9 @@ def cores() -> int:
 
 
 def step_workers() -> concurrent.futures.ThreadPoolExecutor:
-    """Threads beside the trainer's, one for each further core.
+    """Threads in addition to the trainer's, one for each further core.
 
-    Whatever the host does beside a step is given to them, since a thread more than there are cores would halt one that
+    All work of the host during a step runs on them, since one thread more than there are cores would halt one that
     others wait for.
     """
     return _pool("step", os.getpid())
@@ -35,7 +35,7 @@ def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None
     Guarantees:
       - It ends even where every other thread is busy, so tasks may call it themselves.   (test_tasks_may_share_tasks)
       - An error of any task is raised here, after the tasks that had begun have ended.   (test_errors_are_raised)
-      - A process that was forked has threads of its own.   (test_forked_process_has_threads_of_its_own)
+      - A forked process has its own threads.   (test_forked_process_has_threads_of_its_own)
 
     Args:
       threads: how many work at once, this one included; default: one for each core.

@@ -1,4 +1,4 @@
-"""Keyword guards: one line where a value is taken in, one uniform sentence where it is wrong.
+"""Keyword guards: one line to check an argument, one uniform sentence if it is wrong.
 
 >>> positive(contribution_bound=3)
 >>> positive(contribution_bound=0)

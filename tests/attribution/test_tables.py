@@ -244,6 +244,6 @@ def test_bad_tables(table, arguments, message):
 
 def test_place_is_named():
     with pytest.raises(InputError, match=r"^my table: no user in column 'users' at row 0"):
-        from_table({"users": pa.array([None], pa.string())}, place="my table")
+        from_table({"users": pa.array([None], pa.string())}, name="my table")
     with pytest.raises(InputError, match=r"^my table: column 'id' has no value at row 1"):
-        from_table({"users": ["a", "b"], "id": [1, None]}, example_id="id", place="my table")
+        from_table({"users": ["a", "b"], "id": [1, None]}, example_id="id", name="my table")

@@ -1,6 +1,6 @@
-"""Which keys may be one person: proposals for an alias file, made from metadata alone, for a person to review.
+"""Suggests which keys may belong to one person, from metadata alone, as an alias file for a person to review.
 
-A merge that is missed breaks privacy: each key has a bound of its own, and the person is in more examples than the
+A merge that is missed breaks privacy: each key is bounded separately, and the person is in more examples than the
 guarantee says. A wrong merge costs only data: two people share one bound. When in doubt, keep a proposal.
 """
 
@@ -159,7 +159,7 @@ def _similarity(one: tuple[str, ...], other: tuple[str, ...]) -> float:
 
 
 def _names(examples: AttributedExamples, known: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """The names of each user: those given, and those beside an address in the data ("Bob Stone <bob@x.org>")."""
+    """The names of each user: those given, and those next to an address in the data ("Bob Stone <bob@x.org>")."""
     mapping = examples.user_mapping
     found = [set(known.get(key, ())) for key in mapping.user_keys.to_pylist()]
     for row in np.flatnonzero(np.diff(mapping.indptr) == 1):

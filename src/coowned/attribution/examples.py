@@ -18,7 +18,7 @@ from coowned.attribution.identifiers import Location, as_identifiers, first_true
 from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping, split_addresses
 from coowned.errors import InputError
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 # Texts that other programs write for a value that is missing; nobody is left out for it.
@@ -161,7 +161,7 @@ class ExampleBuilder:
         self._start_batch()
 
     def code(self, spelling: str) -> int:
-        """The number that stands for a user's spelling."""
+        """The code of a user's spelling."""
         return self._codes.setdefault(spelling, len(self._codes))
 
     def add_row(self, example_id: str, *values: Any, characters: int = 0) -> None:
@@ -227,11 +227,11 @@ def attribute(
 
     Args:
       users: a list column of text or integers, in which null lists and null users are errors; or `Mentions`.
-      example_ids: one id a row, or None for the row number.
-      payload: the content, one row an example.
+      example_ids: one id per row, or None for the row number.
+      payload: the content, one row per example.
       user_keys: the rules that make keys of spellings; None for the default ones.
-      aliases: what stands for whom, or the path of a CSV file that says it.
-      columns_read: the names of what ids and users were made from.
+      aliases: an `Aliases`, or the path of its CSV file.
+      columns_read: the columns that ids and users were derived from.
       notes: counts that the reader reports.
       addresses: read each spelling that has an @ as an address header, which may name several people.
       repeats: the name of the note that counts rows which repeat an id, if there are any; empty for no note.
@@ -281,7 +281,7 @@ def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | 
 
 
 def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string they stand for."""
+    """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string of each code."""
     chunked = entries if isinstance(entries, pa.ChunkedArray) else pa.chunked_array([entries])
     encoded = chunked if pa.types.is_dictionary(chunked.type) else chunked.dictionary_encode()
     if encoded.num_chunks == 0:
@@ -291,7 +291,7 @@ def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     codes = parts[0] if len(parts) == 1 else np.concatenate(parts)
     words = chunks[0].dictionary
     if encoded is chunked:
-        # The dictionary was made elsewhere: it may name what no entry has.
+        # A foreign dictionary may contain values that no entry has.
         used = np.zeros(len(words), dtype=bool)
         used[codes] = True
         if not used.all():
@@ -335,7 +335,7 @@ def _merge_copies(
 def _number_keys(
     keys: pl.Series, aliases: Aliases | str | os.PathLike[str] | None, rules: UserKeyRules
 ) -> tuple[np.ndarray, np.ndarray, pa.Array]:
-    """For each spelling the users it stands for, as compressed rows of labels, and the (users,) keys."""
+    """The users of each spelling, as compressed rows of labels, and the (users,) keys."""
     known = read_aliases(aliases)
     if known is None:
         encoded = keys.to_arrow().cast(pa.large_string()).dictionary_encode()
@@ -348,7 +348,7 @@ def _number_keys(
 
 
 def _doubtful_keys(keys: pl.Series) -> dict[str, int]:
-    """Counts of keys that a person should look at: they may be no people, or one person twice."""
+    """Counts of keys to review: they may not be people, or may be duplicates of one person."""
     missing = int(keys.is_in(_MISSING).sum())
     decimals = keys.filter(keys.str.contains(r"^\d+\.0+$"))
     numbers = int(decimals.str.replace(r"\.0+$", "").is_in(keys.implode()).sum())

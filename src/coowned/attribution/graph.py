@@ -19,7 +19,7 @@ from coowned.errors import InputError
 class AttributionGraph:
     """A fixed hypergraph: its examples are the hyperedges, its users the nodes.
 
-    Arrays are kept by example in compressed rows, and by user once they are asked for. They are read-only views;
+    Arrays are stored by example in compressed rows, and by user on first use. They are read-only views;
     `from_csr` keeps the caller's memory where it can, so the caller must not write to it afterwards.
 
     Guarantees:
@@ -28,8 +28,8 @@ class AttributionGraph:
       - Examples without users are legal and keep their index.           (test_examples_without_users)
       - `digest` depends on the ids and the set of (id, key) pairs only. (test_digest_ignores_order_and_labels)
 
-    Cost: O(pairs) time and memory; `digest` hashes every example once, when first asked for.
-    What it is not: a store of content. Nothing a selector may see is made from the text of examples.
+    Cost: O(pairs) time and memory; `digest` hashes every example once, on first use.
+    What it is not: a store of content. Nothing that a selector sees depends on the text of examples.
 
     Example:
       >>> graph = AttributionGraph.from_users_per_example([[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]])
@@ -130,7 +130,7 @@ class AttributionGraph:
         example_ids: Any = None,
         user_keys: Any = None,
     ) -> "AttributionGraph":
-        """From lists of user integers, one list an example; num_users defaults to the largest plus one."""
+        """From one list of user integers per example; num_users defaults to the largest plus one."""
         rows = [list(row) for row in users_per_example]
         users = _integers([user for row in rows for user in row], "users_per_example")
         indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
@@ -198,7 +198,7 @@ class AttributionGraph:
         return dataclasses.replace(self, indptr=indptr, users=users, example_ids=ids)
 
     def without_users(self, users: Any) -> "AttributionGraph":
-        """Takes users out of the attribution: they are no longer protected, and are counted, not named.
+        """Removes users from the attribution: they are no longer protected, and are counted, not named.
 
         The list must be chosen without looking at the content of examples.
         """

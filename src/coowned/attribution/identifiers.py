@@ -11,7 +11,7 @@ import pyarrow.compute
 
 from coowned.errors import InputError
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _LARGEST_INT64 = 2**63 - 1
 
@@ -55,7 +55,7 @@ def as_identifiers(
     """Converts ids or keys to an int64 or large_string array; None stays None and means "the index".
 
     Guarantees:
-      - One entry a row, none null, each different (unless `unique` is false), else `InputError`.
+      - One entry per row, no nulls, no duplicates (unless `unique` is false), else `InputError`.
         (test_identifiers_are_checked)
 
     Example:
@@ -133,7 +133,7 @@ def first_true(mask: Any) -> int:
 def check_valid(array: pa.Array | pa.ChunkedArray, name: str) -> None:
     """Refuses an Arrow array that breaks Arrow's own rules, above all text that is not UTF-8.
 
-    Files and foreign memory can hold such arrays, and everything downstream trusts them blindly.
+    Files and foreign memory can contain such arrays, and later code does not check again.
     """
     before = 0
     for chunk in array.chunks if isinstance(array, pa.ChunkedArray) else [array]:

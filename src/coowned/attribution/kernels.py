@@ -24,7 +24,7 @@ def rows_are_increasing(indptr, users, num_users):
 
 @_njit
 def sort_and_collapse_rows(indptr, users):
-    """Sorts every row in place and drops repeats; returns the new (rows + 1,) indptr and the kept (pairs,) users."""
+    """Sorts every row in place and drops duplicates; returns the new (rows + 1,) indptr and the kept (pairs,) users."""
     kept = 0
     new_indptr = np.zeros(indptr.shape[0], np.int64)
     for row in range(indptr.shape[0] - 1):
@@ -85,7 +85,7 @@ def transpose(indptr, users, num_users, examples):
 
 @_njit
 def take_rows(indptr, users, rows, new_indptr, taken):
-    """Copies the chosen rows, end to end, into taken (pairs,); new_indptr (rows + 1,) is given."""
+    """Copies the chosen rows, end to end, into taken (pairs,) at the offsets new_indptr (rows + 1,)."""
     for r in range(rows.shape[0]):
         begin = indptr[rows[r]]
         at = new_indptr[r]

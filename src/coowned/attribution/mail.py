@@ -136,7 +136,7 @@ def read_mail(
 
 
 def display_names(path: str | os.PathLike[str]) -> dict[str, set[str]]:
-    """The names that stand beside each address in the headers, by the address's key."""
+    """The display names of each address in the headers, by the address's key."""
     wanted = tuple(name.lower().encode() for name in _PEOPLE["everyone"])
     values: set[str] = set()
     for message in raw_messages(path, lambda done: None):
@@ -255,7 +255,7 @@ class _Mailbox:
         ends = np.concatenate([[0], np.cumsum(joins)])[np.concatenate([[0], np.cumsum(counts)])]
         mentioned = mentioned[joins]
         component = kernels.connected_components(ends, mentioned, len(ids))  # (ids,)
-        thread = len(ids) + np.arange(len(counts))  # a message that mentions nothing is a thread of its own
+        thread = len(ids) + np.arange(len(counts))  # a message without references is its own thread
         connected = np.diff(ends) > 0
         thread[connected] = component[mentioned[ends[:-1][connected]]]
         return np.unique(thread, return_inverse=True)[1]

@@ -23,7 +23,7 @@ _DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
 class AddressList(NamedTuple):
     """What one header value names."""
 
-    addresses: tuple[str, ...]  # the addresses as written; what is not an address stands as its own text in lower case
+    addresses: tuple[str, ...]  # the addresses as written; anything else is kept as lower-case text
     unreadable: int  # how many of them are not addresses
     unnamed: bool  # the header says that there are recipients it does not list
 
@@ -110,7 +110,7 @@ class _Reader:
                 after = value.find("]", after) + 1
                 self.text.append(value[at:after])
             elif character == ":":
-                # The name of a group is no person, unless somebody's address stands in it.
+                # The name of a group is not a person, unless it contains an address.
                 name = "".join(self.text)
                 if "@" in name or self.angles:
                     self.finish()
@@ -132,14 +132,14 @@ class _Reader:
         return AddressList(tuple(self.found), self.unreadable, self.unnamed)
 
     def finish(self) -> None:
-        """Takes what stands between two separators as one entry, which may still hold several addresses."""
+        """Parses the text between two separators as one entry, which may still contain several addresses."""
         text, angles, comments = "".join(self.text), self.angles, self.comments
         self.clear()
         before = len(self.found)
         for angle in angles:
             self.take_words(_without_route(angle))
         if angles:
-            # A display name in quotes is well-formed and ignored; an address beside the brackets is not.
+            # A display name in quotes is well-formed and ignored; an address outside the brackets is not.
             self.take_words(re.sub(r'"[^"]*"', " ", text))
         else:
             text = _close_up(text)

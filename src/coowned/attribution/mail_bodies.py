@@ -12,7 +12,7 @@ from coowned.attribution.mail_headers import decode_text, from_base64, header_fi
 
 BODY_FIELDS = (b"content-type", b"content-transfer-encoding", b"content-disposition")
 _WANTED = frozenset(BODY_FIELDS)
-_DEEPEST = 20  # multiparts inside multiparts; what lies deeper counts as an attachment
+_DEEPEST = 20  # nesting depth of multiparts; deeper parts count as attachments
 _PARAMETER = re.compile(r';\s*([\w*-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"?|([^;\s"]*))', re.DOTALL)
 _ESCAPED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 # Each of these takes an unclosed comment or tag to be closed by the end, so that no text is searched twice.
@@ -121,7 +121,7 @@ def _parameters(value: str) -> dict[str, str]:
 
 
 def _texts(part: _Part, depth: int) -> tuple[list[_Part], int]:
-    """The leaves whose text stands for this part, and how many leaves are attachments."""
+    """The leaves that make up this part's text, and the number of attachments."""
     if part.kind.startswith("multipart/"):
         return _multipart_texts(part, depth)
     if part.disposition == "attachment" or "name" in part.parameters or part.kind not in ("text/plain", "text/html"):
@@ -156,14 +156,14 @@ def _multipart_texts(part: _Part, depth: int) -> tuple[list[_Part], int]:
 
 
 def _child(piece: bytes, default: str) -> _Part:
-    if piece.startswith((b"\n", b"\r\n")):  # a part without a header of its own
+    if piece.startswith((b"\n", b"\r\n")):  # a part without a header
         return _Part(default, {}, "", "", piece[piece.index(b"\n") + 1 :])
     header, body = split_message(piece)
     return _part(header_fields(header, _WANTED), body, default)
 
 
 def _pieces(body: bytes, boundary: bytes) -> Iterator[bytes]:
-    """What stands between the boundary lines; the last piece may lack its end."""
+    """The pieces between the boundary lines; the last piece may lack its end."""
     marker = b"--" + boundary
     start = None  # of the piece being read
     at = 0 if body.startswith(marker) else body.find(b"\n" + marker) + 1

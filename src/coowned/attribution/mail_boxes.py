@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 from coowned.errors import InputError
 
 _CHUNK = 4 << 20  # bytes read at a time
-_HEAD = 1 << 16  # bytes looked at to tell what a file is
+_HEAD = 1 << 16  # bytes read to detect the kind of a file
 _LOOK_AHEAD = 1 << 12  # bytes after a "From " line that decide whether it separates
 _SEPARATOR = b"\nFrom "
 _DATED = re.compile(
@@ -35,9 +35,9 @@ class RawMessage(NamedTuple):
     """One message as it is stored."""
 
     content: bytes  # all its bytes, a leading "From " line included
-    name: str  # its id where it has no Message-ID: made of file name and position, never of content
+    name: str  # its id without a Message-ID: from file name and position, never from content
     escaped: bool  # lines of the body that begin with "From " carry one ">" too many
-    folder: str = ""  # in which the message lies, seen from the folder that was given
+    folder: str = ""  # the message's folder, relative to the folder that was given
 
 
 def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) -> Iterator[RawMessage]:
@@ -102,7 +102,7 @@ def folder_files(folder: Path) -> tuple[list[str], int]:
 
 
 def read_head(file: Path, length: int = _HEAD) -> bytes:
-    """The first bytes of a file, enough to tell what it is."""
+    """The first bytes of a file, enough to detect its kind."""
     try:
         with file.open("rb") as opened:
             return opened.read(length)
@@ -147,7 +147,7 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
 def _file_messages(
     file: Path, name: str, prefix: str, *, several: bool, report: Callable[[float], None]
 ) -> Iterator[RawMessage]:
-    """The messages of one file: several where it is an mbox, one where it is a message of its own."""
+    """The messages of one file: several in an mbox, otherwise one."""
     try:
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size

@@ -164,7 +164,7 @@ def known_charset(name: str) -> str | None:
 
 
 def from_base64(raw: bytes) -> bytes:
-    """What base64 stands for, with anything foreign in it passed over and a missing end left out."""
+    """Decodes base64, skipping foreign characters and dropping an incomplete end."""
     raw = raw.translate(None, _NOT_BASE64)
     usable = len(raw) - (len(raw) % 4 == 1)
     return binascii.a2b_base64(raw[:usable] + b"=" * (-usable % 4))

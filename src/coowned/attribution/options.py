@@ -1,4 +1,4 @@
-"""The options of a data source, declared once: readers, `[data]` in TOML and the command line are made from them."""
+"""The options of a data source, declared once for the readers, `[data]` in TOML and the command line."""
 
 import dataclasses
 import re
@@ -22,7 +22,7 @@ class Option(NamedTuple):
 
     help: str  # one sentence for people
     formats: tuple[str, ...] = FORMATS  # the formats that it applies to; it is refused for others
-    metavar: str | None = None  # what stands for its value in the help of the command line
+    metavar: str | None = None  # placeholder of its value in the command line's help
     choices: tuple[str, ...] = ()  # the values it can have, if they are few
     is_path: bool = False  # it names a file
     is_flag: bool = False  # it is true or false

@@ -27,9 +27,9 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
 _LARGEST_FILE = 1 << 30  # one day of one channel; more is no export
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 _PAYLOAD = pa.schema([("channel", pa.large_string()), ("ts", pa.large_string()), ("text", pa.large_string())])
-# Subtypes that somebody wrote; all others are notices of Slack itself, or answers it makes of other people's words.
+# Subtypes written by a person; all others are Slack's own notices, or answers composed from other people's words.
 _WRITTEN = (None, "", "me_message", "thread_broadcast", "reply_broadcast", "file_share", "file_comment", "bot_message")
-# What attribution is made from, as the certificate names it.
+# What attribution is derived from, as the certificate names it.
 _READ = (
     "channel id and ts", "subtype", "thread_ts", "user", "bot_id", "reply_users", "replies", "parent_user_id", "members"
 )  # fmt: skip
@@ -86,13 +86,13 @@ def read_slack(
     """Messages of a Slack export, attributed by their metadata; payload: channel (its id), ts, text.
 
     Args:
-      export: the zip that Slack made, or the folder it unpacks to.
+      export: the zip that Slack exported, or its unpacked folder.
       attribute_to: whom a message belongs to.
         "participants": its author and everyone who wrote in its thread (`reply_users` and `replies` of the first
         message, and the authors of all messages with its `thread_ts`); in direct messages, of two or of several, also
         every member.
         "channel": also every member of the channel, and whoever ever wrote, joined or left there, since the list of
-        members is that of the day of the export. Whoever only reads is protected then, too; the number of pairs is that
+        members is that of the day of the export. People who only read are protected, too; the number of pairs is that
         of messages times people, and a bound keeps few messages of a large channel.
         Mentions in the text are never read: they would let content choose S. Somebody whom a message is about, and who
         did not take part, is not protected by it.
@@ -100,8 +100,8 @@ def read_slack(
       aliases: who has several accounts: a CSV file `key,user` of user ids.
       progress: called after each file as progress(done, message), with `done` from 0 to 1.
 
-    A message is an example, its id is "CHANNEL:TS". Where one id comes twice (a reply also sent to the channel, days
-    that overlap), the first one in order of files stands for all, with the people of all. A person whose account was
+    A message is an example, its id is "CHANNEL:TS". If an id occurs twice (a reply also sent to the channel, days
+    that overlap), the first one in file order is kept, with the people of all. A person whose account was
     deleted stays a user. What a program posts belongs to the account it posts as, or else to "bot:ID", a user like
     others that can be left unprotected ("bot:unnamed" for those without an id). Other notices of Slack (joined, left,
     topic, pinned, ...) are left out by their `subtype`, as are folders that no list of conversations names, because who

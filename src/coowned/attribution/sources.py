@@ -49,7 +49,9 @@ class DataSource(DataOptions):
         """
         kind = self.format or detect_format(self.path)
         self.refuse_unused(kind)
-        unprotected = None if self.unprotected is None else read_keys(self.unprotected)  # first: the data may take long
+        unprotected = (
+            None if self.unprotected is None else read_keys(self.unprotected)
+        )  # first: reading the data may take long
         examples = self._read(kind, progress)
         return examples if unprotected is None else examples.without_users(unprotected)
 
@@ -60,7 +62,7 @@ class DataSource(DataOptions):
         return (dataclasses.replace(self, users=[]) if unnamed else self).read()
 
     def display_names(self) -> dict[str, set[str]]:
-        """What people are called in the metadata beside their keys; tables keep such names in their spellings."""
+        """Display names of people by key, from the metadata; tables keep such names in their spellings."""
         kind = self.format or detect_format(self.path)
         if kind == "mail":
             from coowned.attribution.mail import display_names
@@ -83,8 +85,9 @@ class DataSource(DataOptions):
             if self.query is None:
                 raise InputError(f"{self.path}: a database needs a query for the rows; add --query 'SELECT ...'")
             with open_sqlite(self.path) as connection:
-                place = str(self.path)
-                return read_query(self.query, connection, self, aliases=self.aliases, place=place, progress=progress)
+                return read_query(
+                    self.query, connection, self, aliases=self.aliases, name=str(self.path), progress=progress
+                )
         if kind in TABLES:
             from coowned.attribution.table_files import read_table
 

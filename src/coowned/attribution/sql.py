@@ -44,7 +44,7 @@ def read_sql(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
     addresses: bool | None = None,
-    place: str = "the query",
+    name: str = "the query",
     progress: Progress | None = None,
 ) -> AttributedExamples:
     """Attributed examples from the rows of a query; `users`, `user`, `separator`, ... as in `from_table`.
@@ -54,10 +54,10 @@ def read_sql(
         what it leaves out is a selection that no certificate sees.
       connection: an open DB-API 2 connection (sqlite3, psycopg, ...) or an ADBC one; it is not closed, nor is anything
         committed.
-      example_id: the column with the ids, never made from content. There is no default: without ORDER BY the number of
+      example_id: the column with the ids, never derived from content. No default: without ORDER BY the number of
         a row says where the database keeps it, which can depend on content.
       parameters: for the placeholders of the query, in the connection's own style.
-      place: what to call the query in errors.
+      name: what errors call the query.
       progress: called after each chunk of rows as progress(0.0, message): how many will come is not known.
 
     A column is integers, numbers, text, ... by what it holds; integers among numbers become numbers, NULL is
@@ -84,7 +84,7 @@ def read_sql(
     """
     options = table_options(users, user, example_id, separator, addresses)
     return read_query(
-        query, connection, options, parameters=parameters, user_keys=user_keys, aliases=aliases, place=place,
+        query, connection, options, parameters=parameters, user_keys=user_keys, aliases=aliases, name=name,
         progress=progress,
     )  # fmt: skip
 
@@ -97,11 +97,11 @@ def read_query(
     parameters: Sequence[Any] | dict[str, Any] = (),
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
-    place: str = "the query",
+    name: str = "the query",
     progress: Progress | None = None,
 ) -> AttributedExamples:
     """`read_sql` with the options of a source."""
-    where = Location(place)
+    where = Location(name)
     if not isinstance(query, str) or not query.strip():
         raise InputError(f"{where}the query must be text, not {query!r}; write a SELECT")
     if options.example_id is None:
@@ -191,7 +191,7 @@ def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
 
 @contextlib.contextmanager
 def _named_errors(connection: Any, where: Location) -> Iterator[None]:
-    """What the driver says becomes an InputError, without the cell that it may quote: cells are somebody's data."""
+    """Turns the driver's errors into InputError, without any cell they may quote: cells are private data."""
     errors = getattr(connection, "Error", None)  # an extension of the DB-API that most drivers have
     if not (isinstance(errors, type) and issubclass(errors, Exception)):
         package = sys.modules.get(type(connection).__module__.split(".")[0])

@@ -101,7 +101,7 @@ def heavy_users_advice(graph: AttributionGraph, contribution_bound: int) -> str 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class HeavyUsers:
-    """A few users, heaviest first, and what they cost; made from a graph here or on Spark."""
+    """The heaviest users and what they cost, computed locally or on Spark."""
 
     num_examples: int  # of the whole graph
     held: np.ndarray  # (users,) examples of each

@@ -156,7 +156,7 @@ def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Pa
 
 
 def _read_parquet_file(file: Path, _: DataOptions) -> pa.Table:
-    # Without reading ahead the peak is the table and the pages at hand.
+    # Without prefetching, peak memory is the table and the current pages.
     with pyarrow.parquet.ParquetFile(file, memory_map=True, pre_buffer=False) as parquet:
         return parquet.read(use_threads=True)
 
@@ -192,7 +192,7 @@ def _read_csv_file(file: Path, options: DataOptions) -> pa.Table:
 
 
 def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
-    """Says the row, counted from 0 after the header, and never shows a cell: cells are somebody's data."""
+    """Names the row, counted from 0 after the header, and never shows a cell: cells are private data."""
     message = one_line(error)
     row = re.search(r"Row #(\d+):", message)
     where = f"{file}, row {int(row[1]) - 2}" if row and int(row[1]) > 1 else str(file)
@@ -234,7 +234,7 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
 def _breaks_arrow(file: Path) -> bool:
     """Whether Arrow's reader could misread the file or crash.
 
-    It loses nulls at the beginning of a list, and dies of a null in place of an object and of deep nesting.
+    It loses nulls at the beginning of a list, and crashes on a null instead of an object and on deep nesting.
 
     References: https://github.com/apache/arrow/issues/51305, https://github.com/apache/arrow/issues/47409
     """
@@ -304,7 +304,7 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
 
 
 def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no field occurs twice."""
+    """A JSON object without duplicate fields."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("duplicate field in one object")

@@ -20,7 +20,7 @@ from coowned.attribution.options import DataOptions
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
+pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _ROWS_AT_ONCE = 1 << 20  # rows whose names are cut and joined at a time
 _INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
@@ -41,9 +41,9 @@ def from_table(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
     addresses: bool | None = None,
-    place: str = "",
+    name: str = "",
 ) -> AttributedExamples:
-    """Attributed examples from a table, one example a row, or one (example, user) pair a row with `user=`.
+    """Attributed examples from a table with one example per row, or one (example, user) pair per row with `user=`.
 
     Args:
       table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns, a list of rows as
@@ -51,17 +51,17 @@ def from_table(
       users: the column, or columns, that name an example's users ("users" by default): lists, or one name a cell.
         With several columns, or with a separator, an empty cell names nobody; with one column it is an error.
       user: the column with the one user of a row.
-      example_id: the column with the ids, never made from content; the row number by default. Rows with the same id
+      example_id: the column with the ids, never derived from content; the row number by default. Rows with the same id
         are copies of one example, which has the users of all of them and the other columns of the first.
-      separator: what stands between two users of one cell ("a@x; b@y").
+      separator: between two users of one cell ("a@x; b@y").
       user_keys: the rules that make keys of spellings; `UserKeyRules()` by default, which merges on the safe side.
-      aliases: who stands for whom, or the path of a CSV file `key,user`.
+      aliases: an `Aliases`, or the path of a CSV file `key,user`.
       addresses: the user columns hold mail addresses, perhaps several in a cell; by default where a column's name says
         so ("to", "sender", "email", ...).
-      place: what to call the table in errors.
+      name: what errors call the table.
 
     Guarantees:
-      - One example a row, in row order, whatever the kind of table.   (test_every_kind_of_table)
+      - One example per row, in row order, for every kind of table.   (test_every_kind_of_table)
       - Rows with one id are one example with the users of all.        (test_copies_of_an_example_are_one)
 
     Example:
@@ -71,7 +71,7 @@ def from_table(
       >>> examples.user_keys.to_pylist()
       ['ann', 'bob', 'carol']
     """
-    where = Location(place)
+    where = Location(name)
     options = table_options(users, user, example_id, separator, addresses)
     arrow = valid_table(to_arrow_table(table), options, where)
     return attribute_table(arrow, options, where, user_keys=user_keys, aliases=aliases)
@@ -291,7 +291,7 @@ def _as_lists(
     column: pa.ChunkedArray, name: str, separator: str | None, begin: int, *, lenient: bool, where: Location
 ) -> tuple[np.ndarray, pa.Array]:
     """The (rows + 1,) ends of each row's names, and the names end to end; begin: the number of the first row."""
-    if _is_list(column.type):  # beside other columns: a null list names nobody
+    if _is_list(column.type):  # with several columns a null list means no users
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
         return _ends(lengths), _text(pc.list_flatten(column))
     text = _text(column)

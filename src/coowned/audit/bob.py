@@ -1,6 +1,6 @@
 """The story of this package as an experiment: a secret about Bob, in e-mails he received.
 
-Attributed to senders, each of those e-mails belongs to somebody else, many of them are chosen, and the claimed epsilon
+Attributed to senders, each of those e-mails belongs to someone else, many of them are selected, and the claimed epsilon
 does not hold for Bob. Attributed to everyone in it, Bob is in at most `contribution_bound` of what is chosen, and it
 does.
 """
@@ -50,7 +50,7 @@ class Measured:
     attribution: str  # "sender" or "everyone"
     # Proven, for every user of that attribution (fixed graph, zero-out) at `delta` and `contribution_bound`.
     epsilon: float
-    target_epsilon: float  # as it was asked for
+    target_epsilon: float  # as requested
     delta: float
     contribution_bound: int
     size: int
@@ -66,7 +66,7 @@ class Measured:
 
     @property
     def shown_epsilon(self) -> str:
-        """As it was asked for, with what was proven."""
+        """The requested epsilon, with what was proven."""
         return f"{self.target_epsilon:.12g} (proven: {rounded_up(self.epsilon)})"
 
     @property
@@ -115,7 +115,7 @@ class BobTest:
     def __post_init__(self) -> None:
         validate.integer(at_least=8, trials=self.trials)
         if self.seed is not None:
-            validate.integer(at_least=0, at_most=2**62, seed=self.seed)  # every model has a seed of its own above it
+            validate.integer(at_least=0, at_most=2**62, seed=self.seed)  # every model has its own seed above it
 
     def world(self) -> EmailWorld:
         return EmailWorld(
@@ -127,7 +127,7 @@ class BobTest:
         return self._prepare(attribution)[0].guarantee  # type: ignore[return-value]
 
     def measure(self, attribution: str, *, progress: Callable[[int], None] | None = None) -> Measured:
-        """Trains all models of one attribution and measures what they tell about Bob."""
+        """Trains all models of one attribution and measures what they reveal about Bob."""
         plan, table, bobs, question = self._prepare(attribution)
         model = LogisticRegression(num_features=self.num_features)
         # Zero-out with Bob as the unit: all e-mails he is in add nothing, and the graph is what it was.
@@ -158,7 +158,7 @@ class BobTest:
         )
 
     def _key(self, number: int) -> RunKey:
-        # A key for every model: coins and noise of one tell nothing about another's.
+        # A key for every model, so that their coins and noise are independent.
         return RunKey.from_operating_system() if self.seed is None else RunKey.from_seed(self.seed + number)
 
     def _prepare(self, attribution: str) -> tuple[TrainingPlan, FeatureTable, Any, Any]:

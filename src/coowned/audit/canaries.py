@@ -1,6 +1,6 @@
 """An end-to-end audit in one training run: users who do not exist, each in the data or not by a fair coin.
 
-Every canary user owns `contribution_bound` examples of their own, as many as a real user may have in S. Whether their
+Every canary user owns `contribution_bound` examples, as many as a real user may have in S. Whether their
 content is there is decided by a coin of the operating system; where it is not, their examples add nothing to any
 gradient and the graph is what it was. After training, the auditor ranks all canaries by how well the model knows them
 and guesses; a mechanism that keeps its promise cannot be guessed well. The real data are trained on as ever.
@@ -84,7 +84,7 @@ class DataWithCanaries:
         return kinds | ({"norms": np.dtype(np.float32)} if self.norms else {})
 
     def with_norms(self) -> "DataWithCanaries":
-        """With the norms of the rows, which a run that clips reads beside features."""
+        """With the norms of the rows, which a clipping run reads along with features."""
         return dataclasses.replace(self, norms="features" in self.content.arrays)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
@@ -109,7 +109,7 @@ class DataWithCanaries:
 
 
 def graph_with_canaries(graph: AttributionGraph, *, num_users: int, per_user: int) -> AttributionGraph:
-    """The graph and, behind it, `num_users` users with `per_user` examples of their own each.
+    """The graph and, behind it, `num_users` users with `per_user` examples each.
 
     >>> graph = AttributionGraph.from_users_per_example([[0, 1], [1]])
     >>> graph_with_canaries(graph, num_users=2, per_user=2).examples_per_user.tolist()
@@ -138,7 +138,7 @@ class CanaryAudit:
     gaussian_claim: float  # what the claim allows the second bound to be
     delta: float
     alpha: float
-    canaries: int  # made-up users
+    canaries: int  # synthetic users
     included: int  # how many of them were in
     largest_bound: float  # what the second bound would be had every canary been guessed right
     area_under_curve: float  # chance that a canary who is in ranks above one who is out; a half is blind guessing
@@ -174,7 +174,7 @@ def audit_with_canaries(
 
     Args:
       model, data, initial: what is audited, as for `train`; the model takes what the canaries hold.
-      make_plan: for a graph, the plan with its selection, certificate, guarantee and a run key of its own.
+      make_plan: for a graph, the plan with its selection, certificate, guarantee and its own run key.
       content: what canaries hold, `per_user` examples of a user in a row.
       per_user: examples of each; the contribution bound makes the audit strongest.
       alpha: probability that an honest run is accused.

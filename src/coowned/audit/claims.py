@@ -46,7 +46,7 @@ class MechanismClaim:
     mechanism: Mechanism  # with its contribution bound
     noise_multiplier: float  # in units of one copy's clip norm
     adjacency: str  # "zero-out" or "replace"
-    strategy: BandedStrategy | None = None  # of correlated noise; by default the one training would take
+    strategy: BandedStrategy | None = None  # of correlated noise; by default the one training would use
 
     def __post_init__(self) -> None:
         check_terms(noise_multiplier=self.noise_multiplier, adjacency=self.adjacency)
@@ -69,7 +69,7 @@ class MechanismClaim:
 
     @property
     def coefficients(self) -> npt.NDArray[np.float64]:
-        """(num_bands,) of the strategy the noise is made with."""
+        """(num_bands,) coefficients of the noise strategy."""
         return np.ones(1) if self.strategy is None else self.strategy.coefficients
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""The audit with canaries for a run of `coowned train`: its configuration trained once more, with made-up users."""
+"""The audit with canaries for a run of `coowned train`: its configuration trained once more, with synthetic users."""
 
 import os
 

@@ -33,7 +33,7 @@ ALPHA = 1e-3
 TRIALS = 200_000
 NUM_EPSILONS = 9
 DIRECTIONS = ("in", "out")
-_CANDIDATES = 400  # thresholds among which the best is taken
+_CANDIDATES = 400  # thresholds, of which the best is used
 _MOST_USERS = 1024  # side by side in one training
 _BATCH_NUMBERS = 2**21  # features in a batch
 _KEPT_NUMBERS = 2**23  # users times steps that are kept
@@ -76,7 +76,7 @@ class CurveAudit:
     adjacency: str
     alpha: float  # probability of an alarm, at most, where the claim holds
     trials: int  # of each side; half of them chose the events
-    iterations: int  # steps of each trial; fewer than the run's where those would have taken too long
+    iterations: int  # steps of each trial; fewer than the run's if those would take too long
     events: tuple[Event, ...]  # one a (epsilon, direction, user)
 
     @property

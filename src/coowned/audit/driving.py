@@ -1,4 +1,4 @@
-"""Runs the trainer itself on made-up data and gives what every step released.
+"""Runs the trainer itself on synthetic data and returns what every step released.
 
 The plan is the run's own with a fresh key: `TrainingPlan.batches`, `Feeder`, the step and the noise stream are those
 that trained. Plain gradient steps with a tiny learning rate from parameters of zero leave the gradients where they
@@ -31,9 +31,9 @@ Released = dict[str, npt.NDArray[np.float64]]
 def audited(
     plan: TrainingPlan, selected: Selection | Schedule, run_key: RunKey, *, change: float = _SMALL
 ) -> TrainingPlan:
-    """The plan with another key, on a made-up S or schedule, taking plain gradient steps.
+    """The plan with another key, on a synthetic S or schedule, with plain gradient steps.
 
-    A test run stays one and a real run a real one, whatever the key was made from: nothing is claimed of an audit.
+    A test run stays one and a real run a real one, whatever the key: an audit claims nothing.
 
     Args:
       change: about how much one clip norm changes a parameter by; by default too little to change any gradient.

@@ -1,4 +1,4 @@
-"""Does the sampler draw every copy by a coin of its own? Counts whose law is then exactly binomial.
+"""Tests that the sampler draws every copy by its own coin: counts are then exactly binomial.
 
 The whole-curve audit sees too much participation of one user. It hardly sees sampling that is not Poisson at all but
 has the right rates, such as shuffling (each copy once an epoch) or batches cut to a size; here they show at once.
@@ -144,7 +144,7 @@ def _draw(
 
 
 def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
-    """Disjoint pairs, so that every pair has coins of its own."""
+    """Disjoint pairs, so that every pair has its own coins."""
     rounds, copies = drawn.shape
     checks = []
     pairs = drawn[:, : copies // 2 * 2].reshape(rounds, -1, 2).all(axis=2)

@@ -39,7 +39,7 @@ NOT_SEEN = (
     "patterns instead. Not audited: the run's own data and attribution, sharing a batch among several devices (the "
     "audit trains on one), and `scale_gradients` (the audit trains without it)."
 )
-LARGEST_SEED = 2**57 - 1  # every test of an audit has a seed of its own, made from the given one
+LARGEST_SEED = 2**57 - 1  # every test of an audit has its own seed, derived from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
 _USERS = 64  # worst-case users at least, of whom some may share a coordinate
 _DRAWN = 8  # of their copies at least in an average step, where there are so many
@@ -51,7 +51,7 @@ _COMPARED = 20  # such trainings
 class RunAudit:
     """What was tried on a run's plan."""
 
-    claim: PrivacyGuarantee  # the run's guarantee, computed anew
+    claim: PrivacyGuarantee  # the run's guarantee, recomputed
     alpha: float  # probability, at most, of an alarm where the claim holds, all tests together
     audits_run: int  # how many times this run was audited, this one included; each could be a false alarm
     curves: tuple[CurveAudit, ...]  # the whole-curve audits, of the claim's adjacency first
@@ -88,7 +88,7 @@ class RunAudit:
         return f"Broken: {' and '.join(f'the {name} test' for name in self.alarms)} contradict the claim ({odds})."
 
     def overtime(self) -> str:
-        """Why it took longer than asked; empty where it did not."""
+        """Why it took longer than requested; empty if it did not."""
         if self.taken <= 1.1 * self.asked:
             return ""
         return f"It took {self.taken:.0f} s instead of {self.asked:g}: {self.longest}."
@@ -122,10 +122,10 @@ def audit_run(
     seconds: float = 60.0,
     seed: int | None = None,
 ) -> RunAudit:
-    """Audits a run: its own plan and model, on made-up data of its shape, with fresh keys. Writes RUN/audit.json.
+    """Audits a run: its own plan and model, on synthetic data of its shape, with fresh keys. Writes RUN/audit.json.
 
     The run's own key is never used: its noise would serve a second time. The false-alarm probability is shared among
-    the tests. Entries that other audits of the run made ("canaries") are kept.
+    the tests. Entries of other audits of the run ("canaries") are kept.
 
     Guarantees:
       - A folder whose parts do not agree is refused.   (test_changed_claim_is_refused)
@@ -218,7 +218,7 @@ def audit_plan(
 
 
 def plan_of(run: StoredRun) -> TrainingPlan:
-    """The plan of a finished run, with a key of its own and a made-up S of the same shape.
+    """The plan of a finished run, with a fresh key and a synthetic S of the same shape.
 
     Guarantees:
       - It is the plan that run.json describes, but for its S, or is refused.   (test_another_plan_is_refused)
@@ -251,7 +251,7 @@ def plan_of(run: StoredRun) -> TrainingPlan:
 
 
 def store_canaries(run: StoredRun, found: CanaryAudit) -> None:
-    """Puts an audit with canaries into RUN/audit.json, beside that of the plan if there is one.
+    """Adds an audit with canaries to RUN/audit.json, next to that of the plan if there is one.
 
     Guarantees:
       - What else is in the file stays.   (test_canaries_are_kept_beside_the_mechanism)

@@ -23,7 +23,7 @@ def audit_key_source(*, alpha: float = 1e-3, keys: int = _KEYS) -> CheckedLaw:
       - The probability of an alarm is at most alpha where keys are independent random bits.   (test_keys_pass)
       - Constant, biased or repeated bits are caught, and keys that have 32 random bits (with probability 0.9996).
         (test_wrong_key_sources_are_caught)
-    What it is not: able to see a generator of good statistics that somebody else can predict.
+    What it is not: able to detect a predictable generator with good statistics.
     """
     drawn = b"".join(RunKey.from_operating_system().secret for _ in range(keys))
     words = np.frombuffer(drawn, np.uint32).reshape(keys, 8)

@@ -130,7 +130,7 @@ def content_for(model: Model) -> WorstCase:
 
 
 def audited_model(model: Model) -> Model:
-    """The model that an audit trains: for a loss of somebody's own one with known gradients and the same clipper.
+    """The model that an audit trains: for a custom loss, one with known gradients and the same clipper.
 
     Whatever the loss, what a copy adds is its clipped gradient: that it is clipped, and everything after it, is tested.
     """
@@ -139,7 +139,7 @@ def audited_model(model: Model) -> Model:
 
 
 def _graph(owner: npt.NDArray[np.int64], users: int) -> AttributionGraph:
-    """Every example has one user: its owner, or somebody of the crowd."""
+    """Every example has one user: its owner, or one of the crowd."""
     crowd = owner < 0
     keys = owner.copy()
     keys[crowd] = users + np.arange(np.count_nonzero(crowd))

@@ -25,7 +25,7 @@ _DATA = Annotated[
 
 
 def reads_data(verb: Callable[..., Any], *, or_config: bool = False) -> Callable[..., Any]:
-    """Gives a verb `run(source, …)` the data options in place of `source`, a `DataSource`.
+    """Replaces the parameter `source` of a verb's `run(source, …)` by the data options.
 
     With `or_config` DATA may be left out, and `source` is then None: the verb takes them from a configuration.
     """

@@ -1,4 +1,4 @@
-"""`coowned demo`: all stages on a made-up e-mail world, from a mailbox to a report."""
+"""`coowned demo`: all stages on a synthetic e-mail world, from a mailbox to a report."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ def run(
     ] = 200,
     json: Json = False,
 ) -> None:
-    """Goes from made-up e-mails to private models, an audit and a report; needs no input.
+    """Goes from synthetic e-mails to private models, an audit and a report; needs no input.
 
     Plans, selects, certifies, calibrates, trains at three epsilons with the best choice for each, tries to break the
     claim, and reports. It also tells the story of Bob: a secret about him is in e-mails he received, and attributing
@@ -169,7 +169,7 @@ def run(
 
 
 def _make_room(output: Path) -> None:
-    """Makes the folder, without what an earlier demo left in it; anybody else's files are not touched.
+    """Creates the folder and removes the files of an earlier demo; other files are not touched.
 
     Guarantees:
       - Files of the demo's names that no demo wrote are kept, and the folder refused.   (test_others_files_are_kept)

@@ -47,7 +47,7 @@ for verb in (
 ):  # fmt: skip
     app.command(name=verb.__name__.rsplit(".", 1)[-1].replace("_", "-"))(verb.run)
 
-# The base class of usage errors; typer may use a copy of click of its own, so it is looked up here.
+# The base class of usage errors; typer may bundle its own copy of click, so it is looked up here.
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 

@@ -1,4 +1,4 @@
-"""Options that mean the same on several verbs, and options that are made from a declaration."""
+"""Options shared by several verbs, and options generated from a declaration."""
 
 import functools
 import inspect
@@ -81,7 +81,7 @@ def with_parameters(
     parameters: Sequence[inspect.Parameter],
     build: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., Any]:
-    """The verb with `parameters` in place of the one named `replaced`, which becomes what `build` makes of them."""
+    """The verb with `parameters` instead of the parameter `replaced`, whose value `build` creates from them."""
 
     @functools.wraps(verb)
     def run(**given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whatever a verb reads must survive what it writes, and what is there is replaced only where that was asked for."""
+"""Outputs never overwrite inputs, and replace existing files only on request."""
 
 import os
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ def files_of(source: "DataSource") -> list[PathOrURL]:
 def refuse_to_overwrite(
     inputs: Iterable[PathOrURL], outputs: Iterable[PathOrURL | None], *, replace: bool = True
 ) -> None:
-    """Refuses an output that is an input, lies in an input folder, or is another output; None writes nothing.
+    """Refuses an output that is an input, is inside an input folder, or is another output; None is no output.
 
-    A file in a data folder would be taken for data at the next reading. Without `replace` an output that exists is
+    A file in a data folder would be read as data next time. Without `replace` an output that exists is
     refused too; what exists at a URL of another file system is not looked at here.
     """
     read = [_resolved(given) for given in inputs]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coowned.certificate import ContributionCertificate
     from coowned.selection.selector import Selector
 
-    # What would help where a few users keep most examples out stands beside the certificate.
+    # The certificate, and advice if a few users keep most examples out.
     _Certified: TypeAlias = tuple[ContributionCertificate, str | None]
 
 _SETTINGS: dict[str, tuple[type, Option]] = {

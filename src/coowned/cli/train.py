@@ -122,7 +122,7 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
 
 
 def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]]]:
-    """Headings and rows: every figure with its interval, the trivial answer and the model without privacy beside it."""
+    """Headings and rows: every figure with its interval, the trivial answer and the model without privacy."""
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.4f}"
@@ -149,7 +149,7 @@ def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]
 def _bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line every 30 seconds.
 
-    What was announced last is written above both when the first step has been taken. Its first line, which has the
+    The last announcement is written above both after the first step. Its first line, which has the
     whole claim, is in every line of a log, which may be read alone.
     """
     announced, begun = "", False

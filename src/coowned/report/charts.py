@@ -1,6 +1,6 @@
 """Charts by altair: one colour per selector, legible on light and dark backgrounds.
 
-Text and lines take the colour of the surrounding page ("currentColor"), so one chart serves light, dark and print. In
+Text and lines use the colour of the surrounding page ("currentColor"), so one chart serves light, dark and print. In
 every chart the layer named "rows" has exactly one mark per row of its data.
 """
 
@@ -36,7 +36,7 @@ _LEGEND_WIDTH = 34  # letters of two legend entries that fit side by side into a
 
 
 def colour_of(selector: str) -> str:
-    """The colour of a selector, or a neutral one for a selection made by hand.
+    """The colour of a selector, or a neutral one for a selection of the user's own.
 
     >>> colour_of("greedy"), colour_of("given")
     ('#2f7fd6', '#808894')
@@ -145,7 +145,7 @@ def intervals(
 ) -> Row:  # fmt: skip
     """A point at `value` for each row, from `low` to `high`, with a line at `trivial` and a ring at `baseline`.
 
-    Rows of the same x stand side by side by `beside`, where there are any. What a row lacks is not drawn.
+    With `beside`, rows of the same x are drawn side by side. Missing values are not drawn.
     """
     import altair as alt
 

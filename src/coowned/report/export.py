@@ -1,4 +1,4 @@
-"""A folder with a model and what is promised of it, taken from a run without anything that is not covered."""
+"""Exports the model of a run with its guarantee, and nothing that the guarantee does not cover."""
 
 import json
 import os
@@ -16,14 +16,14 @@ _LEFT_OUT = ("copies_per_user", "group_copies_per_user", "groups")
 def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
     """Makes `output` with the model, its guarantee and certificate, and a README that says what they promise.
 
-    The certificate goes out without how many users are in how many copies and without groups. What it still holds are
+    The certificate is exported without counts of users by copies and without groups. What it still contains are
     statistics of the graph, which a fixed-graph guarantee does not hide; the README says so.
 
     Guarantees:
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
         (test_only_what_is_covered)
-      - The certificate that goes out has no counts of users by copies.   (test_counts_of_users_stay)
-      - What the model needs to be used goes out as the run recorded it.   (test_changed_code_is_refused)
+      - The exported certificate has no counts of users by copies.   (test_counts_of_users_stay)
+      - Files that the model needs are exported as the run recorded them.   (test_changed_code_is_refused)
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
       - A model of another run is refused, and one whose own statement is not the guarantee's.
         (test_foreign_model_is_refused, test_claim_plan_and_model_must_agree)
@@ -39,11 +39,11 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
             f"{run.path}: no guarantee ({run.reason}), so the model may reveal its training examples; train with a "
             "guarantee, or with public = true if the data are public"
         )
-    place = Path(output)
-    if place.exists():
-        raise InputError(f"{place}: already exists; choose a new folder")
+    folder = Path(output)
+    if folder.exists():
+        raise InputError(f"{folder}: already exists; choose a new folder")
     files = {name: (run.path / name).read_bytes() for name in FILES} | run.model_files()
-    with whole_files(place) as (temporary,):
+    with whole_files(folder) as (temporary,):
         temporary.mkdir()
         for name, content in files.items():
             (temporary / name).write_bytes(content)

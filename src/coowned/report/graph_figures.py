@@ -128,7 +128,7 @@ def _histograms(run: StoredRun, classes: Sequence[tuple[int, int, int]], *, what
 
 
 def size_against_bound(run: StoredRun, upper_bound: tuple[int, str]) -> Figure:
-    """The size of S beside a proven bound on the size of any selection."""
+    """The size of S and a proven bound on the size of any selection."""
     (bound, prover), size = upper_bound, run.certificate.size
     rows = [
         {"what": f"by {run.selector}", "copies": size, "text": shown(size), "share": percent(size, bound)},

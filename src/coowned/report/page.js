@@ -3,11 +3,11 @@
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const options = { actions: false, renderer: "svg", ast: true, defaultStyle: false, tooltip: { theme: "page" } };
   for (const [name, chart] of Object.entries(charts)) {
-    const place = document.getElementById(`chart-${name}`);
+    const element = document.getElementById(`chart-${name}`);
     try {
-      await vegaEmbed(place, chart, options);
+      await vegaEmbed(element, chart, options);
     } catch (error) {
-      place.textContent = "This picture could not be drawn; its rows are in the table below.";
+      element.textContent = "This chart could not be drawn; its rows are in the table below.";
       console.error(name, error);
     }
   }

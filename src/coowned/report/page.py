@@ -45,15 +45,15 @@ def write_report(
       - Text from a file or a run's name cannot become markup.   (test_text_is_escaped)
       - Every figure carries one of three marks.   (test_every_figure_has_a_mark)
       - With release, nothing that was computed from content is anywhere in the file.   (test_release_leaks_nothing)
-      - Nor, unless asked for, any figure of the graph: levels, counts of users, other choices.
+      - Nor, unless requested, any figure of the graph: levels, counts of users, other choices.
         (test_release_has_no_graph_statistics)
-      - A run without a guarantee shows that in place of every epsilon.   (test_no_guarantee_shows_no_epsilon)
+      - A run without a guarantee shows that instead of every epsilon.   (test_no_guarantee_shows_no_epsilon)
       - It appears whole or not at all; only its owner can read one that is not for release.   (test_whole_or_none)
 
     Cost: a few seconds, and the time to read the run's data and to plan with other contribution bounds.
 
     Args:
-      run_folder: made by `coowned train`.
+      run_folder: written by `coowned train`.
       output: by default report.html in that folder, or report-release.html.
       release: leave out what was computed from private content, and statistics of the graph.
       graph_statistics: keep the latter in a release; for a graph that may be known. Any other page has them.

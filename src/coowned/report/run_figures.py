@@ -86,7 +86,7 @@ def true_positives(run: StoredRun, false_positive_rate: float) -> float:
 
 
 def membership(run: StoredRun) -> Figure:
-    """What a membership test can find, beside guessing."""
+    """What a membership test can find, compared with guessing."""
     rows = []
     for series, bound in (("any attack, at most", true_positives), ("guessing", lambda _, rate: rate)):
         for rate in _FALSE_POSITIVE_RATES:
@@ -239,7 +239,7 @@ def _columns(rows: Sequence[Row]) -> Columns:
 
 
 def _references(rows: Sequence[Row]) -> str:
-    """What the marks beside the points are."""
+    """Explains the reference marks next to the points."""
     found = []
     if rows[0]["trivial"] is not None:
         found.append(f"A line: {rows[0]['trivial_name']}, counted on the same examples.")
@@ -288,7 +288,7 @@ def _axis_label(run: StoredRun) -> str:
 
 
 def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None) -> Figure | None:
-    """The measured lower bound beside the claim; without a verdict, that of canaries. None where there is none."""
+    """The measured lower bound and the claim; without a verdict, that of canaries. None if there is none."""
     if not run.claims or measured is None:
         return None
     canaries = verdict is None

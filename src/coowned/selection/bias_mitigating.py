@@ -17,8 +17,8 @@ class BiasMitigating(PassSelector):
 
     The examples with at most `threshold` users and those with more form two lists, each in the shared order, fewest
     users first. A pass visits `few_user_run` examples of the first list, then `many_user_run` of the second, and so
-    on; what is left of the longer list follows. A visited example is taken where every user of it has room. The paper
-    leaves open what a run counts and how duplicates arise; here a run counts visited examples, taken or not, one
+    on; what is left of the longer list follows. A visited example is selected if every user of it has room. The paper
+    leaves open what a run counts and how duplicates arise; here a run counts visited examples, selected or not, one
     pass visits every example once, and duplicates come from further passes in the same order with the room left,
     until a pass adds nothing. Examples without users are in neither list; with unattributed="keep" they are added.
 

@@ -32,7 +32,7 @@ class CyclicGroups(BoundedSelector):
 
     The selection without groups says which examples matter: its users are divided so that few of its copies cross
     groups and every group has about equally many. Examples that cross are dropped, and the same selector chooses again
-    among all others, so that room left by a dropped example is used. The partition is made by Mt-KaHyPar
+    among all others, so that room left by a dropped example is used. The partitioner is Mt-KaHyPar
     (deterministic preset) where the extra `coowned[cyclic]` is installed, else by label propagation, which loses more;
     `selector["partitioner"]` of the selection says which.
 

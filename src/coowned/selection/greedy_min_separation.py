@@ -1,4 +1,4 @@
-"""Greedy batches in which every user's participations lie apart, for DP-MF."""
+"""Greedy batches with a minimum separation between a user's participations, for DP-MF."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -54,7 +54,7 @@ class GreedyMinSeparation(SeparatedSelector):
     """Fills batch after batch, going round the examples, fewest users first.
 
     A candidate enters batch t if none of its users is in batch t or in one of the `min_separation` - 1 batches before
-    it. A candidate that cannot enter is passed over; the walk goes on from there, round and round, until exactly
+    it. A candidate that cannot enter is skipped; the walk continues from there, cyclically, until exactly
     `iterations` * `batch_size` slots are filled (the paper's `<=` is a slip). Where no candidate at all can enter the
     current batch, it raises `InfeasibleScheduleError`.
 
@@ -129,7 +129,7 @@ def max_min_separation(
     1..b succeeds, at most `iterations`, beyond which nothing changes. Where even 1 fails it raises
     `InfeasibleScheduleError`.
 
-    With `search="bisection"` a few values are tried in place of all: Algorithm 4 succeeds at the value returned and
+    With `search="bisection"` a few values are tried instead of all: Algorithm 4 succeeds at the value returned and
     fails at the next one, but a smaller value that fails may have been missed.
 
     Guarantees:

@@ -47,7 +47,7 @@ def minimize(
 ) -> Outcome:
     """Solves the program; `progress` is called by the calling thread, and what it raises, and Ctrl-C, end the solver.
 
-    The solver works in a thread of its own, since only Python code in the main thread receives signals.
+    The solver runs in a separate thread, since only Python code in the main thread receives signals.
     """
     highs = _load(program)
     for option, value in {

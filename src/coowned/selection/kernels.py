@@ -1,7 +1,7 @@
 """The compiled inner loops of the greedy selectors (those of the order are in `order_kernels`).
 
 Every loop works on a range, so that the caller can report progress and be interrupted between two ranges, and none
-allocates a large array: numpy's own large arrays lie on huge pages, which scattered access needs.
+allocates a large array: numpy allocates large arrays on huge pages, which scattered access needs.
 """
 
 from typing import NamedTuple

@@ -29,7 +29,7 @@ class MinSeparationProgram(SeparatedSelector):
     schedule of `GreedyMinSeparation` where that finds one.
 
     Guarantees:
-      - The schedule has the min separation asked for.   (test_separation_is_held)
+      - The schedule has the requested min separation.   (test_separation_is_held)
       - No such schedule has a contribution bound below `lower_bound`; `proven_optimal` says that this one reaches it.
         (test_equals_brute_force)
       - Where no schedule exists it raises `InfeasibleScheduleError`; its message says whether that is proven or the

@@ -101,7 +101,7 @@ def in_ranges(total: int, progress: Progress, message: str, step: int | None = N
 
 
 def part(progress: Progress, low: float, high: float) -> Progress:
-    """A progress for a part of the work that goes from low to high of the whole."""
+    """A progress callback for the part of the work from `low` to `high`."""
     return lambda done, message: progress(low + done * (high - low), message)
 
 

@@ -3,8 +3,8 @@
 The hash is what Spark SQL calls xxhash64(cast(seed as bigint), cast(id as string)): XXH64 of the UTF-8 of str(id),
 keyed with the XXH64 of the seed's eight little-endian bytes, itself keyed with 42; compared as signed numbers.
 
-The sort by hand is four times as fast as numpy's: it moves the users of an example along with its key, in the order in
-which they lie in memory, and sorts buckets that fit the cache.
+This sort is four times as fast as numpy's: it moves the users of an example along with its key, in the order in
+which they are stored, and sorts buckets that fit the cache.
 """
 
 from typing import NamedTuple

@@ -7,12 +7,12 @@ An item is an example; where first copies are worth more than further ones, an e
 Peeling repeats two rules until neither applies, as Karp and Sipser do for matchings:
 
   - A user all of whose undecided copies fit under the capacity left is free: no constraint any more.
-  - An item with one user that is not free, and no less profit than any other item, is taken as often as it fits: any
+  - An item with one user that is not free, and no less profit than any other item, is selected as often as it fits: any
     solution can give up another copy of that user for it. A user without capacity left is full: all other items of
     theirs are out.
 
 What is left is the core. Users who were set free have price 0, full ones the highest profit, and prices of the core's
-users make the dual bound of the whole problem equal to that of the core plus what was taken.
+users make the dual bound of the whole problem equal to that of the core plus what was selected.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from coowned.selection.order import OrderedRows
 class Packing(NamedTuple):
     """A packing problem; the first `num_first` items are first copies, of the highest profit.
 
-    A named tuple, since that is what compiled loops can take whole.
+    A named tuple, which compiled loops accept as one argument.
     """
 
     indptr: npt.NDArray[np.int64]  # (num_items + 1,)
@@ -85,7 +85,7 @@ class Packing(NamedTuple):
 
 
 def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int, limit: int) -> Packing:
-    """The packing problem of a graph's rows: one item a row, in their order. Rows without users can not be taken."""
+    """The packing problem of a graph's rows, one item per row in their order; rows without users are never selected."""
     items = np.empty(len(rows.users), rows.examples.dtype)
     return Packing(
         indptr=rows.indptr,
@@ -105,7 +105,7 @@ def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int, limit: i
 class Peeled:
     """What peeling decided, and the core it left."""
 
-    taken: npt.NDArray[np.int32]  # (num_items,) copies taken so far
+    taken: npt.NDArray[np.int32]  # (num_items,) copies selected so far
     user_state: npt.NDArray[np.int8]  # (num_users,) UNDECIDED, FREE or FULL of packing_kernels
     core: Packing
     core_items: npt.NDArray[Any]  # (core.num_items,) which items are in the core
@@ -115,7 +115,7 @@ class Peeled:
 def peel(packing: Packing, progress: Progress) -> Peeled:
     """Takes and excludes all that the two rules decide.
 
-    Where the second rule has a choice, the first item is taken. Items of the core are sorted by their number of users,
+    If the second rule has a choice, the first item is selected. Items of the core are sorted by their number of users,
     users by their number of items and then by a hash of which items these are, so that the core, and everything
     computed from it, does not depend on the labels of users.
     """
@@ -124,7 +124,7 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
     progress(0.4, "building the core")
     undecided = np.flatnonzero(state.decided == 0).astype(packing.items.dtype)
     first, further = np.split(undecided, [np.searchsorted(undecided, packing.num_first)])
-    # Rows of equal length lie together, so that the processor predicts loops over them.
+    # Rows of equal length are adjacent, so that branch prediction works in loops over them.
     core_items = np.concatenate([rows[_by_length(state.open_users[rows])] for rows in (first, further)])
     indptr = np.zeros(len(core_items) + 1, np.int64)
     np.cumsum(state.open_users[core_items], out=indptr[1:])
@@ -166,7 +166,7 @@ def _by_length(lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def fill(packing: Packing, order: npt.NDArray[Any], wanted: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Copies of each item when they are taken in this order, everything peeling decides in between being done first.
+    """Copies of each item selected greedily in this order, peeling after every selection.
 
     The first walk along the order takes wanted[item] copies where they fit, the second one, the third all that fit.
     Nothing can be added to the result.

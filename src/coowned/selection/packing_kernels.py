@@ -17,13 +17,13 @@ UNDECIDED, FREE, FULL = 0, 1, 2
 class State(NamedTuple):
     """What has been decided of a packing problem so far; `room` starts as the capacity, the rest is filled in."""
 
-    taken: np.ndarray  # (num_items,) int32 copies taken
+    taken: np.ndarray  # (num_items,) int32 copies selected
     decided: np.ndarray  # (num_items,) int8 whether nothing more is to be decided
     open_users: np.ndarray  # (num_items,) int32 users neither free nor full, for undecided items
     room: np.ndarray  # (num_users,) int32 capacity left
     demand: np.ndarray  # (num_users,) int64 undecided copies that contain each user
     user_state: np.ndarray  # (num_users,) int8
-    user_stack: np.ndarray  # (num_users,) users set free whose items are still to be told
+    user_stack: np.ndarray  # (num_users,) queue of freed users whose items are not updated yet
     single: np.ndarray  # (num_first,) items for the second rule
 
 

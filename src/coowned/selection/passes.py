@@ -15,7 +15,7 @@ from coowned.selection.selector import BoundedSelector, Selection
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassSelector(BoundedSelector):
-    """The base of the selectors that pass over the examples in some order and take what fits."""
+    """Base class of selectors that pass over the examples in some order and select what fits."""
 
     @property
     def _repeats(self) -> bool:
@@ -69,7 +69,7 @@ def run_passes(
         if walk is None:
             walk = np.empty(remaining, rows.examples.dtype)
             first = rows.num_unattributed
-            state = np.array([first, 1, 0, 0])  # next row, its size, its first pair, rows taken
+            state = np.array([first, 1, 0, 0])  # next row, its size, its first pair, rows selected
             for _, end in in_ranges(remaining, report, message):
                 kernels.first_pass(rows.counts, rows.users, state, first + end, room, walk)
             kept = int(state[3])

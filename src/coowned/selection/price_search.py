@@ -114,7 +114,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """A packing problem as the kernels take it; copies are counted in parts of the largest limit."""
+    """A packing problem in the form of the kernels; copies are counted in parts of the largest limit."""
 
     packing: Packing
     items: kernels.Items

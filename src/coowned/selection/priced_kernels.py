@@ -102,7 +102,7 @@ def reduced_profits(begin, end, items, prices, reduced):
 def exact_item_sums(indptr, users, prices, one, sums):
     """sums[i]: the sum of max(0, one - prices of its users) over the i-th block's rows that have users, exactly.
 
-    Prices lie in [0, one] and one is 2^30, so a row of up to 2^32 users and a block of 2^16 rows stay below 2^63.
+    Prices are in [0, one] and one is 2^30, so a row of up to 2^32 users and a block of 2^16 rows stay below 2^63.
     """
     for block in range(sums.shape[0]):
         total = np.int64(0)
@@ -190,7 +190,7 @@ def swap_round(packing, reduced, prices, margin, steps, state, room, copies):
 
     A swap adds an item of a user with room, whose other users have room but one, and drops an item of that one: the
     size is the same, and the users of what was dropped have room. Where another item now fits it is added: one was
-    dropped, two were added. Otherwise the walk goes on from one of those users, up to `steps` swaps. Items whose
+    dropped, two were added. Otherwise the walk continues from one of those users, up to `steps` swaps. Items whose
     reduced profit is beyond the margin are surely out (or in) and are left so. `packing` is a `packing.Packing`.
     """
     indptr, users, num_first = packing.indptr, packing.users, packing.num_first

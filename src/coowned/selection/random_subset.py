@@ -24,11 +24,11 @@ class RandomSubset(Selector[Selection]):
     to have. Examples without users are left out, as by the default of the other selectors.
 
     Guarantees:
-      - `size` different examples, of those asked for.   (test_pool)
+      - `size` different examples of the requested kind.   (test_pool)
       - A smaller subset with the same seed is contained in a larger one.   (test_nested)
 
     Args:
-      size: how many examples to take.
+      size: number of examples to select.
       among: "all" examples, those with at most ("few-users") or those with more ("many-users") users than the
         median of users per example.
 
@@ -66,7 +66,7 @@ class RandomSubset(Selector[Selection]):
         return Selection(graph=graph, copies=copies, selector=self.settings(), seed=seed)
 
     def _pool(self, graph: AttributionGraph) -> npt.NDArray[np.bool_]:
-        """Which examples may be taken, (num_examples,)."""
+        """(num_examples,) mask of the examples to choose from."""
         users_per_example = graph.users_per_example
         attributed = users_per_example > 0
         if self.among == "all" or not attributed.any():

@@ -22,7 +22,7 @@ CLASSES = {
 
 
 def selector_class(word: str) -> "type[Selector]":
-    """Imports and returns the class a word stands for; a KeyError where there is none.
+    """Imports and returns the selector class of this name; KeyError if there is none.
 
     Example:
       >>> selector_class("greedy").__name__

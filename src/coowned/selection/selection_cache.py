@@ -1,4 +1,4 @@
-"""Selections kept on disk, so that the same choice on the same graph is made once."""
+"""Selections cached on disk, so that the same selection on the same graph is computed once."""
 
 import hashlib
 
@@ -11,10 +11,10 @@ from coowned.selection.selector import Selection, Selector
 def select_once(
     graph: AttributionGraph, selector: Selector[Selection], *, seed: int = 0, progress: Progress | None = None
 ) -> Selection:
-    """Like `selector.select`, but a selection made before for this graph, these settings and this seed is read back.
+    """Like `selector.select`, but reads back an earlier selection for this graph, these settings and this seed.
 
     Guarantees:
-      - A kept selection equals a fresh one; a damaged file is made anew.   (test_kept_selection_equals_a_fresh_one)
+      - A cached selection equals a fresh one; a damaged file is recomputed.   (test_kept_selection_equals_a_fresh_one)
     What it is not: a proof. A selection read back is certified like any other.
     """
     if cache_folder() is None:  # a graph's digest takes long

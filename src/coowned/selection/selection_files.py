@@ -1,4 +1,4 @@
-"""Selections and schedules as Parquet, told apart by their columns."""
+"""Selections and schedules as Parquet, distinguished by their columns."""
 
 import os
 
@@ -41,7 +41,7 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
 
     Guarantees:
       - What was written comes back, whatever the type of the ids.       (test_selection_round_trip)
-      - An id that the data do not have, or twice, is refused.           (test_unknown_and_repeated_ids)
+      - Unknown and duplicate ids are refused.           (test_unknown_and_repeated_ids)
     """
     table = pl.DataFrame(pl.from_arrow(read_parquet_table(path)[0]))
     names = set(table.columns)

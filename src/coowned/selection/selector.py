@@ -75,7 +75,7 @@ class Selected:
 
     @property
     def graph_digest(self) -> str | None:
-        """The digest of the graph this was made for; computed when first asked for, which may take seconds."""
+        """The digest of the graph this was selected from; computed on first use, which may take seconds."""
         return self.stored_graph_digest if self.graph is None else self.graph.digest
 
     @property
@@ -84,7 +84,7 @@ class Selected:
         return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._selected_rows())
 
     def check_graph(self, graph: AttributionGraph) -> None:
-        """Refuses, with CertificateMismatchError, a graph this was not made for."""
+        """Refuses, with CertificateMismatchError, a graph this was not selected from."""
         if graph is self.graph:
             return
         own: Any = self
@@ -226,7 +226,7 @@ class Schedule(Selected):
 
     batches: npt.NDArray[np.int32]  # (iterations, batch_size) example indices
     num_examples: int  # examples of the graph, scheduled or not
-    min_separation: int | None = None  # as asked for
+    min_separation: int | None = None  # as requested
     lower_bound: int | None = None  # proven bound on the contribution bound of any schedule under the same settings
 
     FORMAT: ClassVar[str] = "coowned-schedule-2"
@@ -417,7 +417,7 @@ def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _integers(values: Any, name: str) -> npt.NDArray[Any]:
     array = np.asarray(values)
     if array.size == 0 and array.dtype == np.float64:
-        array = array.astype(np.int64)  # an empty list has no type of its own
+        array = array.astype(np.int64)  # an empty list has no type
     if not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"{name} must be integers, not {array.dtype}")
     return array

@@ -29,7 +29,7 @@ _ROWS_AT_ONCE = 1 << 15
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SparkGraph:
-    """The attribution graph as a table: one row an example, with its id and its users.
+    """The attribution graph as a table: one row per example, with its id and its users.
 
     Made by `attribute`. Nothing of it is ever collected to the driver but counts.
 
@@ -37,7 +37,7 @@ class SparkGraph:
       - `digest` is that of the `AttributionGraph` of the same data.   (test_certificate_is_the_local_one)
     """
 
-    # Columns: id (bigint or string), users (array of bigint or string, nobody twice).
+    # Columns: id (bigint or string), users (array of bigint or string, no duplicates).
     examples: "DataFrame" = dataclasses.field(repr=False)
     id_type: "DataType"  # the type of the ids in the input, which results have too
     columns_read: tuple[str, ...]  # as in `AttributionGraph`
@@ -46,7 +46,7 @@ class SparkGraph:
 
     @functools.cached_property
     def pairs(self) -> "DataFrame":
-        """id, user: one row a pair."""
+        """id, user: one row per pair."""
         from pyspark.sql import functions as F
 
         return self.examples.select("id", F.explode("users").alias("user"))
@@ -100,7 +100,7 @@ class SparkGraph:
         )
 
     def release(self) -> None:
-        """Removes the graph's files; neither it nor anything lazily made of it can be used afterwards."""
+        """Removes the graph's files; neither it nor anything lazily derived from it can be used afterwards."""
         self.checkpoints.clear()
 
 
@@ -135,7 +135,7 @@ def attribute(
     unprotected: Iterable[Any] = (),
     checkpoint_dir: str | os.PathLike[str] | None = None,
 ) -> SparkGraph:
-    """The attribution graph of a Spark table, one example a row, or one (example, user) pair a row with `user=`.
+    """The attribution graph of a Spark table, one example per row, or one (example, user) pair per row with `user=`.
 
     Arguments are those of `from_table`, and so are the keys: the rules run as the same Python code on the executors,
     which then need this package. Exact rules (`UserKeyRules.exact()`), and integers as users, need no Python
@@ -143,8 +143,8 @@ def attribute(
     are never row numbers, since a table on a cluster has no order.
 
     Args:
-      data: any Spark table; without `users` or `user`, its column `users` or else `user_id` is taken.
-      unprotected: keys of users to take out, as `AttributedExamples.without_users` does; the list must fit the driver.
+      data: any Spark table; without `users` or `user`, its column `users` or else `user_id` is used.
+      unprotected: keys of users to exclude, as `AttributedExamples.without_users` does; the list must fit the driver.
       checkpoint_dir: where the graph and the rounds of a selection are kept; the session's checkpoint directory by
         default, for a local master a temporary folder.
 

@@ -31,12 +31,12 @@ def certify(
     Args:
       data: the graph, or the table, that it was selected from.
       selection: example_id, copies: a row for each selected example.
-      selector, seed: what made it, for the record; neither can be recounted.
+      selector, seed: where the selection came from, for the record; neither can be recounted.
 
     Guarantees:
       - The certificate, digests and all, that `coowned.certify` makes on one machine.
         (test_certificate_is_the_local_one)
-      - An id that the data do not have, or twice, is refused.   (test_foreign_selections_are_refused)
+      - Unknown and duplicate ids are refused.   (test_foreign_selections_are_refused)
 
     Cost: a hash of every pair, a join of S with the examples, a count by user.
     """

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Checkpoints:
     """A folder of Parquet tables that belongs to one piece of work.
 
-    It lies in the session's checkpoint directory (`spark.checkpoint.dir`); a local master needs none and gets a
-    temporary folder. What is not removed before goes when the session's Java process ends.
+    It is in the session's checkpoint directory (`spark.checkpoint.dir`); a local master needs none and gets a
+    temporary folder. Whatever is left is removed when the session's Java process ends.
 
     Guarantees:
       - What comes back from `save` is read from files: its plan is one scan.   (test_plans_are_truncated)

@@ -48,7 +48,7 @@ def survey(lines: "DataFrame", names: Sequence[str]) -> dict[str, Survey]:
 
 
 def arrow_type(kinds: set[Kind]) -> pa.DataType | None:
-    """The type of a column with these kinds of value, text where they differ; None for lists beside other values."""
+    """The type of a column with these kinds of value, text where they differ; None if lists and other values occur."""
     told = {kind for kind in kinds if kind != (False, _NOTHING)}
     if len({in_list for in_list, _ in told}) > 1:
         return None

@@ -4,9 +4,9 @@ One round: a user who has room for c more copies votes for the first c of their 
 An example that all its users vote for is selected; one with a user who has no room left is dropped. The
 result is that of the sequential walk; docs/spark.md has the proof.
 
-    undecided   id, users, num_users, first, second    one row an example, none with a user without room
+    undecided   id, users, num_users, first, second    one row per example, none with a user without room
     taken       user, copies, new                      copies each user is in; new: the last round added to them
-    ballots     user, part, id, num_users, first, second     one row a pair
+    ballots     user, part, id, num_users, first, second     one row per pair
     winners     id, users, num_users, first, second, copies  what was selected, with its number of copies so far
 
 The order is two columns, `first` and `second`; equal ones are ordered by the id's bytes. Greedy: users per example,
@@ -109,14 +109,14 @@ def find_heavy(pairs: "DataFrame", heavy_user: int, checkpoints: Checkpoints) ->
 
 
 def cast_ballots(undecided: "DataFrame", electorate: Electorate) -> "DataFrame":
-    """One row a pair, spread so that no task has more than a part of a heavy user's."""
+    """One row per pair, spread so that no task has more than a part of a heavy user's."""
     from pyspark.sql import functions as F
 
     pairs = undecided.select("id", "num_users", "first", "second", F.explode("users").alias("user"))
     if electorate.heavy is None:
         return pairs.withColumn("part", F.lit(0)).repartition("user")
     spread = pairs.join(F.broadcast(electorate.heavy), "user", "left")
-    # By a hash of its own: the order's hash would give every part the same stretch of the order.
+    # By a separate hash: with the order's hash, every part would have the same stretch of the order.
     part = F.coalesce(F.pmod(F.xxhash64(F.lit("part"), F.col("id")), F.col("parts")).cast("int"), F.lit(0))
     return spread.withColumn("part", part).drop("parts").repartition("user", "part")
 
@@ -192,7 +192,7 @@ def finish_locally(
       copies: what an example has that this pass takes.
       to_the_end: further passes follow here, until one adds nothing.
 
-    Returns the examples taken, columns as `undecided` and `copies`.
+    Returns the selected examples, columns as `undecided` and `copies`.
     """
     from pyspark.sql import functions as F
 

@@ -41,7 +41,7 @@ def select(
     """The examples a selector chooses, as a table `example_id, copies`; only what is chosen has a row.
 
     Args:
-      data: a graph made by `attribute`, or a table that its defaults fit (`example_id` with `users` or `user_id`).
+      data: a graph from `attribute`, or a table that its defaults fit (`example_id` with `users` or `user_id`).
       selector: `Greedy`, `GreedyWithDuplicates` or `BiasMitigating`, with ties="hash".
       seed: public; the same seed gives the same S, on one machine too.
       residue: when no more than this many pairs are undecided, the driver collects and finishes them; 0 never does.
@@ -173,7 +173,7 @@ class _Voting:
     def _next_pass(
         self, number: int, last_won: list[str], taken: "DataFrame", electorate: rounds.Electorate
     ) -> "DataFrame":
-        """What the last pass took, where every user still has room: no other example can be taken again."""
+        """What the last pass selected, where every user still has room: no other example can be selected again."""
         candidates = self.checkpoints.read(last_won, _winners_schema(self.graph)).drop("copies")
         ballots = rounds.cast_ballots(candidates, electorate)
         full = rounds.full_users(taken, electorate, new=False)

@@ -1,4 +1,4 @@
-"""S as Parquet files with its certificate beside it: both are written whole or not at all, and read back."""
+"""S as Parquet files with its certificate: both are written completely or not at all, and read back."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def write_selection(
     selection: "DataFrame", certificate: ContributionCertificate, path: str | os.PathLike[str]
 ) -> tuple[str, str]:
-    """Writes `example_id, copies` to a folder S.parquet and the certificate to S.certificate.json beside it.
+    """Writes `example_id, copies` to a folder S.parquet and the certificate to S.certificate.json next to it.
 
     Args:
       path: a folder on a disk that driver and executors share, or an address of any file system that Spark knows
@@ -72,7 +72,7 @@ def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "Data
 
 
 def read_certificate(spark: "SparkSession", address: str) -> str:
-    """The text of a certificate that lies at an address."""
+    """The text of the certificate at an address."""
     with spark_errors(address):
         system, path = hadoop_path(spark, address)
         if not system.exists(path):
@@ -96,7 +96,7 @@ def exists(spark: "SparkSession", url: str) -> bool:
 def write_parts(selection: "DataFrame", certificate: ContributionCertificate, folder: Path) -> None:
     """Writes the parts to a folder of this machine, and looks whether they are there."""
     selection.write.parquet(folder.resolve().as_uri(), compression="zstd")
-    # Executors without a shared disk would have written to disks of their own.
+    # Executors without a shared disk would have written to their local disks.
     found = 0
     with contextlib.suppress(InputError):
         found = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files_of(folder, (".parquet",)))

@@ -104,7 +104,7 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
 def spark_errors(source: str, *, unreadable: str = "Spark cannot read it; write it again") -> Iterator[None]:
     """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError.
 
-    What Spark says of a row is never shown: it quotes cells, and cells are somebody's data.
+    Spark's messages about a row are never shown: they quote cells, which are private data.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

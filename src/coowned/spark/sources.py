@@ -190,7 +190,7 @@ def _reader(spark: "SparkSession") -> "DataFrameReader":
 
 
 def _literal(addresses: Iterable[str]) -> list[str]:
-    """Spark takes paths for patterns: these stand for themselves."""
+    """Escapes a path, which Spark would read as a glob pattern."""
     return [re.sub(r"([\[\]{}*?\\])", r"\\\1", address) for address in addresses]
 
 
@@ -265,7 +265,7 @@ def _header(stream: io.BufferedReader, name: str) -> list[str]:
 
 
 def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
-    """Columns that are not there, or there twice, or of a wrong type: what one machine says of a table without rows."""
+    """Missing or duplicate columns and wrong types: the local reader's errors for a table without rows."""
     attribute_table(schema.empty_table(), source, Location(str(source.path)), user_keys=None, aliases=None)
 
 

@@ -50,7 +50,7 @@ class LogisticData:
         validate.in_range(0.0, np.inf, open_high=True, bias_strength=self.bias_strength)
 
     def attach(self, graph: AttributionGraph, *, seed: int) -> "LogisticWorld":
-        """This data for the examples of a graph. Costs nothing: features are made when they are asked for."""
+        """This data for the examples of a graph. Costs nothing: features are generated on request."""
         return LogisticWorld(data=self, graph=graph, seed=seed)
 
 

@@ -20,7 +20,7 @@ INVERSE_FACTORIALS = tuple(1.0 / math.factorial(n) for n in range(14, 0, -1))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkewedGraph(SyntheticGraph):
-    """Examples made one after another; each takes user j with probability
+    """Examples are generated one after another; each has user j with probability
 
         min(1, mean_users_per_example * (1 + d(j))^skew / sum over j' of (1 + d(j'))^skew),
 

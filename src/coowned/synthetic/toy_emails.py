@@ -157,9 +157,7 @@ class EmailWorld:
                 message = self._reply(draws, people, messages[max(0, len(messages) - 40) :])
             else:
                 message = self._opening(draws, people, activity)
-            message["message_id"] = (
-                f"<{row:06d}.{seed}@{DOMAIN}>"  # of the row alone: ids must not be made from content
-            )
+            message["message_id"] = f"<{row:06d}.{seed}@{DOMAIN}>"  # from the row alone: ids must not depend on content
             message["date"] = clock
             message["users"] = list(dict.fromkeys([message["sender"], *message["to"], *message["cc"]]))
             messages.append(message)

@@ -4,7 +4,7 @@
     check_schedule_selector(lambda size, number, separation: GreedyMinSeparation(
         batch_size=size, iterations=number, min_separation=separation))
 
-The checks recount with code of their own and raise AssertionError with the graph, the setting and what was wrong.
+The checks recount independently and raise AssertionError with the graph, the setting and the problem.
 """
 
 from collections import Counter
@@ -89,9 +89,9 @@ def check_schedule_selector(
     same_when_relabelled: bool = True,
     graphs: dict[str, AttributionGraph] | None = None,
 ) -> None:
-    """Checks a selector of batches, made from (batch_size, iterations, min_separation), on `hard_graphs()`.
+    """Checks a selector of batches, created from (batch_size, iterations, min_separation), on `hard_graphs()`.
 
-    Checked: as `check_selector`, with the min separation in place of the bound; that no user is in more than
+    Checked: as `check_selector`, with the min separation instead of the bound; that no user is in more than
     ceil(iterations / min_separation) copies; that it finds the schedule where no example is shared.
     """
     alone = AttributionGraph.from_users_per_example([[i] for i in range(12)])
