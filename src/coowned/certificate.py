@@ -1,6 +1,6 @@
 """The contribution certificate: what a selection really contains, recounted independently.
 
-Selectors walk compiled kernels; this file counts with numpy alone, so that a fault of theirs cannot hide here.
+Selectors use compiled kernels; this file counts with numpy alone, so that a bug of theirs cannot hide here.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class CountedSchedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CountedGroups:
-    """What was counted of a set divided into groups, no user being in two; None where there are none."""
+    """What was counted of a set divided into groups, no user being in two; None if there are none."""
 
     groups: tuple[int, ...] | None = dataclasses.field(repr=False)  # one group per selected example in input order
     group_sizes: tuple[int, ...] | None  # copies in each group
@@ -128,7 +128,7 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
         return cls(**fields)
 
     def check(self, graph: AttributionGraph, selected: Selection | Schedule) -> None:
-        """Recounts, and refuses with CertificateMismatchError whatever this certificate says otherwise."""
+        """Recounts, and raises CertificateMismatchError if this certificate differs."""
         self.check_graph(graph.digest)
         self.check_recount(certify(graph, selected))
 
@@ -141,7 +141,7 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
             )
 
     def check_recount(self, recount: "ContributionCertificate") -> None:
-        """Refuses with CertificateMismatchError whatever this certificate says otherwise than a recount.
+        """Raises CertificateMismatchError if this certificate differs from a recount.
 
         Guarantees:
           - Every field but those that travel with the selection is compared.   (test_every_counted_field_is_compared)

@@ -70,7 +70,7 @@ def decode_json(
     Args:
       kind: a frozen `msgspec.Struct` or dataclass, or any type msgspec knows. A field `format: Literal["..."]` is
         checked first.
-      name: the file or thing that errors speak of.
+      name: what errors call the file.
       format: the value of an entry "format" that `kind` has no field for.
       error: the class of every error.
       remedy: what to do, appended to errors that do not say it themselves.
@@ -100,7 +100,7 @@ def encode_json(value: Any, *, indent: int | None = None, format: str | None = N
       - What JSON cannot say is refused with InputError.   (test_encoding_refuses_nan)
 
     Args:
-      indent: spaces a level; None for one line.
+      indent: spaces per level; None for one line.
       format: an entry "format" put before the others.
     """
     plain = to_plain(value)
@@ -161,7 +161,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reader:
-    """One text that is being read, and how its errors speak."""
+    """One text that is being read, and how its errors are worded."""
 
     name: str
     error: type[CoownedError]
@@ -281,7 +281,7 @@ class _Reader:
         self.refuse(path, f"must be {_either(words)}{self._not(value)}")
 
     def _refuse_invalid(self, message: str, value: Any) -> NoReturn:
-        """What msgspec found, in our words: "Expected `int`, got `str` - at `$.a[2]`"."""
+        """Rewords an error of msgspec: "Expected `int`, got `str` - at `$.a[2]`"."""
         problem, _, written = message.partition(" - at `$")
         path, found = _resolve(written.rstrip("`"), value)
         expected = re.fullmatch(r"Expected `([^`]+)`(?:, got `[^`]+`|(.*))", problem)

@@ -9,7 +9,7 @@ Progress = Callable[[float, str], None]
 
 
 def silent(done: float, message: str) -> None:
-    """A progress that reports to nobody."""
+    """A progress callback that does nothing."""
 
 
 def reporting(progress: Progress | None) -> Progress:
@@ -45,7 +45,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Two or more words of which one is to be chosen.
+    """Joins two or more choices with commas and "or".
 
     >>> one_of(["poisson", "min-separation", "cyclic"])
     'poisson, min-separation or cyclic'

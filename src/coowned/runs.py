@@ -61,7 +61,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where the run is; a temporary folder is gone once the object is."""
+        """The run's folder; a temporary one is removed together with this object."""
         return self.stored.path
 
     @property

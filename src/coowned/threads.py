@@ -34,7 +34,7 @@ def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None
 
     Guarantees:
       - It ends even where every other thread is busy, so tasks may call it themselves.   (test_tasks_may_share_tasks)
-      - An error of any task is raised here, after the tasks that had begun have ended.   (test_errors_are_raised)
+      - An error of any task is raised here, after the running tasks have ended.   (test_errors_are_raised)
       - A forked process has its own threads.   (test_forked_process_has_threads_of_its_own)
 
     Args:

@@ -29,7 +29,7 @@ _SCHEMA = {
     "lost_if_wrongly_merged": pl.Int64,
     "exposed_if_wrongly_apart": pl.Int64,
 }
-_LARGEST_BLOCK = 200  # keys that share a word; a word of more says nothing about who they are
+_LARGEST_BLOCK = 200  # keys that share a word; more common words carry no information
 _SHORTEST_WORD = 3  # letters; shorter words are initials
 # Names of offices and programs, which say nothing of a person.
 _IMPERSONAL = frozenset(
@@ -98,10 +98,10 @@ def suggest_aliases(
 
 
 class _Person(NamedTuple):
-    """The words by which a user may be known again."""
+    """The words that identify a user."""
 
     number: str  # the digits of the key
-    own: tuple[str, ...]  # the words of the key; none where it holds no name
+    own: tuple[str, ...]  # the words of the key; empty if it contains no name
     names: set[tuple[str, ...]]  # the words of full names
 
     @property

@@ -1,4 +1,4 @@
-"""arXiv metadata: the JSON lines of the public snapshot, one paper a line."""
+"""arXiv metadata: the JSON lines of the public snapshot, one paper per line."""
 
 import json
 import os

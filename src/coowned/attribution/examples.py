@@ -21,7 +21,7 @@ from coowned.errors import InputError
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
-# Texts that other programs write for a value that is missing; nobody is left out for it.
+# How other programs write a missing value; such users are reported, not dropped.
 _MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na>"]
 
 

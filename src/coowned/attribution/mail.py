@@ -186,7 +186,7 @@ def looks_like_mail(path: str | os.PathLike[str]) -> bool:
 
 
 class _Mailbox:
-    """Takes messages one by one; whatever a message holds, it becomes one row.
+    """Adds messages one by one; every message becomes one row, whatever it contains.
 
     Args:
       people: the headers whose addresses are the users, as they are written ("From", "To").

@@ -27,7 +27,7 @@ _TAG = re.compile(r"<[a-zA-Z/!?][^>]*+(?:>|\Z)")
 
 @dataclasses.dataclass
 class BodyCounts:
-    """What was met on the way: parts that were not read, and texts that did not decode cleanly."""
+    """Counts of parts that were not read, and of texts that did not decode cleanly."""
 
     attachments: int = 0
     undecodable: int = 0
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 
 def body_text(fields: dict[bytes, list[bytes]], body: bytes, counts: BodyCounts, *, escaped: bool) -> str:
-    """The text of a message with these header fields: whatever the body holds, a text comes back.
+    """The text of a message with these header fields: every body gives a text.
 
     Guarantees:
       - No body raises or takes more than linear time: what cannot be decoded is replaced and

@@ -52,7 +52,7 @@ def split_message(content: bytes) -> tuple[bytes, bytes]:
 def header_fields(header: bytes, wanted: Collection[bytes]) -> dict[bytes, list[bytes]]:
     """The values of the wanted fields (names in lower case), unfolded, in order.
 
-    A line that is neither a field nor a continuation is passed over and does not end the header: the recipients after
+    A line that is neither a field nor a continuation is skipped and does not end the header: the recipients after
     it still count.
     """
     found: dict[bytes, list[list[bytes]]] = {}

@@ -168,7 +168,7 @@ class _ConversationReader:
         self.id = conversation.id
         self.builder = builder
         self.counts = counts
-        # Everybody who ever had a part in the conversation, where all of them are users of each message.
+        # Everyone who ever took part in the conversation, if all of them are users of each message.
         self.everybody = set(map(builder.code, filter(None, conversation.members or ()))) if everybody else None
         self.people: dict[str, set[int]] = {}  # thread_ts -> who wrote in it
         self.threads: dict[str, list[str]] = {}  # ts -> the threads of each message kept, in order
@@ -380,7 +380,7 @@ def _entries_of(archive: zipfile.ZipFile) -> dict[str, int]:
 
 
 def _root_of(names: dict[str, int]) -> str | None:
-    """Where the lists of conversations are: "" or "folder/"; None where there is none, or more than one."""
+    """Where the lists of conversations are: "" or "folder/"; None if there is none, or more than one."""
     paths = [PurePosixPath(name) for name in names]
     found = {str(path.parent) for path in paths if path.name in _LISTS and len(path.parts) <= 2}
     if "." in found:

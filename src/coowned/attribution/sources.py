@@ -24,7 +24,7 @@ class DataSource(DataOptions):
     """A path and the options to read it with.
 
     Guarantees:
-      - Options that a format has no use for are refused, not passed over.   (test_unused_settings_are_refused)
+      - Options that do not apply to a format are refused, not ignored.   (test_unused_settings_are_refused)
 
     Attributes:
       path: a file or folder; "sqlite:///mail.db" (or "sqlite:////home/ann/mail.db") is the file mail.db of SQLite.
@@ -56,7 +56,7 @@ class DataSource(DataOptions):
         return examples if unprotected is None else examples.without_users(unprotected)
 
     def read_rows(self) -> AttributedExamples:
-        """Reads what is only to be predicted: a table's users need not be named, and nobody then is one."""
+        """Reads data for prediction: a table needs no user column, and then has no users."""
         kind = self.format or detect_format(self.path)
         unnamed = kind in TABLES and self.users is None and self.user is None
         return (dataclasses.replace(self, users=[]) if unnamed else self).read()

@@ -179,7 +179,7 @@ def _table_of(query: str, connection: Any, parameters: Any, where: Location, pro
 
 
 def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
-    """All chunks in one type, text where there is no other."""
+    """All chunks in one common type, or as text if there is none."""
     known = [chunk.type for chunk in chunks if not pa.types.is_null(chunk.type)] or [pa.null()]
     try:
         schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(known)]

@@ -48,8 +48,8 @@ def from_table(
     Args:
       table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns, a list of rows as
         dictionaries, or anything with the Arrow C stream interface.
-      users: the column, or columns, that name an example's users ("users" by default): lists, or one name a cell.
-        With several columns, or with a separator, an empty cell names nobody; with one column it is an error.
+      users: the column, or columns, that name an example's users ("users" by default): lists, or one name per cell.
+        With several columns, or with a separator, an empty cell means no user; with one column it is an error.
       user: the column with the one user of a row.
       example_id: the column with the ids, never derived from content; the row number by default. Rows with the same id
         are copies of one example, which has the users of all of them and the other columns of the first.
@@ -109,7 +109,7 @@ def attribute_table(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
-    """`from_table` on an Arrow table that is known to be valid; with an empty list of columns nobody is a user."""
+    """`from_table` on an Arrow table that is known to be valid; with an empty list of columns there are no users."""
     separator, example_id, pairs = options.separator, options.example_id, options.user is not None
     if separator is not None and (not isinstance(separator, str) or not separator):
         raise InputError(f"{where}separator must be text of at least one character, not {separator!r}; or omit it")
@@ -259,7 +259,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _names_by_row(
     table: pa.Table, names: Sequence[str], separator: str | None, *, lenient: bool, where: Location
 ) -> pa.ChunkedArray:
-    """The users of each row as lists; lenient: an empty cell names nobody."""
+    """The users of each row as lists; lenient: an empty cell means no user."""
     columns = [_column(table, name, where) for name in names]
     for name, column in zip(names, columns, strict=True):
         _check_kind(column.type, name, separator, nobody_is_fine=lenient or len(column) == 0, where=where)

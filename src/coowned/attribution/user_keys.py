@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r"^[^\s@<>,;]+@[^\s@<>,;]+$")
 _BRACKETED = re.compile(r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$")
 # A local part of nothing but dots, or with nothing but dots before its tag, is left as it is: who it names is unknown.
 _PLAIN = r"^[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)*$"  # nothing to unwrap
-# What nobody sees, except what counts as a space: zero-width and directional marks, variation selectors, controls.
+# Invisible characters that are not spaces: zero-width and directional marks, variation selectors, controls.
 _INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}]--\s]"
 _ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
 _DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
@@ -139,7 +139,7 @@ class UserKeyRules:
         words = _where_not_ascii(words, lambda part: part.str.normalize("NFKC"))
         if self.initials:
             words = words.str.replace(r"^(\w)\S* (?:.* )?(\S+)$", "${1} ${2}")
-        # A name of nothing but marks keeps its own text: an empty key would be nobody.
+        # A name of marks alone keeps its own text: an empty key would be no user.
         return pl.select(pl.when((words == "") | has_at).then(keys).otherwise(words)).to_series()
 
 
@@ -241,7 +241,7 @@ class UserMapping:
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
-    """Reads user keys, one a line; blank lines and lines that start with # are passed over."""
+    """Reads user keys, one per line; blank lines and lines that start with # are skipped."""
     file = Path(path)
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
@@ -320,7 +320,7 @@ def _where_not_ascii(keys: pl.Series, change: Callable[[pl.Series], pl.Series]) 
 
 
 def _without_invisible(keys: pl.Series) -> pl.Series:
-    # A key of nothing else keeps its own text: an empty key would be nobody.
+    # A key of nothing else keeps its own text: an empty key would be no user.
     return pl.select(
         pl.when((left := keys.str.replace_all(_INVISIBLE, "")) == "").then(keys).otherwise(left)
     ).to_series()

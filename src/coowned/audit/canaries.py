@@ -139,7 +139,7 @@ class CanaryAudit:
     delta: float
     alpha: float
     canaries: int  # synthetic users
-    included: int  # how many of them were in
+    included: int  # how many of them were included
     largest_bound: float  # what the second bound would be had every canary been guessed right
     area_under_curve: float  # chance that a canary who is in ranks above one who is out; a half is blind guessing
     adjacency: str

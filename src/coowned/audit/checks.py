@@ -60,7 +60,7 @@ def binomial_check(name: str, count: int, trials: int, probability: float, *, to
 
 
 def any_of(name: str, checks: Sequence[Check]) -> Check:
-    """The worst of several checks, as one that pays for having looked at all of them."""
+    """The worst of several checks as one, corrected for multiple testing."""
     worst = min(checks, key=lambda check: check.p_value)
     return dataclasses.replace(worst, name=name, p_value=min(1.0, len(checks) * worst.p_value))
 

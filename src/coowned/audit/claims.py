@@ -55,7 +55,7 @@ class MechanismClaim:
 
     @classmethod
     def of(cls, plan: TrainingPlan, adjacency: str) -> "MechanismClaim":
-        """What a plan claims: of its mechanism, noise multiplier and strategy, whatever its trainer makes of them."""
+        """What a plan claims: of its mechanism, noise multiplier and strategy, independent of its trainer."""
         return cls(
             mechanism=plan.mechanism,
             noise_multiplier=plan.noise_multiplier,

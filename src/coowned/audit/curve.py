@@ -228,7 +228,7 @@ class _SideBySide:
         started = time.monotonic()
         found: list[list[Scores]] = [[] for _ in claims]
         done, portions = 0, 0
-        # Another portion is begun where it can be expected to end in time.
+        # Another portion starts only if it can be expected to end in time.
         while not done or (done < trials and (time.monotonic() - started) * (1 + 1 / portions) < seconds):
             portions += 1
             key, steps = next_key(), claims[0].iterations

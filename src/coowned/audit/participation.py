@@ -45,7 +45,7 @@ def audit_participation(
       - Shuffling, batches cut to a size, joint coins of neighbours, a copy drawn out of turn, and a probability that is
         too large are caught.   (test_wrong_samplers_are_caught)
       - Memory stays below 200 MB, however many copies there are.   (test_many_copies_need_little_memory)
-    Cost: a call of the sampler a step, and O(copies) a step.
+    Cost: per step, one call of the sampler and O(copies).
     What it is not: a test of what happens less often than about once in rounds times copies; the coins' words are
     tested exactly (`audit_coin_words`).
 

@@ -309,7 +309,7 @@ class _Clock:
 
 
 def _earlier(run: StoredRun) -> AuditRecord:
-    """What an earlier audit left; anything else that is there is replaced."""
+    """The record of an earlier audit; anything else in the file is replaced."""
     with contextlib.suppress(InputError):
         return run.audit() or AuditRecord()
     return AuditRecord()

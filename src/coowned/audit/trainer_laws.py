@@ -1,4 +1,4 @@
-"""What the trainer must do for any plan, tested on what it releases: full noise everywhere, one clip norm a copy.
+"""What the trainer must do for any plan, tested on what it releases: full noise everywhere, one clip norm per copy.
 
 Two trainings with the same fresh key share coins and noise, so that their difference is what users added, without any
 noise: whether a copy adds more than a clip norm, or changes what others add, is seen exactly.

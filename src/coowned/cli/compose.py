@@ -17,7 +17,7 @@ def run(
     allow_large_delta: AllowLargeDelta = False,
     json: Json = False,
 ) -> None:
-    """Adds up runs on the same attribution graph: the epsilon of one person whose data were in all of them.
+    """Composes runs on the same attribution graph: the epsilon of a person whose data were in all of them.
 
     Every run counts with what it released at most: a sweep, whose models share their batches, with all its models.
     Name tuning runs too, whether or not their models were published, where their results decided anything.

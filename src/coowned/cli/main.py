@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "_COOWNED_COMPLETE" in os.environ:  # shell completion
         app(prog_name="coowned")
     interrupts.listen()
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character still gets the rest
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character still shows the rest
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = run(sys.argv[1:] if arguments is None else arguments)
     if code == EXIT_INTERRUPTED:
@@ -116,7 +116,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         interrupts.forget()
         return _say("interrupted; no partial files were left behind", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # whoever read our output is gone
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:

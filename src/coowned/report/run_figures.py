@@ -205,7 +205,7 @@ def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure 
 
 
 def _evaluated(row: dict[str, Any]) -> Row | None:
-    """One row of an evaluation: drawn by accuracy, or by loss where that tells more. None where there is nothing."""
+    """One row of an evaluation: drawn by accuracy, or by loss if there is no accuracy. None if there is neither."""
     measure = row.get("measure", "accuracy")
     if row.get(measure) is None or row.get(f"{measure}_low") is None:
         return None

@@ -234,7 +234,7 @@ def releasable_config(text: str) -> str:
 
 
 def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:
-    """Three or four counts under the claim; none where there is nothing to show."""
+    """Three or four counts under the claim; empty if there is nothing to show."""
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
     people = (

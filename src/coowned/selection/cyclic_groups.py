@@ -146,7 +146,7 @@ def _sorted_rows(indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], nu
 
 
 def _groups_of_examples(graph: AttributionGraph, group_of_user: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """(num_examples,) the group of all users of an example; -1 where they are in several, or there are none."""
+    """(num_examples,) the group of all users of an example; -1 if they are in several, or there are none."""
     attributed = graph.users_per_example > 0
     groups = np.full(graph.num_examples, -1, np.int64)
     if attributed.any():

@@ -16,7 +16,7 @@ _njit = numba.njit(cache=True, nogil=True)
 
 @numba.njit(inline="always")
 def _take(users, first, last, room):
-    """Takes one copy of a row, users[first:last], where all of them have room; says whether they had."""
+    """Selects one copy of a row, users[first:last], if all of them have room; returns whether they had."""
     for p in range(first, last):
         if room[users[p]] == 0:
             return False

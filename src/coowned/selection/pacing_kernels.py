@@ -22,7 +22,7 @@ class Pacing(NamedTuple):
 def fill_batch(pacing, num_left, step, min_separation, batch):
     """Fills a batch with the copies whose users have most of theirs still to come; returns (filled, copies left).
 
-    A copy may enter where all its users are free. Its urgency is the most copies that one of its users has left.
+    A copy may enter if all its users are free. Its urgency is the most copies that one of its users has left.
     """
     indptr, users, left, remaining, free_from, urgency, order = pacing
     most = 0
@@ -65,7 +65,7 @@ def fill_batch(pacing, num_left, step, min_separation, batch):
 
 @numba.njit(inline="always")
 def _urgency(indptr, users, copy, remaining, free_from, step):
-    """The most copies that one of the users has left; -1 where one of them is not free."""
+    """The most copies that one of the users has left; -1 if one of them is not free."""
     most = 0
     for pair in range(indptr[copy], indptr[copy + 1]):
         if free_from[users[pair]] > step:

@@ -66,7 +66,7 @@ class Packing(NamedTuple):
         return limits
 
     def with_further_copies(self, *, distinct_weight: float) -> "Packing":
-        """The same users with two items an example: first copies are worth 1 + distinct_weight, further ones 1."""
+        """The same users with two items per example: first copies are worth 1 + distinct_weight, further ones 1."""
         indptr = np.concatenate([self.indptr, self.indptr[1:] + self.num_pairs])
         users = np.concatenate([self.users, self.users])
         kind = np.int32 if 2 * self.num_items < 2**31 else np.int64

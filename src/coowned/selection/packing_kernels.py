@@ -15,7 +15,7 @@ UNDECIDED, FREE, FULL = 0, 1, 2
 
 
 class State(NamedTuple):
-    """What has been decided of a packing problem so far; `room` starts as the capacity, the rest is filled in."""
+    """What has been decided of a packing problem so far; `room` starts as the capacity, the others are filled in."""
 
     taken: np.ndarray  # (num_items,) int32 copies selected
     decided: np.ndarray  # (num_items,) int8 whether nothing more is to be decided

@@ -38,7 +38,7 @@ def price_bound(
         the sum is rounded down.   (test_bound_is_exact)
 
     Args:
-      prices: (num_users,) one price a user; below 0 counts as 0 and above 1 as 1, which can only lower the bound.
+      prices: (num_users,) one price per user; below 0 counts as 0 and above 1 as 1, which can only lower the bound.
       max_copies: the most copies of one example: 1 without duplicates, contribution_bound or more with them.
 
     Cost: O(pairs).

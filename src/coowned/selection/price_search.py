@@ -57,13 +57,13 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     """Prices whose bound is near the optimum of the linear program.
 
     On a large core, items that are clearly in or out after some iterations are left so for the rest of the search; the
-    bound, in which they all count, is true whatever the prices.
+    bound, in which they all count, holds for any prices.
 
     Guarantees:
       - The same on every run and with any number of threads, unless a deadline (of time.monotonic) ends it.
         (test_threads_do_not_matter)
 
-    Cost: O(pairs) an iteration, some hundreds of iterations; 4 bytes for each of three values an item and four a user.
+    Cost: O(pairs) per iteration, hundreds of iterations; 4 bytes for each of three values per item and four per user.
     """
     whole = _Problem.of(packing)
     large = packing.num_pairs >= _LARGE_CORE

@@ -174,7 +174,7 @@ def _add_at(packing, u, room, copies):
 
 @_njit
 def _only_full_user(packing, item, room):
-    """The only user of an item who has no room; -1 where there is none or more than one."""
+    """The only user of an item who has no room; -1 if there is none or more than one."""
     full = -1
     for p in range(packing.indptr[item], packing.indptr[item + 1]):
         if room[packing.users[p]] == 0:

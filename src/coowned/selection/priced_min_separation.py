@@ -46,7 +46,7 @@ class PricedMinSeparation(SeparatedSelector):
       unattributed: "keep" lets an example without users appear once.
 
     Cost: one or two runs of `Priced`, and O(pairs of S) for every batch.
-    What it is not: sure to find a schedule where there is one. `InfeasibleScheduleError` says how far it came.
+    What it is not: sure to find a schedule if one exists. `InfeasibleScheduleError` reports how far it got.
 
     Example:
       >>> graph = AttributionGraph.from_users_per_example([[0], [1], [0, 1], [2], [2]])

@@ -18,7 +18,7 @@ _HALVES = {"all": "with users", "few-users": "with at most the median number of 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomSubset(Selector[Selection]):
-    """Takes the `size` examples whose keyed hash is smallest, whatever their users.
+    """Selects the `size` examples with the smallest keyed hash, ignoring users.
 
     For the paper's study of bias only: it holds no contribution bound, so its certificate shows the one it happens
     to have. Examples without users are left out, as by the default of the other selectors.

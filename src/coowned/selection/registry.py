@@ -1,4 +1,4 @@
-"""Which word names which selector: one word, one file, one class."""
+"""The selectors by name: one name, one file, one class."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -33,5 +33,5 @@ def selector_class(word: str) -> "type[Selector]":
 
 
 def selectors() -> "dict[str, type[Selector]]":
-    """Every selector by its word."""
+    """Every selector by name."""
     return {word: selector_class(word) for word in CLASSES}

@@ -30,7 +30,7 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
         columns = {"example_id": graph.ids_of(rows), "copies": selected.copies[rows].astype(np.int32)}
         if selected.groups is not None:
             columns["group"] = selected.groups[rows].astype(np.int32)
-    # For its owner alone: who is in a training set is nobody else's business.
+    # Readable by its owner alone: membership in a training set is private.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         pyarrow.parquet.write_table(pa.table(columns), file, compression="zstd")

@@ -313,7 +313,7 @@ Result = TypeVar("Result", bound=Selection | Schedule)
 class Selector(abc.ABC, Generic[Result]):
     """The base of every selector: `select` checks its arguments, `_select` is the algorithm alone.
 
-    A selector says its word for the command line in `name`, its settings as fields, and checks them in `__post_init__`.
+    A selector has its command-line name in `name` and its settings as fields, checked in `__post_init__`.
     """
 
     name: ClassVar[str]
@@ -336,7 +336,7 @@ class Selector(abc.ABC, Generic[Result]):
         return result
 
     def settings(self) -> dict[str, Any]:
-        """The selector's word and its fields, as a plain dict that JSON can hold."""
+        """The selector's name and fields, as a plain dict for JSON."""
         return {"name": self.name} | to_plain(dataclasses.asdict(self))
 
     def _check(self, graph: AttributionGraph) -> None:

@@ -186,7 +186,7 @@ def attribute(
 
 
 def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
-    """The sums of `coowned.attribution.digest` of one text a row.
+    """The sums of `coowned.attribution.digest` of one text per row.
 
     A decimal of 38 digits holds the sum of 10^18 lanes of 64 bits.
     """

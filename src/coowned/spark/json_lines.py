@@ -26,7 +26,7 @@ Kind = tuple[bool, str]  # whether it is inside a list, and what it is
 
 @dataclasses.dataclass(kw_only=True)
 class Survey:
-    """What some lines of one file hold: its fields, the kinds of value in the named ones, and the first fault."""
+    """A summary of some lines of one file: its fields, the kinds of value in the named ones, and the first problem."""
 
     fields: set[str] = dataclasses.field(default_factory=set)
     kinds: dict[str, set[Kind]]

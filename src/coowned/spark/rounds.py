@@ -94,7 +94,7 @@ class Electorate:
     """What does not change from round to round."""
 
     contribution_bound: int  # most copies that contain one user
-    # Columns user, parts: users with so many examples that their votes are found in parts; None where nobody is.
+    # Columns user, parts: users with so many examples that their votes are found in parts; None if there are none.
     heavy: "DataFrame | None"
 
 

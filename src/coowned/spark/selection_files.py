@@ -28,7 +28,7 @@ def write_selection(
 
     Args:
       path: a folder on a disk that driver and executors share, or an address of any file system that Spark knows
-        (hdfs://…, s3a://…, file:///…). Parquet files that are there already, whole or not, are replaced.
+        (hdfs://…, s3a://…, file:///…). Existing Parquet files, complete or not, are replaced.
 
     Guarantees:
       - Under the names given there is what was there before, or all of the new.   (test_appears_whole)
@@ -94,7 +94,7 @@ def exists(spark: "SparkSession", url: str) -> bool:
 
 
 def write_parts(selection: "DataFrame", certificate: ContributionCertificate, folder: Path) -> None:
-    """Writes the parts to a folder of this machine, and looks whether they are there."""
+    """Writes the parts to a folder of this machine, and checks that all arrived."""
     selection.write.parquet(folder.resolve().as_uri(), compression="zstd")
     # Executors without a shared disk would have written to their local disks.
     found = 0

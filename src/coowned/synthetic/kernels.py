@@ -63,7 +63,7 @@ def unit(bits):
 
 @_inlined
 def below(bits, count):
-    """An integer in [0, count) for count < 2^32; each is met with probability 1/count to within 2^-64."""
+    """An integer in [0, count) for count < 2^32; each has probability 1/count to within 2^-64."""
     size = np.uint64(count)
     return np.int64(((bits >> S32) * size + (((bits & LOW_32) * size) >> S32)) >> S32)
 

@@ -252,7 +252,7 @@ def fill_probabilities(features, users_per_example, base_vector, bias_vector, sl
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def flip_coins(key, rows, probabilities):
-    """(n,) int8: one coin an example, at its own index in the stream."""
+    """(n,) int8: one coin per example, at its own index in the stream."""
     labels = np.empty(rows.size, dtype=np.int8)
     for i in range(rows.size):
         labels[i] = unit(mix(key + np.uint64(rows[i] + 1) * GAMMA)) < probabilities[i]

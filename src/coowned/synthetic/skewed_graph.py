@@ -32,7 +32,7 @@ class SkewedGraph(SyntheticGraph):
                                                                  test_agrees_with_dense_coins_on_larger_graphs)
       - No user is favoured by its label.                       (test_labels_are_exchangeable)
       - The same graph for the same seed, on every platform.    (test_same_bits_everywhere)
-    Cost: O(mean_users_per_example + log num_examples) expected time an example, O(pairs) memory, one core;
+    Cost: O(mean_users_per_example + log num_examples) expected time per example, O(pairs) memory, one core;
     8 million examples in seconds (benchmarks/synthetic.py).
     Not of exactly `mean_users_per_example` users on average: the paper says the mean is kept throughout, but past skew
     1 few users come to hold most of the weight, their probability would pass 1, and what the cap cuts off is lost.
