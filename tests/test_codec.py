@@ -59,14 +59,17 @@ def outer(**entries: object) -> str:
         ("[" * 100_000, "x.json: is not JSON"),
         (outer() + " x", r"x.json: is not JSON \(Extra data.*"),
         (outer() + outer(), r"x.json: is not JSON \(Extra data.*"),
-        ('{"format": "outer-1", "inner": {"count": 1, "count": 2}}', "x.json: has the duplicate key 'count'; make it"),
+        (
+            '{"format": "outer-1", "inner": {"count": 1, "count": 2}}',
+            r"is not JSON \(duplicate key 'count'\); write it",
+        ),
         ("[1]", r"x.json: must be an object, not \[1\]"),
         (outer(inner={"count": 1, "weights": [1.0, math.nan]}), r"x.json: inner.weights\[1\] must be a finite number"),
         (outer(inner={"count": 1, "weights": [math.inf]}), r"inner.weights\[0\] must be a finite number, not inf"),
         (outer(inner={"count": 1, "weights": [1]}).replace("[1]", "[1e999]"), r"weights\[0\] must be a finite number"),
         (outer(copies=[1, math.nan]), r"copies\[1\] must be an integer, not nan"),
         (outer(**{"\ud800": 1}), "x.json: "),
-        (outer(size="\ud800"), "x.json: contains half of a surrogate pair, which is not text; make it"),
+        (outer(size="\ud800"), "x.json: contains half of a surrogate pair, which is not text; write it"),
     ],
 )
 def test_bad_json(text, sentence):

@@ -336,7 +336,7 @@ def test_without_a_guarantee():
         ({"scale_gradients": True}, "scale_gradients needs gradients computed by JAX"),
         ({"splits": [0.5, 0.5]}, "splits must be three numbers"),
         ({"clip_norm": None}, r"\[mechanism\] clip_norm"),
-        ({"mechanism": "dp-mf"}, "does not go with"),
+        ({"mechanism": "dp-mf"}, "does not work with"),
         (
             {"selector": co.GreedyMinSeparation(batch_size=8, iterations=30, min_separation=3)},
             "batch_size is 40, but the selector's is 8",

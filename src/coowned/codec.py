@@ -144,6 +144,21 @@ def checksum(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object without duplicate keys, as an `object_pairs_hook`; raises ValueError otherwise.
+
+    >>> unique_keys([("a", 1), ("a", 2)])
+    Traceback (most recent call last):
+      ...
+    ValueError: duplicate key 'a'
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}")
+    return found
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown word.
 
@@ -177,7 +192,7 @@ class _Reader:
                 text = text.decode("utf-8")
             if self.toml and _LONG_KEY.search(text):
                 raise ValueError("a key of more than 100 parts")
-            return tomllib.loads(text) if self.toml else json.loads(text, object_pairs_hook=self._unique_keys)
+            return tomllib.loads(text) if self.toml else json.loads(text, object_pairs_hook=unique_keys)
         except UnicodeDecodeError as found:
             self.refuse((), f"is not UTF-8 text (byte {found.start})")
         except RecursionError:
@@ -304,14 +319,6 @@ class _Reader:
         rest = path[1:] if section else path
         text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).removeprefix(".")
         return f"[{path[0]}] {text}".rstrip() if section else text
-
-    def _unique_keys(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            self.refuse((), "has a duplicate key" if self.secret else f"has the duplicate key {twice!r}")
-        return found
 
 
 def _resolve(written: str, value: Any) -> tuple[Path, Any]:

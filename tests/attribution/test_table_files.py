@@ -195,7 +195,7 @@ BAD = [
     ("x.jsonl", b'{"users": ["a", null]}\n', {}, "row 0", "null user", "fill it in"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["\xff"]}\n', {}, "row 1", "not UTF-8", "correct it"),
     ("x.jsonl", b'{"users": ["a"], "x": 1}\n{"users": ["\xff"], "x": "a"}\n', {}, "line 2", "'users' is not UTF-8", "save the file as UTF-8"),
-    ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "duplicate field", "one complete object per line"),
+    ("x.jsonl", b'{"users": ["a"], "users": ["b"]}\n', {}, "line 1", "duplicate key 'users'", "one complete object per line"),
     ("x.jsonl", b'{"users": ["a"], "id": 1}\n{"users": ["a"]}\n', {"example_id": "id"}, "row 1", "no value", "fill in every row"),
 ]  # fmt: skip
 

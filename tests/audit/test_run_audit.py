@@ -122,7 +122,7 @@ def test_output_for_people_and_machines(tmp_path, capsys):
     assert "Not broken" in printed
     assert "false-alarm probability at most 0.001" in printed
     assert "Trials cannot see events rarer than" in printed
-    assert "promises nothing" in printed
+    assert "has no guarantee" in printed
     command.run(tmp_path, trials=1000, seed=1, json=True)
     assert json.loads(capsys.readouterr().out)["audits_run"] == 2
 

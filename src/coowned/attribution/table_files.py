@@ -26,6 +26,7 @@ from coowned.attribution.tables import (
     with_inferred_types,
 )
 from coowned.attribution.user_keys import Aliases, UserKeyRules
+from coowned.codec import unique_keys
 from coowned.errors import InputError
 
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
@@ -278,7 +279,7 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
         where = f"{file}, line {number}"
         text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
         try:
-            fields = json.loads(text, object_pairs_hook=unrepeated)
+            fields = json.loads(text, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON ({one_line(error)}); write one complete object per line") from None
         if not isinstance(fields, dict):
@@ -301,14 +302,6 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
             )
     names = [name.encode("utf-8", "replace").decode() for name in columns]
     return pa.table([values_to_arrow(values) for values in columns.values()], names=names)
-
-
-def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate fields."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("duplicate field in one object")
-    return fields
 
 
 def _kind(value: Any) -> str:

@@ -37,12 +37,12 @@ def run(
 ) -> None:
     """Tries to break the claim of a run; exits with code 1 if it succeeds.
 
-    Trains the run's own plan many times on made-up data with worst-case users, and compares what is released with the
+    Trains the run's own plan many times on synthetic data with worst-case users, and compares what is released with the
     claim: its noise, what one copy adds, and the whole curve of epsilon and delta. Keys are the audit's own: nothing of
     the run's secret key or data is used. Writes RUN/audit.json.
 
-    With --canaries it also trains once more on the data, with users who do not exist, each in or out by a fair coin,
-    and says what the model reveals about them. That is learned from the data: the guarantee does not cover it.
+    With --canaries it also trains once more on the data, with canary users, each included by a fair coin,
+    and reports what the model reveals about them. That uses the data: the guarantee does not cover it.
 
     Examples:
 

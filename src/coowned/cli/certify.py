@@ -25,7 +25,7 @@ def run(
         typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark."),
     ],
     certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The claim (default: S.certificate.json beside S).")
+        str | None, typer.Option(metavar="FILE", help="The claim (default: S.certificate.json next to S).")
     ] = None,
     engine: Engine = "local",
     master: Master = None,

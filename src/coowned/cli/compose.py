@@ -19,8 +19,8 @@ def run(
 ) -> None:
     """Composes runs on the same attribution graph: the epsilon of a person whose data were in all of them.
 
-    Every run counts with what it released at most: a sweep, whose models share their batches, with all its models.
-    Name tuning runs too, whether or not their models were published, where their results decided anything.
+    Every run counts in full; a sweep, whose models share their batches, counts with all its models. Include tuning
+    runs whose results influenced a decision, even if their models were not published.
 
     Example:
 

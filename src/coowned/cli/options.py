@@ -28,7 +28,7 @@ AllowLargeDelta = Annotated[
 ]
 Adjacency = Annotated[
     str,
-    typer.Option(help="zero-out or replace; the other is shown beside it.", autocompletion=offering(ADJACENCIES)),
+    typer.Option(help="zero-out or replace; the other is shown as well.", autocompletion=offering(ADJACENCIES)),
 ]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

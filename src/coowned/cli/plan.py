@@ -65,7 +65,7 @@ def run(
     adjacency: Annotated[
         str | None,
         typer.Option(
-            help="zero-out (default) or replace; the other is shown beside it.", autocompletion=offering(ADJACENCIES)
+            help="zero-out (default) or replace; the other is shown as well.", autocompletion=offering(ADJACENCIES)
         ),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
@@ -82,8 +82,8 @@ def run(
 ) -> None:
     """Shows the size of S, its bias and the noise for each mechanism, contribution bound and selector; marks the best.
 
-    The best has the largest predicted signal-to-noise: many distinct examples, little noise. Why it is the best, what
-    that noise means for the model, and what would lower it, is said below the table. Only the graph is used.
+    The best has the largest predicted signal-to-noise: many distinct examples, little noise. The text below the
+    table explains why, what the noise means for the model, and what would lower it. Only the graph is used.
 
     Examples:
 

@@ -67,7 +67,9 @@ def run(
     settings: dict[str, Any],
     output: Annotated[
         str,  # not a Path, which would turn hdfs://head/S.parquet into hdfs:/head/S.parquet
-        typer.Option("--output", "-o", metavar="S.parquet", help="The file to write; the certificate goes beside it."),
+        typer.Option(
+            "--output", "-o", metavar="S.parquet", help="The file to write; the certificate is written next to it."
+        ),
     ],
     selector: Annotated[
         str,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coowned.attribution.identifiers import one_line
-from coowned.attribution.table_files import unrepeated
+from coowned.codec import unique_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,7 +69,7 @@ def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple
         if part.problem is not None or not text.strip():
             continue
         try:
-            fields = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=unrepeated)
+            fields = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             part.problem = f"not JSON ({one_line(error)}); write one complete object per line"
             continue

@@ -313,7 +313,7 @@ def test_wrong_settings():
         ({"classes": 4}, "returns 3 probabilities, but there are 4 classes"),
         ({"predict": lambda p, e: scores(p, e["x"])}, "must return probabilities"),
         ({"predict": lambda p, e: 3.0 + e["x"].sum(), "classes": 2}, "jax.nn.sigmoid for one of two"),
-        ({"label": "z"}, "no entry of an example"),
+        ({"label": "z"}, "not an entry of an example"),
         ({"columns": "x"}, "columns must be a list"),
         ({"columns": ["x", "note", "label"]}, "column 'note' must contain numbers"),
         ({"columns": ["x"]}, r"uses example\['label'\], which is not in the data"),
