@@ -31,8 +31,7 @@ class _Stored(msgspec.Struct, frozen=True):
 class BandedStrategy:
     """C_ij = coefficients[i - j] for 0 <= i - j < num_bands, with the least mean squared error of prefix sums.
 
-    The noise of the run is C^-1 z. The objective is that of jax_privacy's `optimize_banded_toeplitz`; its gradient is
-    computed by two recursive filters instead of differentiating a scan, which reaches the same optimum in less time
+    The noise of the run is C^-1 z. The objective is that of jax_privacy's `optimize_banded_toeplitz`
     (test_as_good_as_jax_privacy). The result is kept in the folder `COOWNED_CACHE` ("off": nowhere; else
     ~/.cache/coowned).
 

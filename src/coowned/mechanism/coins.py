@@ -81,10 +81,9 @@ class PoissonCoins:
         """Where to begin looking among the thresholds: by the upper bits of a word, and how far to shift for them."""
         bits = min(14, len(self.thresholds).bit_length() + 4)  # most then begin where they end
         shift = 64 - bits
-        last = ((np.arange(1 << bits, dtype=np.uint64) + np.uint64(1)) << np.uint64(shift)) - np.uint64(
-            1
-        )  # wraps to 2^64-1
-        # thresholds decrease: how many are above the last word of each bucket
+        # The last word of each bucket, that of the very last being 2^64 - 1 by wrapping around.
+        last = ((np.arange(1 << bits, dtype=np.uint64) + np.uint64(1)) << np.uint64(shift)) - np.uint64(1)
+        # Thresholds decrease: how many are above it.
         above = len(self.thresholds) - np.searchsorted(self.thresholds[::-1], last, side="right")
         return above.astype(np.int32), shift
 

@@ -1,7 +1,6 @@
 """Compiled loops that are kept on disk, and made again when any file of the mechanism changes.
 
-Numba keeps what it compiled beside a function's file and looks at that file alone. A loop that calls one of another
-file would go on with the old one after a change there: old machine code under a new version's name.
+Numba looks at a function's own file alone: a loop that calls one of another file would go on with the old one.
 """
 
 import functools

@@ -1,14 +1,12 @@
 """Clipped gradients of any model, summed exactly: each copy's gradient is rounded to integers by itself.
 
-XLA gives the gradient of every copy of a microbatch; the host scales, rounds and adds them. With d parameters and the
-radius R of the grid, a gradient v is multiplied by min(1 / unit, (1 - 2^-16) (R - sqrt(d) / 2) / |v|), and every number
-is rounded to the nearest integer. Nothing is assumed of how well |v| was computed: the sum of squares of the integers
-themselves is compared with R^2, and a copy that is longer is taken out again, exactly, and added with a smaller factor.
-Integers add up exactly in float64 below 2^53, that is for 2^28 copies.
+With d parameters and the grid's radius R, a gradient v is multiplied by min(1 / unit, (1 - 2^-16) (R - sqrt(d) / 2) /
+|v|) and rounded number by number. Nothing is assumed of how well |v| was computed: the sum of squares of the integers
+is compared with R^2, and a copy that is longer is taken out again, exactly, and added with a smaller factor. Integers
+add up exactly in float64 below 2^53, that is for 2^28 copies.
 """
 
 import collections
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -123,7 +121,7 @@ def clipped_gradient_sums(
     """
     import jax
 
-    mask = np.asarray(mask, bool)
+    mask, rescale = np.asarray(mask, bool), jax.jit(scaled)
     total = GradientSum(shapes, grid)
     own = [jax.device_put((parameters, scales), device) for device in devices] or [(parameters, scales)]
     waiting: collections.deque[tuple[Gradients, npt.NDArray[np.bool_]]] = collections.deque()
@@ -137,19 +135,12 @@ def clipped_gradient_sums(
             rows = jax.device_put(rows, devices[number % len(devices)])
         given, factors = own[number % len(own)]
         found = gradients(given, rows)
-        waiting.append((found if factors is None else _compiled_scaled()(found, factors), real))
+        waiting.append((found if factors is None else rescale(found, factors), real))
         if len(waiting) >= len(own):
             total.add(*waiting.popleft())
     for left in waiting:
         total.add(*left)
     return total.integers(), total.clipped
-
-
-@functools.cache
-def _compiled_scaled() -> Callable[[Gradients, Mapping[str, Any]], Gradients]:
-    import jax
-
-    return jax.jit(scaled)
 
 
 def _padded(rows: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:

@@ -133,11 +133,14 @@ class RunKey:
 
         Guarantees:
           - Row i is what `derive` gives for configuration i, to the bit.   (test_many_keys_are_those_of_each)
-
-        Cost: one hash each, and what all have in common once.
         """
-        _check_use(purpose, configurations, step, tensor)
-        rest = _encode_use(step, tensor, copy)
+        if not isinstance(purpose, Purpose):
+            raise InputError(f"purpose must be a Purpose, not {purpose!r}")
+        if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
+            raise InputError("a noise key needs configuration, step and tensor: no two gradients may share noise")
+        if purpose is Purpose.COINS and step is None:
+            raise InputError("a coin key needs a step: coins are drawn anew in every step")
+        rest = b"".join(_encode(value) for value in (step, tensor, *(copy or (None, None))))
         begun = hashlib.blake2b(_encode(purpose.value), key=self.secret, digest_size=32, person=_PERSON)
         digests = []
         for configuration in configurations:
@@ -178,20 +181,6 @@ def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDA
     words = np.empty(count, np.uint64)
     fill_words(key, WORD_STREAM, first_chunk, words)
     return words
-
-
-def _check_use(purpose: Purpose, configurations: Sequence[str | None], step: int | None, tensor: str | None) -> None:
-    if not isinstance(purpose, Purpose):
-        raise InputError(f"purpose must be a Purpose, not {purpose!r}")
-    if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
-        raise InputError("a noise key needs configuration, step and tensor: no two gradients may share noise")
-    if purpose is Purpose.COINS and step is None:
-        raise InputError("a coin key needs a step: coins are drawn anew in every step")
-
-
-def _encode_use(step: int | None, tensor: str | None, copy: tuple[int, int] | None) -> bytes:
-    example, number = (None, None) if copy is None else copy
-    return _encode(step) + _encode(tensor) + _encode(example) + _encode(number)
 
 
 @functools.lru_cache(maxsize=4096)  # a sweep's names come again in every step

@@ -37,30 +37,22 @@ class Copies(NamedTuple):
 
 
 @_njit
-def scale_and_length(norm, width):
-    """(2^-e, at least |X|) of a row of `width` numbers, the last 1, whose first have at most this norm.
-
-    2^-e |(x, 1)| is in [2^19, 2^20); the margin is for the roundings of a few float64 operations.
-    """
-    length = np.sqrt(norm * norm + 1.0)
-    power = np.uint64(np.float64(length).view(np.uint64) & _POWER).view(np.float64)  # length / 2 < power <= length
-    scale = 2.0**19 / power
-    return scale, (length * scale + 0.5 * np.sqrt(np.float64(width))) * (1 + 2.0**-50)
-
-
-@_njit
 def row_facts(copies, begin, end, scales, inverses, labels):
-    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for two float32 roundings, and the label.
+    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for a few roundings, and the label.
 
-    A row that adds nothing (padding, a label or norm that is not finite) has an inverse of 0, which makes its factor 0.
+    2^-e |(x, 1)| is in [2^19, 2^20). A row that adds nothing (padding, a label or norm that is not finite) has an
+    inverse of 0, which makes its factor 0.
     """
-    width = copies.source.shape[1] + 1
+    rounded_by = 0.5 * np.sqrt(np.float64(copies.source.shape[1] + 1))
     for i in range(end - begin):  # without a branch, so that it becomes vector code
         norm, label = copies.norms[begin + i], copies.labels[begin + i]
         counts = copies.mask[begin + i] and label - label == 0 and norm - norm == 0  # finite
-        scale, length = scale_and_length(np.float64(norm) if counts else 0.0, width)
+        norm = np.float64(norm) if counts else 0.0
+        length = np.sqrt(norm * norm + 1.0)
+        power = np.uint64(np.float64(length).view(np.uint64) & _POWER).view(np.float64)  # length / 2 < power <= length
+        scale = 2.0**19 / power
         scales[i] = scale
-        inverses[i] = (1 - 2.0**-20) / length if counts else 0.0
+        inverses[i] = (1 - 2.0**-20) / ((length * scale + rounded_by) * (1 + 2.0**-50)) if counts else 0.0
         labels[i] = label if counts else np.float32(0)
 
 
@@ -160,19 +152,6 @@ class Blocks(NamedTuple):
     columns: npt.NDArray[np.float32]  # (blocks, panels, width, COLUMNS) coefficients, a column each
     units: npt.NDArray[np.float32]  # (blocks, models of a block)
     radii: npt.NDArray[np.float32]  # (blocks, models of a block)
-
-
-@_njit
-def join(sums, totals):
-    """totals (models, scores, num_features + 1) int64 += the parts' sums."""
-    models, scores, width = totals.shape
-    each = max(1, COLUMNS // scores)
-    for part in range(sums.shape[0]):
-        for model in range(models):
-            for k in range(scores):
-                panel, column = divmod(model % each * scores + k, COLUMNS)
-                for j in range(width):
-                    totals[model, k, j] += np.int64(sums[part, model // each, panel, j, column])
 
 
 @_njit

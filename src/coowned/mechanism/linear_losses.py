@@ -1,7 +1,6 @@
 """Losses of linear models in compiled loops: residuals of a copy, and the integers they become when clipped.
 
-A linear model gives a copy one score, or one for each class. The gradient by the coefficients is the residual (the
-derivative of the loss by the score) times the row, so that clipping a gradient is clipping the residuals.
+The gradient is the residual (the derivative of the loss by the score) times the row: clipping it is clipping residuals.
 """
 
 import math
@@ -15,6 +14,7 @@ LOGISTIC, SQUARED, SOFTMAX = range(3)
 _ROUNDER = np.float32(3 * 2**22)  # adding and subtracting it rounds a float32 below 2^21 to an integer
 _LOG2_E, _LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 _EXPONENT, _BIAS = np.uint32(23), np.uint32(127 << 23)
+_SERIES = tuple(np.float32(1 / math.factorial(n)) for n in range(7, -1, -1))  # of e^r, the highest power first
 _LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
 
 _njit = compiled()
@@ -36,14 +36,9 @@ def sigmoid(x):
     # e^-x = 2^n e^r: n in the last bits of a sum, e^r by its series, below 1e-8 from it
     moved = x * -_LOG2_E + _ROUNDER
     r = -x - (moved - _ROUNDER) * _LN_2
-    series = np.float32(1 / 5040)
-    series = series * r + np.float32(1 / 720)
-    series = series * r + np.float32(1 / 120)
-    series = series * r + np.float32(1 / 24)
-    series = series * r + np.float32(1 / 6)
-    series = series * r + np.float32(1 / 2)
-    series = series * r + np.float32(1)
-    series = series * r + np.float32(1)
+    series = _SERIES[0]
+    for i in range(1, 8):
+        series = series * r + _SERIES[i]
     power = np.uint32((np.float32(moved).view(np.uint32) << _EXPONENT) + _BIAS).view(np.float32)
     return np.float32(1) / (np.float32(1) + series * power)
 

@@ -5,13 +5,10 @@ itself, to integers
 
     X = rint((x, 1) 2^-e),   e such that |X| is about 2^20,
 
-and a model's contribution is the integer matrix A X^T, where A are the residuals in grid units, rounded and clipped to
-integers with |A| <= radius / |X|. So a contribution is a function of that copy and the model alone, and its length,
-|A| |X|, is at most the grid's radius. Sums are float64: |A X| <= radius < 2^34, and integers below 2^53 add up exactly:
-no order, grouping, thread or padding changes a bit of the sum.
-
-|X| is bounded without looking at it: |x| is known, rounded up (`norms_of`), and rounding d + 1 numbers by at most 1/2
-each makes a vector longer by at most sqrt(d + 1) / 2.
+and a model adds the integer matrix A X^T, where A are the residuals in grid units, rounded and clipped to integers with
+|A| <= radius / |X|. |X| is bounded without looking at it: |x| is known, rounded up (`norms_of`), and rounding d + 1
+numbers by at most 1/2 each makes a vector longer by at most sqrt(d + 1) / 2. Sums are float64: |A X| <= radius < 2^34,
+and integers below 2^53 add up exactly.
 """
 
 import functools
@@ -25,7 +22,7 @@ from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.kernels import fill_norms
-from coowned.mechanism.linear_kernels import TILE, Blocks, Copies, add_parts, add_tiles, join
+from coowned.mechanism.linear_kernels import TILE, Blocks, Copies, add_parts, add_tiles
 from coowned.mechanism.linear_losses import LOGISTIC, SOFTMAX, SQUARED
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS
 from coowned.mechanism.shared_parts import in_parts
@@ -77,7 +74,7 @@ def clipped_linear_sums(
     Args:
       coefficients: (models, num_features + 1) or (models, classes, num_features + 1) float32: weights, and the
         intercept last.
-      features: (batch, num_features) float32, or where such rows are. Rows that the mask leaves out are not read.
+      features: (batch, num_features) float32, or where such rows are.
       labels: (batch,) 0 or 1, the index of the class, or the target (any number is clipped soundly; one that is no
         class adds zero).
       mask: (batch,) True where the row is real.
@@ -98,11 +95,10 @@ def clipped_linear_sums(
     coefficients, loss = checked_coefficients(coefficients, grids, squared_loss=squared_loss)
     labels, mask = np.ascontiguousarray(labels, np.float32), np.ascontiguousarray(mask, np.bool_)
     source, rows = _checked_rows(features, labels, mask, coefficients.shape[2] - 1)
-    norms = _norms(source, rows, mask) if norms is None else np.ascontiguousarray(norms, np.float32)
+    norms = _norms(source, rows) if norms is None else np.ascontiguousarray(norms, np.float32)
     validate.same_length(mask.size, norms=norms)
-    units, radii = _units_and_radii(tuple(grids))
     sum_models = _sum_one_score if len(coefficients) == 1 and loss != SOFTMAX else _sum_many_scores
-    totals, clipped = sum_models(loss, coefficients, Copies(source, rows, labels, mask, norms), units, radii)
+    totals, clipped = sum_models(loss, coefficients, Copies(source, rows, labels, mask, norms), tuple(grids))
     return totals if loss == SOFTMAX else totals[:, 0], clipped if len(coefficients) == 1 else 0
 
 
@@ -113,9 +109,7 @@ def norms_of(features: npt.ArrayLike) -> npt.NDArray[np.float32]:
     array([5.0000005,       inf], dtype=float32)
     """
     features = np.ascontiguousarray(features, np.float32)
-    norms = np.empty(len(features), np.float32)
-    fill_norms(features, np.arange(len(features)), norms)
-    return norms
+    return _norms(features, np.arange(len(features)))
 
 
 def rows_are_contiguous(source: npt.NDArray[np.float32]) -> bool:
@@ -158,14 +152,9 @@ def _checked_rows(
     return source, rows
 
 
-def _norms(
-    source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.float32]:
-    """(batch,) norms of the rows that are real; others are not read."""
-    real = np.ascontiguousarray(rows[mask])
-    own, norms = np.empty(real.size, np.float32), np.zeros(mask.size, np.float32)
-    fill_norms(source, real, own)
-    norms[mask] = own
+def _norms(source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    norms = np.empty(rows.size, np.float32)
+    fill_norms(source, rows, norms)
     return norms
 
 
@@ -180,12 +169,9 @@ def _units_and_radii(grids: tuple[Grid, ...]) -> tuple[npt.NDArray[np.float32], 
 
 
 def _sum_one_score(
-    loss: int,
-    coefficients: npt.NDArray[np.float32],
-    copies: Copies,
-    units: npt.NDArray[np.float32],
-    radii: npt.NDArray[np.float32],
+    loss: int, coefficients: npt.NDArray[np.float32], copies: Copies, grids: tuple[Grid, ...]
 ) -> tuple[npt.NDArray[np.int64], int]:
+    units, radii = _units_and_radii(grids)
     size, width = copies.mask.size, coefficients.shape[2]
     parts = max(1, min(_PARTS, size * width // _ENOUGH), -(-size // MOST_COPIES_OF_A_PART))
     sums, clipped = np.zeros((parts, width)), np.zeros(parts, np.int64)
@@ -194,12 +180,9 @@ def _sum_one_score(
 
 
 def _sum_many_scores(
-    loss: int,
-    coefficients: npt.NDArray[np.float32],
-    copies: Copies,
-    units: npt.NDArray[np.float32],
-    radii: npt.NDArray[np.float32],
+    loss: int, coefficients: npt.NDArray[np.float32], copies: Copies, grids: tuple[Grid, ...]
 ) -> tuple[npt.NDArray[np.int64], int]:
+    units, radii = _units_and_radii(grids)
     models, scores, own_width = coefficients.shape
     each = max(1, COLUMNS // scores)  # models of a block
     blocks, panels, width = -(-models // each), -(-each * scores // COLUMNS), -(-own_width // ROWS) * ROWS
@@ -215,6 +198,6 @@ def _sum_many_scores(
     parts = max(1, min(threads.cores(), size // (4 * TILE)), -(-size // MOST_COPIES_OF_A_PART))
     sums, clipped = np.zeros((parts, blocks, panels, width, COLUMNS)), np.zeros(parts, np.int64)
     in_parts(add_tiles, (loss, models, scores, given, copies, sums, clipped), parts)
-    totals = np.zeros(coefficients.shape, np.int64)
-    join(sums, totals)
+    columns = sums.astype(np.int64).sum(axis=0).transpose(0, 1, 3, 2).reshape(blocks, panels * COLUMNS, width)
+    totals = columns[:, : each * scores].reshape(blocks * each, scores, width)[:models, :, :own_width]
     return totals, int(clipped.sum())

@@ -105,9 +105,16 @@ def multiply_four(typing_context, source, nothing, indices, weights, length, out
     vector = ir.VectorType(_FLOAT, STRIDE)
 
     def generate(context, builder, signature, arguments):
-        rows = _rows(context, builder, signature, arguments)
-        right = _pointer(context, builder, signature.args[3], arguments[3], [_INDEX(0)])
-        result = _pointer(context, builder, signature.args[5], arguments[5], [_INDEX(0)])
+        _, zeros, first, right, result = (
+            _pointer(context, builder, kind, value, [_INDEX(0)] * kind.ndim)
+            for kind, value in zip(signature.args, arguments, strict=True)
+            if kind != types.intp
+        )
+        rows = []
+        for i in range(4):
+            row = builder.load(builder.gep(first, [_INDEX(i)]))
+            begin = _pointer(context, builder, signature.args[0], arguments[0], [row, _INDEX(0)])
+            rows.append(builder.select(builder.icmp_signed("<", row, _INDEX(0)), zeros, begin))
 
         def step(k, sums):
             factor = _load(builder, builder.gep(right, [k]), vector)
@@ -123,19 +130,6 @@ def multiply_four(typing_context, source, nothing, indices, weights, length, out
         return context.get_dummy_value()
 
     return types.void(source, nothing, indices, weights, types.intp, out), generate
-
-
-def _rows(context: Any, builder: Any, signature: Any, arguments: Any) -> list[Any]:
-    """Pointers to the four rows of (source, nothing, indices)."""
-    source, nothing, indices = arguments[:3]
-    first = _pointer(context, builder, signature.args[2], indices, [_INDEX(0)])
-    zeros = _pointer(context, builder, signature.args[1], nothing, [_INDEX(0)])
-    found = []
-    for i in range(4):
-        row = builder.load(builder.gep(first, [_INDEX(i)]))
-        begin = _pointer(context, builder, signature.args[0], source, [row, _INDEX(0)])
-        found.append(builder.select(builder.icmp_signed("<", row, _INDEX(0)), zeros, begin))
-    return found
 
 
 def _sum_up(builder: Any, kinds: list[Any], length: Any, stride: int, step: Any) -> list[Any]:

@@ -6,11 +6,8 @@ of a banded strategy C feeds back the integers of earlier rows,
     n_t = floor((s Z_t - sum_(j >= 1) c_j n_(t-j)) / c_0 + 1/2),
 
 so that X + n, for integer sums X, is a rounding of what the ideal mechanism C X + s Z releases and of earlier releases
-(docs/mechanism.md has the proof). Nothing accumulates: each row is rounded exactly.
-
-Exactly: every value is computed in float64 with a proven error bound. Where an integer boundary lies within the bound,
-the normal is compared with that boundary, first by its 64-bit word and a table of the tail in compiled code, then to as
-many digits as it takes (`coowned.mechanism.normals`).
+(docs/mechanism.md has the proof). A float64 value with a proven error bound decides nearly every number; where an
+integer boundary lies within the bound, the normal is compared with it to as many digits as it takes.
 """
 
 import functools
@@ -144,13 +141,9 @@ class NoiseStream:
         models, _, columns = ring.shape
         size = max(WORDS, _PART // (models * len(keys)) // WORDS * WORDS)
         parts = [Part(keys, begin, min(begin + size, columns), ring, step) for begin in range(0, columns, size)]
-        largest = [0] * len(parts)
-
-        def fill(number: int) -> None:
-            largest[number] = _fill_part(parts[number], self._rounding)
-
-        threads.run_all([functools.partial(fill, number) for number in range(len(parts))], threads=self._threads)
-        return max(largest) if self._kept else 0
+        fills = [functools.partial(_fill_part, part, self._rounding) for part in parts]
+        largest = max(threads.run_all(fills, threads=self._threads), default=0)
+        return largest if self._kept else 0
 
 
 def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batch_size: int) -> dict[str, Any]:

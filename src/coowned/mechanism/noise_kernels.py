@@ -1,8 +1,4 @@
-"""The compiled loops of integer noise: normals from words, what earlier rows feed back, and the rounding of both.
-
-A value is computed in float64 with a proven error bound. Where an integer boundary lies within the bound, the normal is
-compared with that boundary by one word, or two, of its digits. What is left is for exact arithmetic.
-"""
+"""The compiled loops of integer noise: normals from words, what earlier rows feed back, and the rounding of both."""
 
 import math
 from typing import NamedTuple
@@ -118,19 +114,8 @@ def round_normals(part, rounding, doubtful):
                     found = _round(own_normals[i], values, errors, out, indices)
                     for closer in (False, True):
                         if found:
-                            at = model, part.step + step, begin
-                            found = _settle(
-                                own_words[i],
-                                own_normals[i],
-                                values,
-                                errors,
-                                at,
-                                rounding,
-                                part,
-                                sums,
-                                closer,
-                                indices[:found],
-                            )
+                            at, made = (model, part.step + step, begin), (own_words[i], own_normals[i], values, sums)
+                            found = _settle(made, errors, at, rounding, part, closer, indices[:found])
                     for j in indices[:found]:
                         doubtful[count, 0], doubtful[count, 1], doubtful[count, 2] = step, model, begin + j
                         count += 1
@@ -197,12 +182,12 @@ def _error(normal, value, errors):
 
 
 @_njit
-def _settle(words, normals, values, errors, at, rounding, part, sums, closer, doubtful):
+def _settle(made, errors, at, rounding, part, closer, doubtful):
     """Writes those of the doubtful numbers that their words decide; gives how many are left in `doubtful`.
 
     One word each and the sums over earlier rows that there are; or, if `closer`, two words and more exact sums.
     """
-    model, step, begin = at
+    (words, normals, values, sums), (model, step, begin) = made, at
     deviation, first, slots = rounding.deviations[model], rounding.coefficients[0], part.ring.shape[1]
     inverse = 1 / deviation
     out = part.ring[model, step % slots]

@@ -2,9 +2,7 @@
 
 A normal Z is defined by an endless string of random bits: a sign, then the binary digits of a tail probability p < 1/2;
 Z = ±Q^-1(p), where Q is the upper tail of the standard normal distribution. A 64-bit word holds the sign and digits 2
-to 64 of p (the first is 0); further digits come from further streams under the same key. `approximate` reads one or two
-words; `tail_difference` compares |Z| with a number of about 100 bits and reads one; `exceeds` compares Z with any
-rational number and reads as many digits as that takes.
+to 64 of p (the first is 0); further digits come from further streams under the same key.
 
 Only integers, and IEEE additions, multiplications, divisions and square roots in a fixed order are used, so the same
 words give the same bits on every platform. Nothing here is compiled with fast-math.
