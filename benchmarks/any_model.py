@@ -1,4 +1,4 @@
-"""A model of one's own (`JaxModel`): its clipped sums against jax_privacy's, their memory, and the first step's delay.
+"""Your own model (`JaxModel`): clipped sums against jax_privacy's, memory, and the delay of the first step.
 
 python -m benchmarks any_model
 """

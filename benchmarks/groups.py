@@ -1,4 +1,4 @@
-"""What cutting 8 million examples into groups of users takes: processor time and memory of `CyclicGroups`.
+"""`CyclicGroups` on 8 million examples: processor time and memory of the partition.
 
 python -m benchmarks.groups
 """

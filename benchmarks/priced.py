@@ -1,4 +1,4 @@
-"""How near `Priced` comes to its proven bound, and what that costs in times of `Greedy`: ratios within one run.
+"""How close `Priced` comes to its proven bound, and how many times slower than `Greedy` it is, in one run.
 
 python -m benchmarks.priced
 """

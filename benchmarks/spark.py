@@ -1,4 +1,4 @@
-"""The 1.19 million papers of arXiv on Spark: the S and the certificate of one machine.
+"""The 1.19 million papers of arXiv on Spark: the same S and certificate as on one machine.
 
     python -m benchmarks spark
 

@@ -1,4 +1,4 @@
-"""How fast the synthetic worlds are made: graphs against a limit, features against numpy in the same run.
+"""How fast synthetic data are generated: graphs against a limit, features against numpy in the same run.
 
 python benchmarks/synthetic.py
 """

@@ -1,4 +1,4 @@
-"""How fast private BERT-Tiny is: against itself without privacy, jax_privacy and Opacus; and what memory it takes.
+"""Private BERT-Tiny against itself without privacy, jax_privacy and Opacus: speed and memory.
 
 Sequence 128, 20 positions to predict or one class. Opacus is measured where `.venv-peers` is (`make test-peers` builds
 it), ours beside it in the same process, so that the ratio is of one run.

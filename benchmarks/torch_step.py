@@ -1,4 +1,4 @@
-"""A private step of a small transformer in PyTorch against Opacus, in every mode of its own that runs, and its memory.
+"""A private step of a small PyTorch transformer against every mode of Opacus that runs it: speed and memory.
 
 Batch 256, sequences of 64 tokens. Both sides clip, add noise and take a step of plain gradient descent, on one core, in
 turn; seconds are of processor time. Everything runs where `.venv-peers` is (`make test-peers` builds it).

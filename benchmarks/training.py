@@ -1,4 +1,4 @@
-"""How fast training is end to end: against the same loop without privacy, a plain loop, and the matrix product's rate.
+"""Training end to end against the same loop without privacy, a plain loop, and the rate of a matrix product.
 
 Bars are for batches of 4096, as for the clipped gradient (benchmarks/mechanism.py). Batches of 1024 are measured too
 and shown without a bar: there the fixed cost of a step (dispatch, keys, noise) weighs more, and ratios are lower.

@@ -1,4 +1,4 @@
-"""The paper's own scale: 10.24 million examples drawn from a graph of 8 million; time and peak memory, whole road.
+"""The paper's scale: 10.24 million examples drawn from a graph of 8 million; time and peak memory end to end.
 
 Each run is a process of its own, from making the graph to the trained model. Features are all in memory (d = 100) or
 made for each batch (d = 1000, where all would be 32 GB).

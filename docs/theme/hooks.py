@@ -4,8 +4,10 @@ import ast
 import collections
 import dataclasses
 import html.parser
+import json
 import re
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,41 @@ _LOADED = {"script": ("src",), "link": ("href",), "img": ("src", "srcset"), "ifr
 _NOT_LOADED = {"canonical", "next", "prev", "alternate"}  # relations of a link that no browser follows by itself
 _EXTERNAL = re.compile(r"^\s*(https?:)?//", re.IGNORECASE)
 _STYLE = re.compile(r"(?:@import\s+|url\()\s*['\"]?(?:https?:)?//[^)'\"\s]+", re.IGNORECASE)
+
+_MEANINGS = {  # of the configuration's keys; those of [data] that the command line also has are described there
+    "data.path": "The file or folder, relative to the configuration, or `sqlite:///file` with `query`. Required.",
+    "data.splits": "Shares of train, validation and test, by a hash of the id. The default depends on the model.",
+    "privacy.epsilon": 'The target; `"none"` trains without a guarantee. Give this or `noise_multiplier`.',
+    "privacy.noise_multiplier": "The noise in units of the clip norm, instead of `epsilon`.",
+    "privacy.delta": "The probability that the guarantee may fail. Far below 1 / users; required with a guarantee.",
+    "privacy.adjacency": 'The adjacency that `epsilon` refers to: `"zero-out"` or `"replace"`. Both are reported.',
+    "privacy.simulated_batch_size": "Calibrates the noise for another batch size (simulated epsilon).",
+    "privacy.public": "The data are public: no guarantee, and the model may start a private run.",
+    "privacy.allow_large_delta": "Allows a delta of 0.1 or more.",
+    "mechanism.kind": "`dp-sgd`, `dp-mf` (a schedule with correlated noise) or `cyclic-dp-mf` (groups in turn).",
+    "mechanism.batch_size": "The expected batch size, which is public: gradients are divided by it.",
+    "mechanism.iterations": "The number of steps.",
+    "mechanism.clip_norm": "The largest gradient norm of one copy. Required with a guarantee.",
+    "mechanism.num_bands": "dp-mf: at most `min_separation`, the default. cyclic-dp-mf: the default is `num_groups`.",
+    "mechanism.min_separation": "dp-mf: steps between two participations of a user. Default: the largest feasible.",
+    "optimizer.learning_rate": "The peak learning rate.",
+    "optimizer.name": "An optax optimizer that needs only a learning rate.",
+    "optimizer.warmup": "Fraction of the steps over which the learning rate rises linearly.",
+    "optimizer.decay": 'How the learning rate falls afterwards: `"constant"`, `"linear"` or `"cosine"`.',
+    "optimizer.final_rate": "The fraction of the learning rate that remains at the end of the decay.",
+    "optimizer.weight_decay": "Decoupled weight decay, as in AdamW.",
+    "optimizer.momentum": "For `sgd` only.",
+    "optimizer.average": "The released parameters: the last (`none`), the `tail` mean or an `exponential` average.",
+    "optimizer.average_window": "Fraction of the steps that are averaged.",
+    "optimizer.scale_gradients": "Scale-then-privatize. Not for linear models or dp-mf.",
+    "run.seed": "For test runs only: noise and coins are then known, and there is no guarantee.",
+    "run.checkpoint_every": "Steps between checkpoints. The default is a twentieth of the run.",
+    "run.devices": "The number of devices that share a step.",
+    "run.baseline": "Also train without privacy, for comparison. Not covered by the guarantee, never exported.",
+    "report.name": "The title of the report.",
+    "report.purpose": "What the model is for.",
+    "report.owner": "Who is responsible for it.",
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -58,33 +95,74 @@ def command_line() -> str:
 
 
 def configuration() -> str:
-    """The reference of the configuration: the commented example, and the fields of every model and selector."""
+    """The configuration reference: a commented example, and the keys of every section, model and selector."""
     from coowned.selection.registry import CLASSES, selector_class
-    from coowned.training.config import example
+    from coowned.training import config
     from coowned.training.models.registry import MODELS, model_class
 
-    kinds = [("[model] kind", {kind: model_class(kind) for kind in MODELS})]
-    kinds += [("[selection] selector", {word: selector_class(word) for word in CLASSES})]
-    text = f"# Configuration\n\n`coowned train --example` prints this file.\n\n```toml\n{example()}```\n"
-    for title, classes in kinds:
-        text += f"\n## `{title}`\n\n| word | keys |\n|---|---|\n"
-        text += "".join(f"| `{word}` | {_keys(kind)} |\n" for word, kind in classes.items())
-    return text
+    text = (
+        "# Configuration\n\n`coowned train CONFIG.toml -o RUN` reads this file. `[run]` and `[report]` are optional.\n"
+    )
+    text += f"`coowned train --example` prints a commented example:\n\n```toml\n{config.example()}```\n"
+    for name in ("data", "privacy", "mechanism", "optimizer", "run", "report"):
+        section = getattr(config, f"{name.capitalize()}Section")
+        text += f"\n## `[{name}]`\n\n{_first_line(section)}\n\n| key | type | default | meaning |\n|---|---|---|---|\n"
+        text += "".join(_key_row(name, field, section) for field in dataclasses.fields(section))
+    kinds = [("model", "kind", {kind: model_class(kind) for kind in MODELS})]
+    kinds += [("selection", "selector", {word: selector_class(word) for word in CLASSES})]
+    for name, key, classes in kinds:
+        text += f"\n## `[{name}]`\n\nThe keys depend on `{key}`. Keys in bold are required.\n\n"
+        text += f"| `{key}` | purpose | keys |\n|---|---|---|\n"
+        rows = ((word, _first_line(kind), _keys(kind)) for word, kind in classes.items())
+        text += "".join(f"| `{word}` | {purpose} | {keys} |\n" for word, purpose, keys in rows)
+    text += (
+        "\n`[selection]` also has `seed = 0`, which is public. Batch size, steps and separation of a schedule are in "
+    )
+    return text + "`[mechanism]`.\n"
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def _key_row(name: str, field: dataclasses.Field[Any], section: type) -> str:
+    """Key, type, default and meaning of one key, as a row of a table."""
+    notes = getattr(typing.get_type_hints(section, include_extras=True)[field.name], "__metadata__", ())
+    meaning = notes[0].help if notes else _MEANINGS.get(f"{name}.{field.name}", "")
+    plain = typing.get_type_hints(section)[field.name]
+    shown = (plain.__name__ if isinstance(plain, type) else str(plain)).replace(" | None", "").replace("|", "or")
+    default = "required" if field.default is dataclasses.MISSING else f"`{_toml(field.default)}`"
+    return f"| `{field.name}` | {shown} | {'' if field.default is None else default} | {meaning} |\n"
 
 
 def _keys(kind: Any) -> str:
-    missing = dataclasses.MISSING
+    """Required keys in bold, then the others with their defaults."""
     fields = [field for field in dataclasses.fields(kind) if field.init]
-    return ", ".join(f"`{one.name}`" if one.default is missing else f"`{one.name} = {one.default!r}`" for one in fields)
+    missing = dataclasses.MISSING
+    required = [f"**`{one.name}`**" for one in fields if one.default is missing and one.default_factory is missing]
+    optional = [f"`{one.name}`" for one in fields if one.default is None or one.default_factory is not missing]
+    usual = [f"`{one.name} = {_toml(one.default)}`" for one in fields if one.default not in (missing, None)]
+    return ", ".join(required + usual + optional)
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value)  # the same for the text, numbers, booleans and lists of our defaults
 
 
 def benchmarks() -> str:
     """What each benchmark measures, from its first line."""
     text = (
-        "# Benchmarks\n\n`make bench` runs them all, `make bench ONLY=selection` one. Some read data in "
-        "`../shared/data`. Speed is never a test: a benchmark prints ratios against a peer or a limit, measured in one "
-        "process. Stored measurements are in [Choose a selector](choosing-a-selector.md), [A cluster](spark.md) and "
-        "[Results](results.md); each names the command that made it.\n\n| benchmark | measures |\n|---|---|\n"
+        "# Benchmarks\n\n`make bench` runs all of them, `make bench ONLY=selection` runs one. Some read "
+        "`../shared/data`. Speed is never a test: a benchmark prints ratios against a peer or a limit, measured "
+        "in one process.\n\n## Recorded figures\n\nEach page names the command and the machine.\n\n"
+        "| figures | page |\n|---|---|\n"
+        "| size of S, proven bound and time of every selector on three graphs "
+        "| [Choose a selector](choosing-a-selector.md#measured-on-three-real-graphs) |\n"
+        "| time and memory to partition 8 million examples | [Choose a selector](choosing-a-selector.md#details) |\n"
+        "| rounds, shuffled bytes and time on Spark | [A cluster](spark.md#measurements) |\n"
+        "| a PyTorch step against Opacus | [PyTorch](pytorch.md#how-gradients-are-computed) |\n"
+        "| processor seconds of every experiment | [Results](results.md) |\n\n"
+        "## What each benchmark measures\n\n| benchmark | measures |\n|---|---|\n"
     )
     for file in sorted((ROOT / "benchmarks").glob("*.py")):
         described = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
