@@ -1,18 +1,18 @@
-"""The compiled inner loops of the digests: rows of text are hashed with SHA-256, sixteen at a time, and summed.
+"""The compiled inner loops of the digests: rows of text are hashed with SHA-256 and summed.
 
-SHA-256 has no loop a compiler can vectorize; sixteen messages side by side, word by word, give it one.
+Where the processor has instructions for SHA-256 they are used; elsewhere the same is computed as FIPS 180-4 says.
 """
 
 from typing import NamedTuple
 
 import numba
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16  # messages hashed side by side
+_HAS_SHA = bool(binding.get_host_cpu_features().get("sha"))
 
 # FIPS 180-4, section 4.2.2: the first 32 bits of the fractional parts of the cube roots of the first 64 primes.
 _ROUND_CONSTANTS = np.array(
@@ -28,13 +28,11 @@ _ROUND_CONSTANTS = np.array(
     ],
     dtype=np.uint32,
 )  # fmt: skip
+# Section 5.3.3, in the order in which the instructions hold them: F, E, B, A, then H, G, D, C.
 _INITIAL_STATE = np.array(
-    [0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19], dtype=np.uint32
+    [0x9B05688C, 0x510E527F, 0xBB67AE85, 0x6A09E667, 0x5BE0CD19, 0x1F83D9AB, 0xA54FF53A, 0x3C6EF372], dtype=np.uint32
 )
-# Offsets into the one array of all words of sixteen messages; one array, so that the compiler sees no aliases.
-_A, _B, _C, _D, _E, _F, _G, _H = ((64 + i) * LANES for i in range(8))  # working variables, after the 64 words
-_STATE = 72 * LANES  # the hashes so far
-NUM_WORDS = 80 * LANES
+_FOUR = ir.VectorType(ir.IntType(32), 4)
 _COLON = 58
 _NUMBER = 20  # most bytes of a number and its colon
 _WIDE = 32  # bytes copied or cleared at once
@@ -96,82 +94,91 @@ def _eight_bytes(typing_context, source, begin):
     return types.uint64(source, types.intp), generate
 
 
+# ---- SHA-256 ---------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _compress_by_instructions(typing_context, state, message, at):
+    """Adds the block message[at:at + 64] to the hash `state` (8,) uint32, in the order of _INITIAL_STATE."""
+    index = ir.IntType(64)
+
+    def generate(context, builder, signature, arguments):
+        halves = _address(context, builder, _FOUR, signature.args[0], arguments[0], index(0))
+        block = _address(context, builder, ir.VectorType(ir.IntType(8), 16), signature.args[1], *arguments[1:])
+        ends = [builder.gep(halves, [index(i)]) for i in range(2)]
+        before = [builder.load(end, align=4) for end in ends]
+        abef, cdgh = before
+        words = []
+        for i in range(16):  # four rounds each
+            if i < 4:
+                read = builder.load(builder.gep(block, [index(i)]), align=1)
+                words.append(builder.bitcast(_shuffle(builder, read, read, [j ^ 3 for j in range(16)]), _FOUR))
+            else:
+                a, b, c, d = words[-4:]
+                begun = builder.add(_instruction(builder, "msg1", a, b), _shuffle(builder, c, d, [1, 2, 3, 4]))
+                words.append(_instruction(builder, "msg2", begun, d))
+            added = builder.add(words[-1], ir.Constant(_FOUR, _ROUND_CONSTANTS[4 * i : 4 * i + 4].tolist()))
+            cdgh = _instruction(builder, "rnds2", cdgh, abef, added)
+            abef = _instruction(builder, "rnds2", abef, cdgh, _shuffle(builder, added, added, [2, 3, 0, 0]))
+        for end, old, new in zip(ends, before, (abef, cdgh), strict=True):
+            builder.store(builder.add(old, new), end, align=4)
+        return context.get_dummy_value()
+
+    return types.none(state, message, types.intp), generate
+
+
+def _instruction(builder, name, *given):
+    """The processor's instruction sha256`name`."""
+    name = f"llvm.x86.sha256{name}"
+    known = builder.module.globals.get(name)
+    return builder.call(known or ir.Function(builder.module, ir.FunctionType(_FOUR, [_FOUR] * len(given)), name), given)
+
+
+def _shuffle(builder, one, other, lanes):
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
 @_inline
 def _rotate(x, n):
     return (x >> np.uint32(n)) | (x << np.uint32(32 - n))
 
 
-@_inline
-def _round(x, a, b, c, d, e, f, g, h, i):
-    constant = _ROUND_CONSTANTS[i]
-    word = i * LANES
-    for lane in range(LANES):
-        va, vb, vc = x[a + lane], x[b + lane], x[c + lane]
-        ve = x[e + lane]
-        choice = (ve & x[f + lane]) ^ (~ve & x[g + lane])
-        majority = (va & vb) ^ (va & vc) ^ (vb & vc)
-        t1 = x[h + lane] + (_rotate(ve, 6) ^ _rotate(ve, 11) ^ _rotate(ve, 25)) + choice + constant + x[word + lane]
-        x[d + lane] += t1
-        x[h + lane] = t1 + (_rotate(va, 2) ^ _rotate(va, 13) ^ _rotate(va, 22)) + majority
-
-
 @_njit
-def _compress(x):
-    """Adds one 64-byte block of each message, in the first 16 words, to the hashes at _STATE."""
+def _compress_plainly(state, message, at):
+    """As `_compress_by_instructions`, on any processor."""
+    words = np.empty(64, np.uint32)
+    for i in range(16):
+        words[i] = 0
+        for j in range(4):
+            words[i] = (words[i] << np.uint32(8)) | np.uint32(message[at + 4 * i + j])
     for i in range(16, 64):
-        at = i * LANES
-        for lane in range(at, at + LANES):
-            p, q = x[lane - 15 * LANES], x[lane - 2 * LANES]
-            s0 = _rotate(p, 7) ^ _rotate(p, 18) ^ (p >> np.uint32(3))
-            s1 = _rotate(q, 17) ^ _rotate(q, 19) ^ (q >> np.uint32(10))
-            x[lane] = x[lane - 16 * LANES] + s0 + x[lane - 7 * LANES] + s1
-    for word in range(8 * LANES):
-        x[_A + word] = x[_STATE + word]
-    for i in range(0, 64, 8):
-        _round(x, _A, _B, _C, _D, _E, _F, _G, _H, i)
-        _round(x, _H, _A, _B, _C, _D, _E, _F, _G, i + 1)
-        _round(x, _G, _H, _A, _B, _C, _D, _E, _F, i + 2)
-        _round(x, _F, _G, _H, _A, _B, _C, _D, _E, i + 3)
-        _round(x, _E, _F, _G, _H, _A, _B, _C, _D, i + 4)
-        _round(x, _D, _E, _F, _G, _H, _A, _B, _C, i + 5)
-        _round(x, _C, _D, _E, _F, _G, _H, _A, _B, i + 6)
-        _round(x, _B, _C, _D, _E, _F, _G, _H, _A, i + 7)
-    for word in range(8 * LANES):
-        x[_STATE + word] += x[_A + word]
+        p, q = words[i - 15], words[i - 2]
+        s0 = _rotate(p, 7) ^ _rotate(p, 18) ^ (p >> np.uint32(3))
+        s1 = _rotate(q, 17) ^ _rotate(q, 19) ^ (q >> np.uint32(10))
+        words[i] = words[i - 16] + s0 + words[i - 7] + s1
+    f, e, b, a, h, g, d, c = state
+    for i in range(64):
+        s1 = _rotate(e, 6) ^ _rotate(e, 11) ^ _rotate(e, 25)
+        t1 = h + s1 + ((e & f) ^ (~e & g)) + _ROUND_CONSTANTS[i] + words[i]
+        t2 = (_rotate(a, 2) ^ _rotate(a, 13) ^ _rotate(a, 22)) + ((a & b) ^ (a & c) ^ (b & c))
+        h, g, f, e, d, c, b, a = g, f, e, np.uint32(d + t1), c, b, a, np.uint32(t1 + t2)
+    for i, added in enumerate((f, e, b, a, h, g, d, c)):
+        state[i] += added
+
+
+_compress = _compress_by_instructions if _HAS_SHA else _compress_plainly
 
 
 @_njit
-def add_hashes(message, ends, count, x, sums):
-    """Adds the SHA-256 of `count` padded messages to sums (4,), each of 64 bits, modulo 2^64.
-
-    Message i is message[ends[i]:ends[i + 1]]; x (NUM_WORDS,) uint32 is scratch. A lane that has finished a message
-    takes the next one, so that long messages keep no lane waiting.
-    """
-    words = message.view(np.uint32)
-    position, stop = np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
-    taken = done = 0
-    while done < count:
-        for lane in range(LANES):
-            if position[lane] == stop[lane]:
-                if taken == count:
-                    continue
-                position[lane], stop[lane] = ends[taken], ends[taken + 1]
-                taken += 1
-                for i in range(8):
-                    x[_STATE + i * LANES + lane] = _INITIAL_STATE[i]
-            for i in range(16):
-                word = words[position[lane] // 4 + i]  # big-endian
-                word = (_rotate(word, 8) & np.uint32(0xFF00FF00)) | (_rotate(word, 24) & np.uint32(0x00FF00FF))
-                x[i * LANES + lane] = word
-        _compress(x)
-        for lane in range(LANES):
-            if position[lane] < stop[lane]:
-                position[lane] += 64
-                if position[lane] == stop[lane]:
-                    done += 1
-                    for i in range(4):
-                        high = np.uint64(x[_STATE + 2 * i * LANES + lane]) << np.uint64(32)
-                        sums[i] += high | np.uint64(x[_STATE + (2 * i + 1) * LANES + lane])
+def add_hashes(message, ends, count, sums):
+    """Adds the SHA-256 of the padded messages message[ends[i]:ends[i + 1]] to sums (4,), each of 64 bits."""
+    state = np.empty(8, np.uint32)
+    for i in range(count):
+        state[:] = _INITIAL_STATE
+        for at in range(ends[i], ends[i + 1], 64):
+            _compress(state, message, at)  # pyright: ignore[reportCallIssue]
+        for lane, high in enumerate((3, 7, 1, 5)):  # A and B, C and D, ...
+            sums[lane] += (np.uint64(state[high]) << np.uint64(32)) | np.uint64(state[high - 1])
 
 
 @_njit
@@ -232,7 +239,7 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
 
     numbers (entries, columns) int64; ids: Texts; rows (entries,): which id; returns (4,) uint64.
     """
-    sums, x = np.zeros(4, np.uint64), np.empty(NUM_WORDS, np.uint32)
+    sums = np.zeros(4, np.uint64)
     message, ends = np.empty(0, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
     for first in range(begin, end, _ROWS_TOGETHER):
         count = min(_ROWS_TOGETHER, end - first)
@@ -248,7 +255,7 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
                 at = _put_decimal(message, at, numbers[entry, column])
             at = _put_bytes(message, at, ids.data, ids.offsets[rows[entry]], ids.offsets[rows[entry] + 1])
             ends[i + 1] = pad(message, ends[i], at)
-        add_hashes(message, ends, count, x, sums)
+        add_hashes(message, ends, count, sums)
     return sums
 
 
@@ -300,7 +307,7 @@ def hash_examples(prefix, indptr, users, ids, keys, begin, end):
     ids, keys: Texts; the keys of an example are in byte order; returns (4,) uint64. Keys are fetched for many examples
     at once, so that the processor waits for many of them together.
     """
-    sums, x = np.zeros(4, np.uint64), np.empty(NUM_WORDS, np.uint32)
+    sums = np.zeros(4, np.uint64)
     message, ends = np.empty(0, np.uint8), np.zeros(_ROWS_TOGETHER + 1, np.int64)
     key_begins, key_ends, key_heads = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64)
     for first in range(begin, end, _ROWS_TOGETHER):
@@ -330,5 +337,5 @@ def hash_examples(prefix, indptr, users, ids, keys, begin, end):
                 at = _put_decimal(message, at, key_ends[p] - key_begins[p])
                 at = _put_bytes(message, at, keys.data, key_begins[p], key_ends[p])
             ends[i + 1] = pad(message, ends[i], at)
-        add_hashes(message, ends, count, x, sums)
+        add_hashes(message, ends, count, sums)
     return sums
