@@ -1,5 +1,6 @@
 """Runs of PyTorch modules: the run folder, resuming, audits, and batches for a loop of one's own."""
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -178,6 +179,41 @@ learning_rate = 0.1
 [run]
 seed = 1
 """
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from coowned.cli.main import run
+from coowned.training.checkpoint import RunFolder
+
+save = RunFolder.save
+
+def save_and_die(self, step, tensors):
+    save(self, step, tensors)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+RunFolder.save = save_and_die
+torch.set_num_threads(1)  # as here: their number is part of a run
+run(sys.argv[1:])
+"""
+
+
+@pytest.mark.peers
+def test_a_killed_torch_process_is_resumed(tmp_path):
+    """SIGKILL after the first checkpoint: nothing is cleaned up, and the next process ends in the same bits."""
+    from coowned.cli.main import run as command
+
+    pl.DataFrame(rows(200)).write_parquet(tmp_path / "data.parquet")
+    (tmp_path / "own_torch.py").write_text(FACTORY)
+    (tmp_path / "run.toml").write_text(CONFIGURATION + "checkpoint_every = 2\n")
+    train = ["train", str(tmp_path / "run.toml"), "-o"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *train, str(tmp_path / "KILLED")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "KILLED" / "model.safetensors").exists()
+    assert [command([*train, str(tmp_path / name)]) for name in ("KILLED", "WHOLE")] == [0, 0]
+    resumed, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("KILLED", "WHOLE"))
+    assert {name: array.tobytes() for name, array in resumed.items()} == {n: a.tobytes() for n, a in whole.items()}
 
 
 @pytest.mark.peers
