@@ -25,6 +25,7 @@ import msgspec
 from msgspec import inspect
 
 from coowned.errors import CoownedError, InputError
+from coowned.progress import one_of
 
 Kind = TypeVar("Kind")
 Path = tuple[str | int, ...]
@@ -171,7 +172,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, listed, n=1, cutoff=0.7)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; choose {_either(listed)}" if listed else ""
+    return f"; choose {one_of(listed)}" if listed else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,12 +278,12 @@ class _Reader:
         close = nearest(value, known) if isinstance(value, str) and len(known) > 1 else ""
         close = close if close.startswith("; did you mean") else ""
         shown = "another word" if self.secret else repr(value)
-        self.refuse(path, f"must be {_either(map(repr, known))}, not {shown}{close}", ends=bool(close))
+        self.refuse(path, f"must be {one_of(map(repr, known))}, not {shown}{close}", ends=bool(close))
 
     def _check_format(self, known: tuple[Any, ...], value: Any) -> None:
         if value not in known:
             shown = "another" if self.secret else repr(value)
-            self.refuse((), f"expected the format {_either(map(repr, known))}, not {shown}")
+            self.refuse((), f"expected the format {one_of(map(repr, known))}, not {shown}")
 
     def _refuse_missing(self, path: Path, key: str) -> NoReturn:
         self.refuse(path, f"needs the section [{key}]" if self.toml and not path else f"needs the key {key!r}")
@@ -293,7 +294,7 @@ class _Reader:
             words = [word for word in words if word != "null"]
             if words == ["an object"] and len(path) == 1:
                 self.refuse((), f"{path[0]} must be a section [{path[0]}] with keys, not one value")
-        self.refuse(path, f"must be {_either(words)}{self._not(value)}")
+        self.refuse(path, f"must be {one_of(words)}{self._not(value)}")
 
     def _refuse_invalid(self, message: str, value: Any) -> NoReturn:
         """Rewords an error of msgspec: "Expected `int`, got `str` - at `$.a[2]`"."""
@@ -332,11 +333,6 @@ def _resolve(written: str, value: Any) -> tuple[Path, Any]:
         except (KeyError, IndexError, TypeError):
             value = "…"
     return tuple(path), value
-
-
-def _either(words: Iterable[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _toml_value(value: Any) -> str:

@@ -26,8 +26,8 @@ def check_writable(folder: Path, target: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def making(target: Path) -> Iterator[None]:
-    """The same for the folder of `target`, where only trying tells; the OSError of a full disk passes."""
+def refusing_unwritable(target: Path) -> Iterator[None]:
+    """Refuses a target in a folder that turns out not to be writable; the OSError of a full disk passes."""
     check_writable(target.parent, target)
     try:
         yield
@@ -110,7 +110,7 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
         # Beside the target, so that replacing it is one rename on the same disk.
         temporary = []
         for target in paths:
-            with making(target):
+            with refusing_unwritable(target):
                 room = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
             temporary.append(Path(rooms.enter_context(room)) / target.name)
         yield temporary

@@ -9,10 +9,10 @@ import signal
 import sys
 from types import FrameType
 
-_heard: list[int] = []  # state of the process, as its signals are
+_received: list[int] = []  # state of the process, as its signals are
 
 
-def listen() -> None:
+def install_handlers() -> None:
     """Installs the signal handlers: for the command line's process, not for a library.
 
     Guarantees:
@@ -21,34 +21,34 @@ def listen() -> None:
       - A second one is raised like the first.   (test_second_interrupt)
     """
     # SIGTERM ends like Ctrl-C: partial work is cleaned up.
-    signal.signal(signal.SIGTERM, _hear)
+    signal.signal(signal.SIGTERM, _receive)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell starts what runs in the background
-        signal.signal(signal.SIGINT, _hear)
+        signal.signal(signal.SIGINT, _receive)
     sys.unraisablehook = _unraisable
 
 
-def is_heard() -> bool:
+def was_received() -> bool:
     """Whether a signal was received and the command must end."""
-    return bool(_heard)
+    return bool(_received)
 
 
 def check() -> None:
     """Raises KeyboardInterrupt if a signal was received, even if its exception was swallowed."""
-    if _heard:
+    if _received:
         raise KeyboardInterrupt
 
 
-def forget() -> None:
+def clear() -> None:
     """Clears the record, once the command has ended."""
-    _heard.clear()
+    _received.clear()
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
-    _heard.append(number)
+def _receive(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
     raise KeyboardInterrupt
 
 
 def _unraisable(found: "sys.UnraisableHookArgs") -> None:
     """Prints nothing about an interrupt that could not be raised: it is recorded."""
-    if not (_heard and issubclass(found.exc_type, KeyboardInterrupt)):
+    if not (_received and issubclass(found.exc_type, KeyboardInterrupt)):
         sys.__unraisablehook__(found)

@@ -45,10 +45,10 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Joins two or more choices with commas and "or".
+    """Joins choices with commas and "or".
 
     >>> one_of(["poisson", "min-separation", "cyclic"])
     'poisson, min-separation or cyclic'
     """
     *others, last = words
-    return f"{', '.join(others)} or {last}"
+    return f"{', '.join(others)} or {last}" if others else last

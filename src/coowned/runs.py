@@ -14,7 +14,7 @@ from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.tables import examples_of_nobody
+from coowned.attribution.tables import examples_without_users
 from coowned.errors import InputError
 from coowned.extras import require
 from coowned.mechanism.registry import mechanisms
@@ -129,7 +129,7 @@ class Run:
 
     def _examples(self, table: Any, example_id: str | None) -> AttributedExamples:
         if not isinstance(table, AttributedExamples):
-            return examples_of_nobody(table, example_id)
+            return examples_without_users(table, example_id)
         if example_id is not None:
             raise InputError("AttributedExamples have ids of their own; leave example_id out")
         return table

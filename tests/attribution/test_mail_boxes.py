@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coowned.attribution import mail_boxes
-from coowned.attribution.mail_boxes import begins_like_mail, raw_messages, split_mbox
+from coowned.attribution.mail_boxes import is_mail_head, raw_messages, split_mbox
 from coowned.errors import InputError
 
 _FROM = b"From ann@x.org Mon Jan  1 10:00:00 2024\n"
@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 
 def test_begins_like_mail_asks_for_known_names():
-    assert begins_like_mail(b"Subject: a\n\n")
-    assert not begins_like_mail(b"Subject: a\n\nFrom: b\n", known_headers=2)
-    assert begins_like_mail(b"\xef\xbb\xbf\nX-Other: 1\r\nSubject: a\r\nFrom: b\r\n\r\n", known_headers=2)
-    assert not begins_like_mail(b"Subject: a\0\nFrom: b\n\n")
+    assert is_mail_head(b"Subject: a\n\n")
+    assert not is_mail_head(b"Subject: a\n\nFrom: b\n", known_headers=2)
+    assert is_mail_head(b"\xef\xbb\xbf\nX-Other: 1\r\nSubject: a\r\nFrom: b\r\n\r\n", known_headers=2)
+    assert not is_mail_head(b"Subject: a\0\nFrom: b\n\n")

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from coowned import InputError
-from coowned.attribution.sources import FORMATS, DataSource, beside, detect_format
+from coowned.attribution.sources import FORMATS, DataSource, detect_format, resolve_path
 
 EML = b"From: ann@x.org\r\nTo: bob@x.org\r\nMessage-ID: <1@x>\r\nSubject: hi\r\n\r\nhello\r\n"
 MBOX = b"From ann@x.org Thu Jan  1 00:00:00 1970\n" + EML.replace(b"\r\n", b"\n") + b"\n"
@@ -142,9 +142,11 @@ def test_databases(data, monkeypatch):
 
 def test_paths_beside_a_file(data, monkeypatch):
     monkeypatch.chdir(data.parent)
-    assert DataSource(path=beside(data.name, "sqlite:///mail.db"), **QUERY).read().graph.num_examples == 2
-    assert DataSource(path=beside("elsewhere", f"sqlite:///{data}/mail.db"), **QUERY).read().graph.num_examples == 2
-    assert beside("elsewhere", str(data / "t.csv")) == data / "t.csv"
+    assert DataSource(path=resolve_path(data.name, "sqlite:///mail.db"), **QUERY).read().graph.num_examples == 2
+    assert (
+        DataSource(path=resolve_path("elsewhere", f"sqlite:///{data}/mail.db"), **QUERY).read().graph.num_examples == 2
+    )
+    assert resolve_path("elsewhere", str(data / "t.csv")) == data / "t.csv"
 
 
 def test_progress_reaches_the_readers(data):

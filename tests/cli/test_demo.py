@@ -60,10 +60,10 @@ def test_others_files_are_kept(tmp_path: Path, capsys, name: str):
 
 def test_interrupted_demo_can_be_given_again(tmp_path: Path):
     folder = tmp_path / "demo"
-    demo._make_room(folder)
+    demo._prepare_folder(folder)
     (folder / "mailbox.mbox").write_text("half of", encoding="utf-8")
     (folder / "run-epsilon-2").mkdir()
-    demo._make_room(folder)
+    demo._prepare_folder(folder)
     assert [file.name for file in folder.iterdir()] == [".coowned-demo"]
 
 

@@ -386,7 +386,7 @@ def test_plan_page(tmp_path: Path):
     assert [(row["selector"], row["size"]) for row in rows] == [(one.selector, one.size) for one in made.choices]
     assert [row["chosen"] for row in rows] == [one.best for one in made.choices]
     assert Mark.PRIVATE.value not in text
-    assert "A plan promises nothing" in text
+    assert "A plan is not a guarantee" in text
     for one in made.choices:
         if one.noise_multiplier is not None:
             assert f">{rounded_down(one.noise_multiplier)}<" in text

@@ -15,7 +15,7 @@ from coowned.attribution import kernels
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions
 from coowned.attribution.mail_addresses import parse_addresses
 from coowned.attribution.mail_bodies import BODY_FIELDS, BodyCounts, body_text
-from coowned.attribution.mail_boxes import RawMessage, begins_like_mail, folder_files, raw_messages, read_head
+from coowned.attribution.mail_boxes import RawMessage, folder_files, is_mail_head, raw_messages, read_head
 from coowned.attribution.mail_headers import (
     date_seconds,
     decode_words,
@@ -172,15 +172,13 @@ def looks_like_mail(path: str | os.PathLike[str]) -> bool:
     try:
         if location.is_dir():
             files, _ = folder_files(location)
-            return any(
-                (location / file).is_file() and begins_like_mail(read_head(location / file)) for file in files[:10]
-            )
+            return any((location / file).is_file() and is_mail_head(read_head(location / file)) for file in files[:10])
         if not location.is_file():
             return False
         if location.suffix.lower() in (".eml", ".mbox"):
             return True
         # A line "name: value" opens many kinds of file: two names of mail headers do not.
-        return begins_like_mail(read_head(location), known_headers=2)
+        return is_mail_head(read_head(location), known_headers=2)
     except InputError:
         return False
 

@@ -56,7 +56,7 @@ def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) 
         head = read_head(box)
         if not head.strip():
             raise InputError(f"{box}: the file is empty; give a mailbox (mbox, Maildir, .eml or a folder of .eml)")
-        if not begins_like_mail(head):
+        if not is_mail_head(head):
             raise InputError(
                 f"{box}: not a mailbox: at byte 0 there is neither a 'From ' line nor a mail header; "
                 "give an mbox, a Maildir, an .eml file or a folder of .eml files"
@@ -70,7 +70,7 @@ def raw_messages(path: str | os.PathLike[str], report: Callable[[float], None]) 
         raise InputError(f"{box}: neither a file nor a folder; give a mailbox on disk")
 
 
-def begins_like_mail(head: bytes, *, known_headers: int = 1) -> bool:
+def is_mail_head(head: bytes, *, known_headers: int = 1) -> bool:
     """True where bytes begin with the "From " line of an mbox, or a header with enough names known from mail."""
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
     if head.startswith(b"From "):
@@ -132,7 +132,7 @@ def _folder_messages(folder: Path, report: Callable[[float], None]) -> Iterator[
         file = folder / inside
         if not stat.S_ISREG(_kind(file)):
             raise InputError(f"{file}: not a regular file; remove it from the folder")
-        like_mail += begins_like_mail(read_head(file))
+        like_mail += is_mail_head(read_head(file))
         several = file.suffix.lower() == ".mbox" and not _in_maildir(file)
         own: Callable[[float], None] = lambda done, number=number: report((number + done) / len(files))  # noqa: E731
         name = _valid_name(inside)

@@ -105,10 +105,10 @@ class DataOptions:
         ),
     ] = None
 
-    def hold_addresses(self) -> bool:
+    def has_addresses(self) -> bool:
         """Whether the user columns hold mail addresses: as said, or by their names; what they hold does not matter.
 
-        >>> DataOptions(users=["Sender Address", "cc"]).hold_addresses(), DataOptions(users="authors").hold_addresses()
+        >>> DataOptions(users=["Sender Address", "cc"]).has_addresses(), DataOptions(users="authors").has_addresses()
         (True, False)
         """
         if self.addresses is not None:

@@ -104,11 +104,11 @@ class DataSource(DataOptions):
         return read(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
 
 
-def beside(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:
+def resolve_path(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:
     """A path as a file in that folder means it: relative ones from there, those of databases too.
 
     Example:
-      >>> str(beside("runs", "mail.mbox")), str(beside("runs", "sqlite:///mail.db"))
+      >>> str(resolve_path("runs", "mail.mbox")), str(resolve_path("runs", "sqlite:///mail.db"))
       ('runs/mail.mbox', 'sqlite:///runs/mail.db')
     """
     if not path.startswith(_SQLITE):

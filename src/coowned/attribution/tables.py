@@ -91,10 +91,10 @@ def table_options(
     return DataOptions(users=listed, user=user, example_id=example_id, separator=separator, addresses=addresses)
 
 
-def examples_of_nobody(table: Any, example_id: str | None = None) -> AttributedExamples:
+def examples_without_users(table: Any, example_id: str | None = None) -> AttributedExamples:
     """The rows of a table as examples without users: what is only predicted needs none.
 
-    >>> examples_of_nobody([{"x": 1.5}, {"x": 2.5}]).graph
+    >>> examples_without_users([{"x": 1.5}, {"x": 2.5}]).graph
     AttributionGraph(num_examples=2, num_users=0, num_pairs=0)
     """
     options, where = DataOptions(users=[], example_id=example_id), Location("")
@@ -129,7 +129,7 @@ def attribute_table(
         user_keys=user_keys,
         aliases=aliases,
         columns_read=[*([] if example_id is None else [example_id]), *columns],
-        addresses=options.hold_addresses() and (user_keys or UserKeyRules()).bracketed_addresses,
+        addresses=options.has_addresses() and (user_keys or UserKeyRules()).bracketed_addresses,
         repeats="" if pairs else "repeated_rows",
         location=where,
     )

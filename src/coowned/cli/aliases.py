@@ -9,7 +9,7 @@ from coowned.cli import show
 from coowned.cli.data_options import reads_data
 from coowned.cli.options import Json
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
-from coowned.files import check_writable, making, write_file
+from coowned.files import check_writable, refusing_unwritable, write_file
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -43,7 +43,7 @@ def run(
     with show.progress("reading") as progress:
         examples = source.read(progress)
         found = suggest_aliases(examples, names=source.display_names(), threshold=threshold)
-    with making(output):
+    with refusing_unwritable(output):
         write_file(output, found.write_csv().encode(), mode=0o600)
     if json:
         show.as_json({"proposals": len(found), "users": examples.graph.num_users, "output": str(output)})

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from coowned.certificate import ContributionCertificate
 
 
-def certificate_beside(selection: str) -> str:
+def certificate_for(selection: str) -> str:
     """The path or URL of the certificate of S."""
     if "://" not in selection:
         return str(certificate_path_of(Path(selection)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.certificates import certificate_beside, read_certificate
+from coowned.cli.certificates import certificate_for, read_certificate
 from coowned.cli.data_options import reads_data
 from coowned.cli.options import Engine, Json, Master, check_engine
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
@@ -42,11 +42,11 @@ def run(
         coowned certify hdfs://head/pairs.parquet hdfs://head/S.parquet --user user_id \\
             --example-id example_id --engine spark --master spark://head:7077
     """
-    beside = certificate or certificate_beside(selection)
+    beside = certificate or certificate_for(selection)
     check_engine(engine, master, str(source.path), selection, beside)
     if "://" not in selection and not Path(selection).exists():
         raise InputError(f"{selection}: no such file or folder; give the S that `coowned select` wrote")
-    claim_and_recount = _on_spark if engine == "spark" else _here
+    claim_and_recount = _on_spark if engine == "spark" else _locally
     try:
         claim, recount = claim_and_recount(source, selection, beside, master)
         claim.check_recount(recount)
@@ -66,7 +66,7 @@ def run(
     show.line(f"selection {claim.selection_digest}")
 
 
-def _here(
+def _locally(
     source: "DataSource", selection: str, certificate: str, master: str | None
 ) -> "tuple[ContributionCertificate, ContributionCertificate]":
     from coowned.certificate import certify

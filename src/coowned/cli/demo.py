@@ -62,7 +62,7 @@ def run(
 
     say = (lambda text="": None) if json else show.line
     bob = BobTest(trials=trials)
-    _make_room(output)
+    _prepare_folder(output)
     world, mailbox = EmailWorld(num_people=1000, num_emails=5000), output / "mailbox.mbox"
     with show.progress("writing e-mails"):
         emails = world.generate(seed=0)
@@ -168,7 +168,7 @@ def run(
         )
 
 
-def _make_room(output: Path) -> None:
+def _prepare_folder(output: Path) -> None:
     """Creates the folder and removes the files of an earlier demo; other files are not touched.
 
     Guarantees:

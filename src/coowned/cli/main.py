@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if "_COOWNED_COMPLETE" in os.environ:  # shell completion
         app(prog_name="coowned")
-    interrupts.listen()
+    interrupts.install_handlers()
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character still shows the rest
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = run(sys.argv[1:] if arguments is None else arguments)
@@ -95,7 +95,7 @@ def run(arguments: list[str]) -> int:
       - 0 fine, 1 a claim does not hold, 2 bad input, 3 the machine failed, 130 interrupted.   (test_exit_codes)
     """
     try:
-        with _interrupts_as_themselves():
+        with _raising_swallowed_interrupts():
             # Not app(arguments), which would handle interrupts and closed pipes in its own way.
             command = typer.main.get_command(app)
             with command.make_context("coowned", list(arguments)) as context:
@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> int:
     except CoownedError as error:
         return _say(error, EXIT_INPUT)
     except (KeyboardInterrupt, typer.Abort):
-        interrupts.forget()
+        interrupts.clear()
         return _say("interrupted; no partial files were left behind", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -129,7 +129,7 @@ def run(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _interrupts_as_themselves() -> Iterator[None]:
+def _raising_swallowed_interrupts() -> Iterator[None]:
     """An interrupt that was swallowed, or turned into another error, is still an interrupt."""
     try:
         yield

@@ -13,8 +13,8 @@ from coowned.attribution.options import Option
 from coowned.errors import InputError
 
 
-def offering(words: Iterable[str]) -> Callable[[], list[str]]:
-    """What a shell completes an option with; it keeps those that fit what was typed."""
+def complete_with(words: Iterable[str]) -> Callable[[], list[str]]:
+    """Shell completion of an option; the shell keeps the words that match."""
     offered = list(words)
     return lambda: offered
 
@@ -28,7 +28,7 @@ AllowLargeDelta = Annotated[
 ]
 Adjacency = Annotated[
     str,
-    typer.Option(help="zero-out or replace; the other is shown as well.", autocompletion=offering(ADJACENCIES)),
+    typer.Option(help="zero-out or replace; the other is shown as well.", autocompletion=complete_with(ADJACENCIES)),
 ]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -38,7 +38,9 @@ VerifyKey = Annotated[
 ]
 Engine = Annotated[
     str,
-    typer.Option(help="local, or spark for the same result on a cluster.", autocompletion=offering(("local", "spark"))),
+    typer.Option(
+        help="local, or spark for the same result on a cluster.", autocompletion=complete_with(("local", "spark"))
+    ),
 ]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
 
@@ -67,7 +69,7 @@ def declared_parameter(name: str, kind: type, option: Option, panel: str) -> ins
     described = typer.Option(
         metavar=option.metavar,
         help=option.help,
-        autocompletion=offering(option.choices) if option.choices else None,
+        autocompletion=complete_with(option.choices) if option.choices else None,
         rich_help_panel=panel,
     )
     return inspect.Parameter(

@@ -9,7 +9,7 @@ import typer
 from coowned.accounting.terms import ADJACENCIES
 from coowned.cli import show
 from coowned.cli.data_options import reads_data
-from coowned.cli.options import AllowLargeDelta, Json, offering
+from coowned.cli.options import AllowLargeDelta, Json, complete_with
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import check_target, whole_files
@@ -52,7 +52,7 @@ def run(
         typer.Option(metavar="A,B…", help="Selectors to try (default: greedy,greedy-with-duplicates,priced)."),
     ] = None,
     mechanism: Annotated[
-        str, typer.Option(help=f"{one_of([*TITLES, 'all'])}.", autocompletion=offering([*TITLES, "all"]))
+        str, typer.Option(help=f"{one_of([*TITLES, 'all'])}.", autocompletion=complete_with([*TITLES, "all"]))
     ] = "all",
     parameters: Annotated[
         int | None,
@@ -65,7 +65,7 @@ def run(
     adjacency: Annotated[
         str | None,
         typer.Option(
-            help="zero-out (default) or replace; the other is shown as well.", autocompletion=offering(ADJACENCIES)
+            help="zero-out (default) or replace; the other is shown as well.", autocompletion=complete_with(ADJACENCIES)
         ),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
@@ -111,7 +111,11 @@ def run(
         raise InputError("Nothing to plan; name at least one bound, one selector and one batch size")
     if (source is None) == (config is None):
         raise InputError("plan needs either DATA or --config TRAIN.toml")
-    asked = None if config is None else _read(config)
+    asked = None
+    if config is not None:
+        from coowned.training.config import TrainConfig
+
+        asked = TrainConfig.read(config)
     settings: dict[str, Any] = {"adjacency": "zero-out"} if asked is None else _settings_of(asked)
     settings |= {name: value for name, value in given.items() if value is not None}
     for name in ("epsilon", "delta", "batch_size", "iterations"):
@@ -151,12 +155,6 @@ def run(
     _show(found.choices)
     for sentence in (*found.notes(), *found.advice):
         show.line(sentence)
-
-
-def _read(config: Path) -> "TrainConfig":
-    from coowned.training.config import TrainConfig
-
-    return TrainConfig.read(config)
 
 
 def _settings_of(config: "TrainConfig") -> dict[str, Any]:

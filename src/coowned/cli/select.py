@@ -11,9 +11,18 @@ import typer
 
 from coowned.attribution.options import Option
 from coowned.cli import show
-from coowned.cli.certificates import certificate_beside, certificate_path_of
+from coowned.cli.certificates import certificate_for, certificate_path_of
 from coowned.cli.data_options import reads_data
-from coowned.cli.options import Engine, Json, Master, Seed, check_engine, declared_parameter, offering, with_parameters
+from coowned.cli.options import (
+    Engine,
+    Json,
+    Master,
+    Seed,
+    check_engine,
+    complete_with,
+    declared_parameter,
+    with_parameters,
+)
 from coowned.cli.overwriting import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
@@ -51,7 +60,7 @@ _SETTINGS: dict[str, tuple[type, Option]] = {
 }
 
 
-def _takes_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
+def _with_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
     parameters = [declared_parameter(name, kind, option, "Selector") for name, (kind, option) in _SETTINGS.items()]
     return with_parameters(verb, "settings", parameters, _given)
 
@@ -60,7 +69,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@_takes_settings
+@_with_settings
 @reads_data
 def run(
     source: "DataSource",
@@ -73,7 +82,7 @@ def run(
     ],
     selector: Annotated[
         str,
-        typer.Option(help=f"{one_of(CLASSES)}.", autocompletion=offering(CLASSES)),
+        typer.Option(help=f"{one_of(CLASSES)}.", autocompletion=complete_with(CLASSES)),
     ] = "greedy",
     seed: Seed = 0,
     engine: Engine = "local",
@@ -102,12 +111,12 @@ def run(
     check_engine(engine, master)
     chooser = make_selector(selector, settings)
     check_engine(engine, master, str(source.path), output)
-    certificate_path = certificate_beside(output)
+    certificate_path = certificate_for(output)
     refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
     if engine == "spark":
         certificate, advice = _run_on_spark(source, chooser, seed, master, output, overwrite)
     else:
-        certificate, advice = _run_here(source, chooser, seed, Path(output), overwrite)
+        certificate, advice = _run_locally(source, chooser, seed, Path(output), overwrite)
     if advice is not None:
         sys.stderr.write(f"{advice}\n")
     if json:
@@ -136,7 +145,7 @@ def run(
         show.written(Path(output), Path(certificate_path))
 
 
-def _run_here(source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool) -> "_Certified":
+def _run_locally(source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool) -> "_Certified":
     with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
         from coowned.attribution.statistics import heavy_users_advice
         from coowned.certificate import certify
@@ -173,7 +182,7 @@ def _run_on_spark(
 
         write = functools.partial(write_selection, path=output)
         return _select_on_spark(source, chooser, seed, master, write, check)
-    with whole_files(output, certificate_beside(output)) as (selection_folder, certificate_file):
+    with whole_files(output, certificate_for(output)) as (selection_folder, certificate_file):
         from coowned.spark.selection_files import write_parts
 
         write = functools.partial(write_parts, folder=selection_folder)

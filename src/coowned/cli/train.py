@@ -74,7 +74,7 @@ def run(
             )
         except BaseException as error:
             if folder.is_begun:  # otherwise nothing was written that could be resumed
-                if isinstance(error, KeyboardInterrupt) or interrupts.is_heard():
+                if isinstance(error, KeyboardInterrupt) or interrupts.was_received():
                     sys.stderr.write("run the same command again to resume from the last checkpoint\n")
                 elif isinstance(error, OSError):
                     where = "" if error.filename is None else f"{error.filename}: "

@@ -58,15 +58,15 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
         first, again = np.flatnonzero(rows == rows[repeated[0]])[:2]
         raise InputError(f"{path}: rows {first} and {again} have the same example_id; put its copies in one row")
     copies = np.zeros(graph.num_examples, dtype=np.int64)
-    copies[rows] = _whole_numbers(table, "copies", 1, path)
+    copies[rows] = _integer_column(table, "copies", 1, path)
     groups = None
     if "group" in names:
         groups = np.full(graph.num_examples, -1, dtype=np.int64)
-        groups[rows] = _whole_numbers(table, "group", 0, path)
+        groups[rows] = _integer_column(table, "group", 0, path)
     return Selection.from_copies(graph, copies, groups=groups)
 
 
-def _whole_numbers(table: pl.DataFrame, name: str, at_least: int, path: str | os.PathLike[str]) -> np.ndarray:
+def _integer_column(table: pl.DataFrame, name: str, at_least: int, path: str | os.PathLike[str]) -> np.ndarray:
     """(rows,) int64, every one in [at_least, 2^31)."""
     column = table[name]
     if not column.dtype.is_integer():
@@ -82,7 +82,7 @@ def _whole_numbers(table: pl.DataFrame, name: str, at_least: int, path: str | os
 
 
 def _read_schedule(table: pl.DataFrame, graph: AttributionGraph, path: str | os.PathLike[str]) -> Schedule:
-    batch, position = _whole_numbers(table, "batch", 0, path), _whole_numbers(table, "position", 0, path)
+    batch, position = _integer_column(table, "batch", 0, path), _integer_column(table, "position", 0, path)
     iterations, batch_size = int(batch.max(initial=-1)) + 1, int(position.max(initial=-1)) + 1
     slots = batch * batch_size + position  # (rows,)
     filled = len(slots) == iterations * batch_size and np.array_equal(np.sort(slots), np.arange(len(slots)))

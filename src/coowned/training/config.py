@@ -14,7 +14,7 @@ import pyarrow as pa
 from coowned import codec, validate
 from coowned.accounting.terms import check_terms, refuse_large_delta
 from coowned.attribution.options import DataOptions
-from coowned.attribution.sources import DataSource, beside
+from coowned.attribution.sources import DataSource, resolve_path
 from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import mechanism_class, mechanisms
 from coowned.selection.registry import CLASSES, selector_class
@@ -245,7 +245,7 @@ class TrainConfig:
         }
         for name in ("path", "aliases", "unprotected"):
             if name in fields:
-                fields[name] = beside(self.folder, fields[name])
+                fields[name] = resolve_path(self.folder, fields[name])
         return DataSource(**fields)
 
     @property
@@ -327,16 +327,16 @@ _EXAMPLE = """\
 path = "papers.parquet"          # Parquet, CSV, JSONL, mail or arXiv metadata
 # format = "parquet"             # by default from the suffix, then the content
 users = "users"                  # the column (or columns: ["from", "to"]) that name an example's users
-example_id = "example_id"        # default: the row number. Must not be made from content
+example_id = "example_id"        # default: the row number. Must not depend on content
 # separator = ";"                # between two users in one cell
 # aliases = "aliases.csv"        # several keys of one person
 # unprotected = "consent.txt"    # keys of users who are not to be protected
 splits = [0.8, 0.1, 0.1]         # train, validation, test, by a hash of the id
 
 [selection]
-selector = "greedy"              # see `coowned select --help`; dp-mf takes greedy-min-separation
+selector = "greedy"              # see `coowned select --help`; dp-mf needs greedy-min-separation
 contribution_bound = 2           # most selected copies that contain one user
-seed = 0                         # public; ties in the order
+seed = 0                         # public; breaks ties in the order
 
 [privacy]
 epsilon = 8.0                    # or noise_multiplier = ...; or epsilon = "none" or public = true for no guarantee
@@ -345,10 +345,10 @@ adjacency = "zero-out"           # or "replace"
 
 [mechanism]
 kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule), or "cyclic-dp-mf" (the same with
-                                 # sampling; takes the selector cyclic-groups with num_groups)
+                                 # sampling; needs the selector cyclic-groups with num_groups)
 batch_size = 256                 # expected and public: gradients are divided by it
 iterations = 500
-clip_norm = 1.0                  # longest gradient of one copy
+clip_norm = 1.0                  # largest gradient norm of one copy
 # num_bands = 8                  # dp-mf: at most min_separation (default: equal to it); cyclic-dp-mf: num_groups
 # min_separation = 8             # dp-mf: default: the largest that fits
 
@@ -359,7 +359,7 @@ features = "features"            # one list column, or ["x1", "x2", ...]
 label = "label"                  # 0 or 1; other labels are declared: classes = ["spam", "ham"]
 
 [optimizer]
-name = "adam"                    # any of optax that needs only a learning rate
+name = "adam"                    # any optax optimizer that needs only a learning rate
 learning_rate = 0.05
 # warmup = 0.05                  # fraction of the steps in which the learning rate rises; it then falls by
 # decay = "cosine"               # "linear" or "cosine" (default: "constant")
@@ -373,7 +373,7 @@ learning_rate = 0.05
 [run]
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee
 # checkpoint_every = 100         # steps (default: a twentieth of the run)
-# baseline = true                # also train without privacy, to compare with: not covered, never exported
+# baseline = true                # also train without privacy, for comparison: not covered, never exported
 # devices = 1                    # on a CPU, 2 need XLA_FLAGS=--xla_force_host_platform_device_count=2
 
 [report]                         # what `coowned report` says about the run

@@ -15,7 +15,7 @@ import msgspec
 
 from coowned import codec
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.files import making, write_file
+from coowned.files import refusing_unwritable, write_file
 
 FILE = "signature.json"
 _KEY_BYTES = 32
@@ -35,7 +35,7 @@ def signing_key(file: Path) -> bytes:
       - A key file that others can read is refused.   (test_key_files_are_private)
     """
     if not file.exists():
-        with making(file):
+        with refusing_unwritable(file):
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as opened:
             opened.write(secrets.token_bytes(_KEY_BYTES).hex() + "\n")

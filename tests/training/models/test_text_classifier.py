@@ -11,7 +11,7 @@ import pytest
 
 import coowned as co
 from coowned import InputError, from_table
-from coowned.attribution.tables import examples_of_nobody
+from coowned.attribution.tables import examples_without_users
 from coowned.cli import main
 from coowned.training.config import TrainConfig
 from coowned.training.evaluate import example_losses, predictions
@@ -178,7 +178,7 @@ def test_bad_models():
 def test_a_text_without_words_has_no_prediction():
     model = TextClassifier(num_features=64, character_ngrams=())
     task = model.task(pa.schema({"text": pa.string()}), folder=Path(), is_private=False, labels=False)
-    _, table, _ = task.read(examples_of_nobody({"text": ["some words", None, " ... "]}))
+    _, table, _ = task.read(examples_without_users({"text": ["some words", None, " ... "]}))
     found = predictions(model, model.initial(), table)
     assert found["prediction"].to_list() == [0, None, None]
     assert found["probability"].to_list() == [0.5, None, None]
