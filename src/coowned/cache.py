@@ -32,7 +32,7 @@ def cached(
     encode: Callable[[Result], str],
     decode: Callable[[str], Result],
 ) -> Result:
-    """What `make` gives, or what it gave before for the same question.
+    """The result of `make`, or its earlier result for the same question.
 
     Guarantees:
       - Another input, or another version of coowned, numpy or scipy, is another entry.

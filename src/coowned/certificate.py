@@ -214,7 +214,7 @@ def not_counted(*kinds: type) -> dict[str, None]:
 
 
 def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
-    """(num_users,) int64: in how many copies each user is."""
+    """(num_users,) int64: the number of copies each user is in."""
     total = np.zeros(graph.num_users, dtype=np.int64)
     several = copies.max(initial=0) > 1
     for begin, end in _slices(graph.indptr):

@@ -74,7 +74,7 @@ def decode_json(
       name: what errors call the file.
       format: the value of an entry "format" that `kind` has no field for.
       error: the class of every error.
-      remedy: what to do, appended to errors that do not say it themselves.
+      remedy: what to do, appended to errors without a remedy of their own.
       secret: leave values out of errors.
     """
     reader = _Reader(name=name, error=error, remedy=remedy, secret=secret)
@@ -98,7 +98,7 @@ def encode_json(value: Any, *, indent: int | None = None, format: str | None = N
 
     Guarantees:
       - `decode_json(type(value), encode_json(value), ...)` is equal to value.   (test_round_trip)
-      - What JSON cannot say is refused with InputError.   (test_encoding_refuses_nan)
+      - Values that JSON cannot represent are refused with InputError.   (test_encoding_refuses_nan)
 
     Args:
       indent: spaces per level; None for one line.
@@ -221,7 +221,7 @@ class _Reader:
             self.refuse((), "contains half of a surrogate pair, which is not text")
 
     def refuse(self, path: Path, problem: str, *, ends: bool = False) -> NoReturn:
-        """Raises the error; `ends` where the problem itself says what to do."""
+        """Raises the error; `ends` if the problem already says what to do."""
         remedy = "" if ends or not self.remedy else f"; {self.remedy}"
         where = self._where(path)
         raise self.error(f"{self.name}: {where + ' ' if where else ''}{problem}{remedy}") from None

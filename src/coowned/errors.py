@@ -14,7 +14,7 @@ class ConfigError(InputError):
 
 
 class BatchCoupledLossError(InputError):
-    """The loss of one example depends on other examples of the batch, so that clipping would bound nothing."""
+    """The loss of one example depends on other examples of the batch, so clipping would not bound its contribution."""
 
 
 class MissingExtraError(CoownedError, ImportError):

@@ -1,4 +1,4 @@
-"""The optional parts of the package: what an extra installs, and the error where it is missing."""
+"""The optional parts of the package: what an extra installs, and the error if it is missing."""
 
 import importlib.util
 

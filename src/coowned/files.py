@@ -1,4 +1,4 @@
-"""Output files that appear whole or not at all."""
+"""Atomic output files: they appear completely or not at all."""
 
 import contextlib
 import errno
@@ -45,7 +45,7 @@ def _unwritable(folder: Path, target: Path | None) -> InputError:
 def write_file(
     path: Path, content: bytes | Callable[[BinaryIO], object], *, mode: int = 0o666, temporary: Path | None = None
 ) -> None:
-    """Replaces one file whole or not at all, and waits until the disk has it.
+    """Replaces one file atomically, and waits until it is on disk.
 
     Guarantees:
       - After an error the old file is as it was, and nothing is left behind.   (test_failed_write_leaves_the_old_file)

@@ -40,9 +40,9 @@ _NOTE = "# Written by coowned.fit: the data were in memory.\n\n"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A finished run: the model, what is promised of it, and what it says of new data.
+    """A finished run: the model, its guarantee, and predictions for new data.
 
-    Predictions for new data are as private as the model: they cost the people trained on nothing further.
+    Predictions for new data are as private as the model: they cost no further privacy.
 
     Guarantees:
       - A run from `fit` and the same folder opened again predict the same.   (test_open_run_gives_the_same)
@@ -75,11 +75,11 @@ class Run:
         return self.stored.plan
 
     def statement(self) -> str:
-        """What may be said of the model."""
+        """The privacy statement of the model."""
         return self.stored.statement
 
     def predict(self, table: Any, *, example_id: str | None = None) -> "pl.DataFrame":
-        """What the model says of every row: columns id, prediction and probability.
+        """Predictions for every row: columns id, prediction and probability.
 
         Guarantees:
           - A row with a value that is missing or not finite has a null prediction; nothing it holds stops the others.
@@ -101,9 +101,9 @@ class Run:
         return found.insert_column(0, pl.Series("id", examples.ids))
 
     def evaluate(self, table: Any, *, example_id: str | None = None, split: str = "new data") -> "pl.DataFrame":
-        """Loss and accuracy on examples with labels, as `co.evaluate` gives them; by users where these are known.
+        """Loss and accuracy on examples with labels, as `co.evaluate` gives them; by users if these are known.
 
-        What it computes is not covered by the guarantee where it is of the same people.
+        What it computes is not covered by the guarantee if it is of the same people.
 
         Args:
           table, example_id: as for `predict`, with the label column.
@@ -328,7 +328,7 @@ def _trained(
 
 
 def _mechanism_for(*, schedules: bool, groups: bool) -> str:
-    """The kind of training that asks most of what a selector gives."""
+    """The training kind that uses most of what the selector provides."""
     suitable = [kind for kind in mechanisms() if kind.needs_schedule == schedules and (groups or not kind.needs_groups)]
     return max(suitable, key=lambda kind: kind.needs_groups).training_kind
 

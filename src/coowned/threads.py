@@ -33,12 +33,12 @@ def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None
     """The results of all tasks, in order, worked out by this thread and by others that are free.
 
     Guarantees:
-      - It ends even where every other thread is busy, so tasks may call it themselves.   (test_tasks_may_share_tasks)
+      - It ends even if every other thread is busy, so tasks may call it themselves.   (test_tasks_may_share_tasks)
       - An error of any task is raised here, after the running tasks have ended.   (test_errors_are_raised)
       - A forked process has its own threads.   (test_forked_process_has_threads_of_its_own)
 
     Args:
-      threads: how many work at once, this one included; default: one for each core.
+      threads: number of threads, this one included; default: one per core.
 
     Example:
       >>> run_all([lambda: 1, lambda: 2])

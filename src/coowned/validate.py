@@ -37,7 +37,7 @@ def positive_number(**named: Any) -> None:
 
 
 def in_range(low: float, high: float, *, open_low: bool = False, open_high: bool = False, **named: Any) -> None:
-    """Refuses what is not a number in the interval from low to high, ends excluded where said."""
+    """Refuses what is not a number in the interval from low to high, ends excluded as declared."""
     for name, value in named.items():
         inside = is_number(value) and (low < value if open_low else low <= value)
         inside = inside and (value < high if open_high else value <= high)

@@ -31,7 +31,7 @@ _SCHEMA = {
 }
 _LARGEST_BLOCK = 200  # keys that share a word; more common words carry no information
 _SHORTEST_WORD = 3  # letters; shorter words are initials
-# Names of offices and programs, which say nothing of a person.
+# Names of offices and programs, which do not identify a person.
 _IMPERSONAL = frozenset(
     (
         "abuse", "account", "accounts", "admin", "alerts", "all", "billing", "bot", "contact", "daemon", "hello",

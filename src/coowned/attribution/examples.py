@@ -26,7 +26,7 @@ _MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na
 
 
 class HasCopies(Protocol):
-    """Anything that says how often each example was selected."""
+    """Anything with a number of copies per example."""
 
     @property
     def copies(self) -> np.ndarray: ...
@@ -34,7 +34,7 @@ class HasCopies(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttributedExamples:
-    """What every source gives: who owns each example, and its content, in the same row order.
+    """The result of every source: the owners of each example and its content, in the same row order.
 
     Guarantees:
       - Row i of `payload`, `ids[i]` and example i of `graph` are one thing.   (test_rows_stay_together)

@@ -148,7 +148,7 @@ def _multipart_texts(part: _Part, depth: int) -> tuple[list[_Part], int]:
     if not pieces:  # the boundary never comes: all there is, is text
         return [part._replace(kind="text/plain")], 0
     if part.kind == "multipart/alternative" and children:
-        # The same text several times over: the plainest that says anything is the one.
+        # Alternatives of the same text: use the plainest one that is not empty.
         plain = [read for read in children if all(leaf.kind == "text/plain" for leaf in read)]
         spoken = [read for read in (*plain, *children) if any(leaf.body.strip() for leaf in read)]
         return (spoken or children)[0], attachments

@@ -194,7 +194,7 @@ def _lengths(opened: BinaryIO, size: int) -> list[int] | None:
 
 
 def split_mbox(opened: BinaryIO, report: Callable[[int], None]) -> Iterator[bytes]:
-    """The messages of an mbox, in pieces of the file that together are the whole of it.
+    """The messages of an mbox, as consecutive pieces that make up the whole file.
 
     A line that begins with "From " separates two messages where a header line follows it at once, and it either carries
     a date ("From ann@x.org Mon Jan  1 10:00:00 2024") or follows a blank line and names an address or nothing. Every

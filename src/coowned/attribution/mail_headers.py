@@ -93,7 +93,7 @@ def message_ids(value: str) -> list[str]:
 
 
 def own_message_id(value: str) -> str:
-    """The id of the message itself; empty where it has none."""
+    """The id of the message itself; empty if it has none."""
     found = message_ids(value)
     return found[0] if found else " ".join(value.replace("<", " ").replace(">", " ").split())
 
@@ -171,7 +171,7 @@ def from_base64(raw: bytes) -> bytes:
 
 
 def date_seconds(value: str) -> int | None:
-    """Seconds since 1970 in UTC of a Date header, None where it cannot be read.
+    """Seconds since 1970 in UTC of a Date header, None if it cannot be read.
 
     >>> date_seconds("Thu, 1 Jan 1970 02:00:05 +0200 (CEST)")
     5

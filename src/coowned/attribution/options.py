@@ -106,7 +106,7 @@ class DataOptions:
     ] = None
 
     def has_addresses(self) -> bool:
-        """Whether the user columns hold mail addresses: as said, or by their names; what they hold does not matter.
+        """Whether the user columns contain mail addresses: as declared, or by their names; content is not looked at.
 
         >>> DataOptions(users=["Sender Address", "cc"]).has_addresses(), DataOptions(users="authors").has_addresses()
         (True, False)
@@ -119,7 +119,7 @@ class DataOptions:
         return any(not _ADDRESS_WORDS.isdisjoint(found) for found in words)
 
     def user_columns(self) -> list[str]:
-        """The columns that name users: "users" unless said otherwise."""
+        """The columns with users: "users" by default."""
         if self.user is not None:
             return [self.user]
         if self.users is None or isinstance(self.users, str):

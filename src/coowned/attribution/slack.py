@@ -66,7 +66,7 @@ class _User(msgspec.Struct):
 
 
 class _Conversation(msgspec.Struct):
-    """A channel, a private one, or direct messages; members is None where the export does not say."""
+    """A channel, a private one, or direct messages; members is None if the export does not list them."""
 
     id: Annotated[_Id, msgspec.Meta(min_length=1)]
     name: str | None = None
@@ -229,7 +229,7 @@ def _conversations(files: "_SlackFiles") -> dict[str, _Conversation]:
 
 
 def _joined(one: _Conversation, other: _Conversation) -> _Conversation:
-    """Two conversations as one, as where both have the same folder: the people of both."""
+    """Two conversations as one, as if both have the same folder: the people of both."""
     known = one.members is not None and other.members is not None
     members = list(dict.fromkeys((*(one.members or ()), *(other.members or ())))) if known else None
     return _Conversation(id=one.id, members=members, is_im=bool(one.is_im or other.is_im))

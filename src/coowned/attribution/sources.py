@@ -73,7 +73,7 @@ class DataSource(DataOptions):
         return display_names(self.path)
 
     def refuse_unused(self, kind: str) -> None:
-        """Refuses options that mean nothing for this format."""
+        """Refuses options that do not apply to this format."""
         for name, option in declared().items():
             if getattr(self, name) and kind not in option.formats:
                 raise InputError(f"{self.path}: {name} does not apply to {kind} data; remove it or change the format")
@@ -105,7 +105,7 @@ class DataSource(DataOptions):
 
 
 def resolve_path(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:
-    """A path as a file in that folder means it: relative ones from there, those of databases too.
+    """A path relative to a folder, also in the URL of a database.
 
     Example:
       >>> str(resolve_path("runs", "mail.mbox")), str(resolve_path("runs", "sqlite:///mail.db"))

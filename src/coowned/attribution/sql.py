@@ -58,7 +58,7 @@ def read_sql(
         a row says where the database keeps it, which can depend on content.
       parameters: for the placeholders of the query, in the connection's own style.
       name: what errors call the query.
-      progress: called after each chunk of rows as progress(0.0, message): how many will come is not known.
+      progress: called after each chunk of rows as progress(0.0, message): the total is not known.
 
     A column is integers, numbers, text, ... by what it holds; integers among numbers become numbers, NULL is
     null, and any other mixture is read as text, so that no cell can stop a run; a repeated name is an error. Without
@@ -121,7 +121,7 @@ def read_query(
 
 @contextlib.contextmanager
 def open_sqlite(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
-    """A connection to a SQLite file that can read and nothing else.
+    """A read-only connection to a SQLite file.
 
     Guarantees:
       - No statement changes the file or makes another one.   (test_sqlite_files_are_only_read)

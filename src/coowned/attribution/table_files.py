@@ -252,7 +252,7 @@ def _peek_schema(file: Path) -> pa.Schema | None:
     """Fields that begin as text stay text: left to itself the reader makes dates of what looks like some."""
     kinds: dict[str, pa.DataType] = {}
     for _, line in itertools.islice(_lines(file), _PEEKED_LINES):
-        with contextlib.suppress(ValueError, RecursionError):  # what is wrong with it, the reader will say
+        with contextlib.suppress(ValueError, RecursionError):  # the reader will report the error
             fields = json.loads(line)
             for name, value in fields.items() if isinstance(fields, dict) else ():
                 listed = isinstance(value, list)

@@ -22,7 +22,7 @@ from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
-_ROWS_AT_ONCE = 1 << 20  # rows whose names are cut and joined at a time
+_ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
 _INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
 # Values of other types (a UUID, an address, ...) become text.
 _ARROW_TYPES = {
@@ -84,7 +84,7 @@ def table_options(
     separator: str | None,
     addresses: bool | None,
 ) -> DataOptions:
-    """The options of one table, as the arguments of `from_table` say them."""
+    """The options of one table, from the arguments of `from_table`."""
     listed = users if users is None or isinstance(users, str) else list(users)
     if listed == []:
         raise InputError("users= is empty; name at least one column")

@@ -36,7 +36,7 @@ from coowned.training.probes import CanaryContent
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DataWithCanaries:
-    """Training data and canary examples behind them; those of a canary user who is out hold nothing.
+    """Training data followed by canary examples; those of a canary who was left out are empty.
 
     Where canary examples have more columns than the data, real examples have zeros there.
 
@@ -178,7 +178,7 @@ def audit_with_canaries(
       content: what canaries hold, `per_user` examples of a user in a row.
       per_user: examples of each; the contribution bound makes the audit strongest.
       alpha: probability that an honest run is accused.
-      coins: who is in; the operating system's unless a test gives a key.
+      coins: decide who is included; from the operating system unless a test passes a key.
 
     References: Steinke et al. (2023), https://arxiv.org/abs/2305.08846; Mahloujifar et al. (2024),
     https://arxiv.org/abs/2410.22235.

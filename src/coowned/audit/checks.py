@@ -18,7 +18,7 @@ class Check:
     name: str  # what was counted, or looked at
     observed: float  # to be compared with what is expected
     expected: float
-    p_value: float  # probability of something as far off where all is right; 0 for what cannot happen at all
+    p_value: float  # probability of something as far off if all is right; 0 for what cannot happen at all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ def audit_configured_run(
     Args:
       path: the folder of the run.
       config: the run's configuration, read from where its data can be found.
-      canaries: how many canary users.
+      canaries: number of canary users.
       alpha: probability that an honest run is accused.
       seed: makes it repeatable, for tests; without it keys are the operating system's.
     """

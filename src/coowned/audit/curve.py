@@ -61,7 +61,7 @@ class Event:
         return self.measured_delta > self.delta
 
     def epsilon_at(self, delta: float) -> float:
-        """epsilon is at least this at delta, unless a bound failed; 0 where nothing can be said."""
+        """epsilon is at least this at delta, unless a bound failed; 0 if nothing is proven."""
         if self.rate <= delta:
             return 0.0
         return max(0.0, math.log((self.rate - delta) / self.other_rate))
@@ -144,7 +144,7 @@ def audit_curves(
 ) -> tuple[tuple[CurveAudit, ...], CheckedLaw]:
     """Tries to contradict the whole claimed curve of a plan, by many trainings of worst-case users.
 
-    Beside the curves it gives a test of the size of the noise in all these trainings.
+    Also returns a test of the size of the noise in all these trainings.
 
     Two worst-case users are tried, whose every copy has a gradient far longer than the clip norm: always along their
     coordinate, and along it and against it in turn. The statistic is the likelihood ratio of the claim, so that it
@@ -160,11 +160,11 @@ def audit_curves(
 
     Args:
       plan: the run's; neither its key nor its S is used.
-      next_key: gives a fresh key of the audit's own.
+      next_key: returns a fresh key of the audit.
       adjacencies: to audit.
       alpha: probability of a false alarm, of each adjacency.
       trials: of each side, at most.
-      seconds: stop earlier, after at least one training; where even that would take longer, a plan with independent
+      seconds: stop earlier, after at least one training; if even that would take longer, a plan with independent
         noise is audited on its first steps alone, against the curve of a run of so many.
       model: to train instead, whose gradients are known (`coowned.training.probes.Auditable`).
 

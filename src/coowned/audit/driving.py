@@ -63,7 +63,7 @@ def drive(
 
     Args:
       plans: one, or the members of a sweep; from `audited`.
-      steps: how many, at most.
+      steps: maximum number.
       resume_at: stop after so many, and go on from the checkpoint with a new trainer.
       seconds: end so long after the first step, which compiles, but not before the second (and one after resuming).
       start_from: parameters (default: all zero, so that their small changes are not rounded).
@@ -100,6 +100,6 @@ class _EnoughError(Exception):
 
 
 def _differences(rows: list[npt.NDArray[np.float32]], units: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(steps, members, ...) by how many units the parameters of each member fell in every step."""
+    """(steps, members, ...) the decrease of each member's parameters in every step, in units."""
     values = np.array(np.broadcast_arrays(*rows), np.float64)  # all members start from the same
     return -np.diff(values, axis=0) / units.reshape(-1, *(1,) * (values.ndim - 2))

@@ -74,7 +74,7 @@ def _best(
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest parameter that is refuted, all smaller ones being refuted too; 0 where none is."""
+    """The largest parameter that is refuted, all smaller ones being refuted too; 0 if none is."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0

@@ -55,7 +55,7 @@ def audit_participation(
       probability: of each copy, in each step in which it can be drawn.
       alpha: probability of a false alarm.
       num_groups, group: for cyclic sampling: copies of this group are looked at, in its steps.
-      rounds: how many of its steps to look at, at most.
+      rounds: maximum number of its steps to look at.
 
     Example:
       >>> from coowned.attribution.graph import AttributionGraph

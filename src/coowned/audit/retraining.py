@@ -76,7 +76,7 @@ def measure_leak(
 
 
 def retrain(train: Callable[[bool, int], float], *, trials: int, progress: Callable[[int], None] | None = None):
-    """(scores with, scores without): `train(included, number)` gives the score of one freshly trained model.
+    """(scores with, scores without): `train(included, number)` returns the score of one freshly trained model.
 
     Models with and without alternate, so that drift cannot tell them apart.
     """

@@ -42,7 +42,7 @@ NOT_SEEN = (
 LARGEST_SEED = 2**57 - 1  # every test of an audit has its own seed, derived from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
 _USERS = 64  # worst-case users at least, of whom some may share a coordinate
-_DRAWN = 8  # of their copies at least in an average step, where there are so many
+_DRAWN = 8  # of their copies at least in an average step, if there are so many
 _STEPS = 16  # of each of the trainings that are compared with one another
 _COMPARED = 20  # such trainings
 

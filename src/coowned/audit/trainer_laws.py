@@ -67,7 +67,7 @@ class TrainerLaws:
     def contributions(self, run_key: RunKey, *, steps: int) -> CheckedLaw:
         """Trains with users whose examples hold gradients of full length, their opposite, or what is not finite.
 
-        Against users who hold nothing, with the same coins and noise: each copy that the plan's batches draw may add
+        Against users with empty content, with the same coins and noise: each copy that the plan's batches draw may add
         one clip norm along its own coordinate, and nothing elsewhere, in a quiet crowd and in one of full gradients.
 
         Guarantees:
@@ -112,7 +112,7 @@ class TrainerLaws:
         return checked_law("sweep", checks, alpha)
 
     def gradient(self, run_key: RunKey) -> CheckedLaw:
-        """One step from the model's own start with one ordinary example, against the gradient that JAX gives for it.
+        """One step from the model's own start with one ordinary example, against the gradient computed by JAX.
 
         Guarantees:
           - What the model's own clipper adds is its gradient, one clip norm long.   (test_honest_trainers_pass)

@@ -111,7 +111,7 @@ class WorldData:
             rows[name][examples == self.one] = value
 
     def in_memory(self) -> TrainingData:
-        """As the table that a run reads in place, where there is one and it is small enough."""
+        """As the table that a run reads in place, if there is one and it is small enough."""
         count, shapes, kinds = self.graph.num_examples, self.shapes(), self.dtypes()
         if count * sum(math.prod(shape) for shape in shapes.values()) > _IN_MEMORY:
             return self
@@ -122,7 +122,7 @@ class WorldData:
 
 
 def content_for(model: Model) -> WorstCase:
-    """Worst-case content for a model; InputError where it has none (`coowned.training.probes.Auditable`)."""
+    """Worst-case content for a model; InputError if it has none (`coowned.training.probes.Auditable`)."""
     make = getattr(model, "worst_case", None)
     if make is None:
         raise InputError(f"the audit has no worst-case content for {type(model).__name__}; implement worst_case()")

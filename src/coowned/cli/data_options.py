@@ -1,4 +1,4 @@
-"""The options that say where the data are, the same on every verb that reads them."""
+"""The data options, shared by every verb that reads data."""
 
 import inspect
 from collections.abc import Callable

@@ -158,7 +158,7 @@ def run(
 
 
 def _settings_of(config: "TrainConfig") -> dict[str, Any]:
-    """What a training configuration says of a plan."""
+    """The settings of a plan in a training configuration."""
     from coowned.accounting.planning import BOUNDING
 
     selection, privacy, sizes = config.selection, config.privacy, config.mechanism

@@ -1,4 +1,4 @@
-"""`coowned predict`: what a trained model says of new data."""
+"""`coowned predict`: predictions of a trained model for new data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -85,7 +85,7 @@ def _num_bytes(path: Path) -> int:
 
 @contextlib.contextmanager
 def progress(title: str, *, time_left: bool = True) -> Iterator[Progress]:
-    """A progress bar on stderr; where that is not a terminal, one line every 30 seconds.
+    """A progress bar on stderr; if that is not a terminal, one line every 30 seconds.
 
     Without `time_left` the messages state the time themselves. What else is written to stderr appears above the bar.
     Raises KeyboardInterrupt after an interrupt.

@@ -1,4 +1,4 @@
-"""`coowned train`: from data to a model, as one configuration says; resumable."""
+"""`coowned train`: from data to a model, following one configuration; resumable."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ def run(
     allow_large_delta: AllowLargeDelta = False,
     json: Json = False,
 ) -> None:
-    """Reads, splits, selects, certifies, accounts, trains and evaluates as a configuration file says.
+    """Reads, splits, selects, certifies, accounts, trains and evaluates, following a configuration file.
 
     Run the same command again to resume after an interruption. The result is in RUN: model.safetensors, guarantee.json,
     certificate.json, config.toml, and metrics that no guarantee covers.

@@ -14,7 +14,7 @@ _LEFT_OUT = ("copies_per_user", "group_copies_per_user", "groups")
 
 
 def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
-    """Makes `output` with the model, its guarantee and certificate, and a README that says what they promise.
+    """Creates `output` with the model, its guarantee and certificate, and a README that explains them.
 
     The certificate is exported without counts of users by copies and without groups. What it still contains are
     statistics of the graph, which a fixed-graph guarantee does not hide; the README says so.

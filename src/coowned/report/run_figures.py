@@ -46,7 +46,7 @@ def delta_curve(run: StoredRun) -> Figure:
                 "delta_text": f"{float(rounded_up(delta)):.3e}",
             }
             for epsilon, delta in zip(epsilons, deltas.tolist(), strict=True)
-            if _SMALLEST_DELTA <= delta < 1  # 1 says nothing, or could not be certified
+            if _SMALLEST_DELTA <= delta < 1  # a delta of 1 is no information, or could not be certified
         ]
     return Figure.drawn(
         charts.curves,
@@ -172,7 +172,7 @@ def titled(run: StoredRun, title: str) -> str:
 
 
 def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure | None:
-    """The figure that tells most, on held-out examples, by how many users they have."""
+    """The main figure on held-out examples, by their number of users."""
     rows = [
         {"split": split, **figures, "users": row["users_per_example"]}
         for split, found in splits.items()

@@ -41,11 +41,11 @@ class RunPage:
     """The values of run.html.jinja.
 
     Attributes:
-      claim: None where no epsilon may be stated.
+      claim: None if no epsilon may be stated.
       about, date: what the configuration says about the run, and when the page was written.
       verdict: whether the model is any good, from content; empty for a release.
       noise: what the signal-to-noise ratio means, from public numbers; "" without noise.
-      cost_left_out, trade_off_left_out: why those sections are empty; "" where they are not.
+      cost_left_out, trade_off_left_out: why those sections are empty; "" if they are not.
       figures: by name, in the order of the page.
     """
 

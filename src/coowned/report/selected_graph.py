@@ -77,7 +77,7 @@ class SelectedGraph:
 
 
 def read_selected_graph(run: StoredRun) -> SelectedGraph:
-    """Reads the run's data again; InputError says why where they cannot be found or have changed."""
+    """Reads the run's data again; raises InputError if they cannot be found or have changed."""
     reason = "the run's data are not where config.toml says"
     if run.config(run.path).data.path is None:
         raise InputError("the run's data were in memory, and their graph is not in its folder")
@@ -96,7 +96,7 @@ def read_selected_graph(run: StoredRun) -> SelectedGraph:
 
 
 def plan_of_run(run: StoredRun, graph: AttributionGraph) -> Plan:
-    """What `plan` says of other bounds and selectors on the run's graph, for the run's own privacy target."""
+    """The plan for other bounds and selectors on the run's graph, at the run's own privacy target."""
     guarantee, mechanism = run.guarantee, run.mechanism
     if guarantee is None or mechanism.batch_size is None:
         raise InputError(f"without a privacy target there is no noise to compare ({run.reason})")

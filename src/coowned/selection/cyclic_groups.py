@@ -30,7 +30,7 @@ _ROUNDS = 10  # of label propagation
 class CyclicGroups(BoundedSelector):
     """Divides users into `num_groups` groups and selects among examples whose users are all in one.
 
-    The selection without groups says which examples matter: its users are divided so that few of its copies cross
+    The selection without groups shows which examples matter: its users are partitioned so that few of its copies cross
     groups and every group has about equally many. Examples that cross are dropped, and the same selector chooses again
     among all others, so that room left by a dropped example is used. The partitioner is Mt-KaHyPar
     (deterministic preset) where the extra `coowned[cyclic]` is installed, else by label propagation, which loses more;

@@ -203,7 +203,7 @@ class _Walk:
     def fill(
         self, batch_size: int, iterations: int, min_separation: int, progress: Progress
     ) -> tuple[int, npt.NDArray[Any]]:
-        """Runs Algorithm 4: how many slots it filled, and with which row each."""
+        """Runs Algorithm 4; returns the number of filled slots and the row in each."""
         rows, needed = len(self.examples), batch_size * iterations
         batches = kernels.Batches(
             indptr=self.indptr,

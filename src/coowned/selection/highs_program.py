@@ -16,7 +16,7 @@ _WAIT = 0.1  # seconds between two reports of a running solver
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """minimize cost · x with row_lower <= A x <= row_upper, 0 <= x <= upper, x whole."""
+    """minimize cost · x with row_lower <= A x <= row_upper, 0 <= x <= upper, x integer."""
 
     cost: npt.NDArray[np.float64]  # (num_columns,)
     upper: npt.NDArray[np.float64]  # (num_columns,)
@@ -31,8 +31,8 @@ class Program:
 class Outcome:
     """What the solver ended with."""
 
-    values: npt.NDArray[np.int64] | None  # (num_columns,) the best whole solution, None where it has none
-    dual_bound: float  # as the solver says: no solution costs less, up to its tolerances
+    values: npt.NDArray[np.int64] | None  # (num_columns,) the best integer solution, None if there is none
+    dual_bound: float  # the solver's bound: no solution costs less, up to its tolerances
     infeasible: bool  # proven
 
 

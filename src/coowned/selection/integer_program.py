@@ -24,7 +24,7 @@ class IntegerProgram(BoundedSelector):
     """The largest S with at most `contribution_bound` copies of each user, or the best found in `time_limit` seconds.
 
     What can be decided without losing an optimum is decided first (see `packing`), equal constraints are stated once,
-    and HiGHS starts from the S of `Priced`, which is returned where nothing larger is found.
+    and HiGHS starts from the S of `Priced`, which is returned if nothing larger is found.
 
     Guarantees:
       - No user is in more than `contribution_bound` selected copies.   (test_check_suite)
@@ -119,7 +119,7 @@ def _solve(
     outcome = highs_program.minimize(
         program,
         warm_start=start,
-        absolute_gap=max(0.0, 1.0 - 2.0 * doubt),  # sizes are whole
+        absolute_gap=max(0.0, 1.0 - 2.0 * doubt),  # sizes are integers
         time_limit=seconds,
         seed=seed,
         progress=progress,

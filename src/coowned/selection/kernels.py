@@ -249,7 +249,7 @@ def move_users(indptr, users, user_indptr, rows, weights, most, groups, held):
 
 @_njit
 def _group_of_others(indptr, users, row, u, groups):
-    """The group of all users of a row but u; -1 where they are in several or there are none."""
+    """The group of all users of a row but u; -1 if they are in several or there are none."""
     group = -1
     for p in range(indptr[row], indptr[row + 1]):
         if users[p] != u:

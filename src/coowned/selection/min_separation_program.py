@@ -23,7 +23,7 @@ _MOST_NONZEROS = 50_000_000  # of the constraints: some gigabytes in the solver
 class MinSeparationProgram(SeparatedSelector):
     """The schedule with the smallest contribution bound for a given min separation, on small graphs.
 
-    One variable says whether an example is in a batch; every window of `min_separation` batches holds at most one
+    A variable for each example and batch; every window of `min_separation` batches holds at most one
     copy that contains a user (for a min separation above `iterations` the one window is all batches), every batch has
     exactly `batch_size` examples, and the most copies that contain one user are minimized. HiGHS starts from the
     schedule of `GreedyMinSeparation` where that finds one.
@@ -92,7 +92,7 @@ class MinSeparationProgram(SeparatedSelector):
         outcome = highs_program.minimize(
             program,
             warm_start=None if start is None else self._as_values(graph, start, examples),
-            absolute_gap=0.99,  # contribution bounds are whole
+            absolute_gap=0.99,  # contribution bounds are integers
             time_limit=max(deadline - time.monotonic(), 0.1),
             seed=seed,
             progress=part(progress, 0.1, 1.0),

@@ -108,7 +108,7 @@ def part(progress: Progress, low: float, high: float) -> Progress:
 def _input_order(
     rows: kernels.Rows, counts: npt.NDArray[np.int64], progress: Progress
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Stable sort by rank; counts says how many have each."""
+    """Stable sort by rank; counts: number of examples of each rank."""
     layout = _layout(counts, bits=np.zeros(len(counts), np.int64))
     placed, users = np.empty(len(rows.ranks), np.uint64), np.empty(len(rows.users), rows.users.dtype)
     keys = np.zeros(len(rows.ranks), np.uint32)
@@ -121,7 +121,7 @@ def _input_order(
 def _hash_order(
     rows: kernels.Rows, counts: npt.NDArray[np.int64] | None, ids: pa.Array | None, seed: int, progress: Progress
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Sorts by rank, then by keyed hash of the id, then by the id's bytes; counts says how many have each rank."""
+    """Sorts by rank, then by keyed hash of the id, then by the id's bytes; counts: number of examples of each rank."""
     num_examples = len(rows.ranks)
     if num_examples >= 1 << 32:  # an example's index has half of a 64-bit number
         raise InputError(f"{num_examples} examples are too many for one machine; use the Spark engine")

@@ -39,7 +39,7 @@ class Ids(NamedTuple):
 class Rows(NamedTuple):
     """Examples with their ranks and users; where `users` is empty, only the examples are sorted."""
 
-    ranks: np.ndarray  # (num_examples,) what is sorted by first: the number of users, where there are any
+    ranks: np.ndarray  # (num_examples,) what is sorted by first: the number of users, if there are any
     indptr: np.ndarray  # (num_examples + 1,)
     users: np.ndarray  # (num_pairs,)
 
@@ -103,7 +103,7 @@ def _load(data, at, count):
 
 @_njit
 def hash_seed(seed):
-    """The key that a seed gives: XXH64 of its eight bytes with key 42."""
+    """The key of a seed: XXH64 of its eight bytes with key 42."""
     return _finish(_mix_8(np.uint64(42) + _PRIME_5 + np.uint64(8), np.uint64(seed)))
 
 

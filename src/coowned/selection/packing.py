@@ -1,6 +1,6 @@
 """Contribution bounding as a packing problem, and peeling: the decisions that cost no optimum.
 
-    maximize the sum of profit * copies, with 0 <= copies <= limit for every item, whole,
+    maximize the sum of profit * copies, with integers 0 <= copies <= limit for every item,
     and at most capacity[u] copies that contain user u, for every user.
 
 An item is an example; where first copies are worth more than further ones, an example is two items with equal users.

@@ -18,7 +18,7 @@ class State(NamedTuple):
     """What has been decided of a packing problem so far; `room` starts as the capacity, the others are filled in."""
 
     taken: np.ndarray  # (num_items,) int32 copies selected
-    decided: np.ndarray  # (num_items,) int8 whether nothing more is to be decided
+    decided: np.ndarray  # (num_items,) int8 whether the item is decided
     open_users: np.ndarray  # (num_items,) int32 users neither free nor full, for undecided items
     room: np.ndarray  # (num_users,) int32 capacity left
     demand: np.ndarray  # (num_users,) int64 undecided copies that contain each user

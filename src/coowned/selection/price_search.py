@@ -69,7 +69,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     large = packing.num_pairs >= _LARGE_CORE
     least = _PROGRESS * max(1.0, packing.num_pairs / _SMALL_CORE)
     active = whole  # what is iterated on
-    kept = None  # (active.packing.num_items,) its items among all, where they are not all of them
+    kept = None  # (active.packing.num_items,) its items among all, if they are not all of them
     values, item_anchor, reflected = (np.zeros(packing.num_items, np.float32) for _ in range(3))
     decided = np.zeros(packing.num_items if large else 0, np.float32)  # values of the items left alone
     prices, user_anchor, reached, best = (np.zeros(packing.num_users, np.float32) for _ in range(4))
@@ -190,7 +190,7 @@ def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32
 
 
 def _dual_bound(problem: _Problem, prices: Any, gains: npt.NDArray[np.float32], over: Ranges) -> float:
-    """The bound that these prices give; gains (num_items,) is scratch."""
+    """The bound of these prices; gains (num_items,) is scratch."""
     packing = problem.packing
     prices = np.minimum(prices, np.float32(max(packing.first_profit, packing.profit)))
     over(len(gains), kernels.reduced_profits, problem.items, prices, gains)

@@ -39,7 +39,7 @@ class Priced(BoundedSelector):
     Guarantees:
       - No user is in more than `contribution_bound` selected copies.   (test_check_suite)
       - No copy could be added without breaking that.   (test_nothing_can_be_added)
-      - No S under the same bound is larger than `upper_bound`, with duplicates where they are allowed; the bound is
+      - No S under the same bound is larger than `upper_bound`, with duplicates if they are allowed; the bound is
         summed in exact arithmetic. `proven_optimal` says that the size reaches it.   (test_bound_holds_for_every_set)
       - The same S on every run, with any number of threads, and however users are labelled, unless `time_limit` ends
         the work: how much is done by then is up to the machine.   (test_threads_do_not_matter)

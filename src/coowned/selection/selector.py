@@ -1,4 +1,4 @@
-"""What every selector has in common, and what a selector gives back: a `Selection` or a `Schedule`.
+"""The base of every selector, and its results: a `Selection` or a `Schedule`.
 
 A selector is a frozen dataclass of public settings; the graph and the seed are arguments of `select`, because they
 may differ from run to run. `select` sees the graph alone, so a selector cannot leak the content of an example.
@@ -392,7 +392,7 @@ class BoundedSelector(OrderedSelector[Selection]):
         upper_bound: int | None = None,
         **fields: Any,
     ) -> Selection:
-        """The selection of these copies and, where they are kept, of each example without users once."""
+        """The selection of these copies and, if they are kept, of each example without users once."""
         if self.unattributed == "keep":
             copies[graph.users_per_example == 0] = 1
         fields = {"graph": graph, "selector": self.settings(), "seed": seed, "upper_bound": upper_bound} | fields

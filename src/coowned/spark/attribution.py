@@ -259,7 +259,7 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
 
 
 def _not_utf8(reading: _Reading) -> "list[Column]":
-    """For each column of text read, what to say of a row in which it is not UTF-8, else null."""
+    """For each text column read, the problem of a row in which it is not UTF-8, else null."""
     from pyspark.sql import functions as F
 
     found = []

@@ -31,7 +31,7 @@ class Checkpoints:
         self.root = f"{base.rstrip('/')}/coowned-{uuid.uuid4().hex}"
 
     def save(self, table: "DataFrame", name: str) -> "DataFrame":
-        """Writes a table and gives it back as what was written."""
+        """Writes a table and returns it as read back."""
         table.write.parquet(f"{self.root}/{name}")
         file_system, path = hadoop_path(self.spark, self.root)
         file_system.deleteOnExit(path)

@@ -115,7 +115,7 @@ def _check_unattributed(graph: SparkGraph, selector: _Supported) -> None:
 
 
 def _result(graph: SparkGraph, selector: _Supported, chosen: "DataFrame", checkpoints: Checkpoints) -> "DataFrame":
-    """The chosen examples and, where they are kept, those without users, as the only files left."""
+    """The chosen examples and, if they are kept, those without users, as the only files left."""
     from pyspark.sql import functions as F
 
     table = chosen.select("id", "copies")
@@ -257,5 +257,5 @@ def _winners_schema(graph: SparkGraph) -> str:
 
 
 def _done(number: int, passes: int, share: float) -> float:
-    """The finished part of the work; how many passes will follow is not known."""
+    """The finished part of the work; the number of passes is not known in advance."""
     return share if passes == 1 else 1 - 0.5 ** (number - 1) + 0.5**number * share

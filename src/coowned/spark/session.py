@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 def check_machine() -> None:
-    """Refuses, in one sentence that says what to install, a machine without pyspark or without a new enough Java."""
+    """Refuses a machine without pyspark or a new enough Java, and says what to install."""
     if importlib.util.find_spec("pyspark") is None:
         raise InputError(f"pyspark is not installed; {_REMEDY}")
     home = os.environ.get("JAVA_HOME")

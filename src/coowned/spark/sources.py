@@ -155,7 +155,7 @@ def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
 
 
 def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> dict[str, str]:
-    """The addresses of the file, or of the folder's files, as Spark takes them, with the names that errors give."""
+    """The addresses of the file, or of the folder's files, for Spark, with their names for errors."""
     if not is_address(path):
         files = {f"file://{file.resolve()}": str(file) for file in files_of(path, suffixes)}
     else:
@@ -167,7 +167,7 @@ def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[
 
 
 def _files_at(spark: "SparkSession", path: str, suffixes: tuple[str, ...]) -> list[str]:
-    """What `files_of` gives, on any file system."""
+    """Like `files_of`, on any file system."""
     system, root = hadoop_path(spark, path)
     if not system.exists(root):
         raise InputError(f"{path}: no such file or folder; check the address")

@@ -37,7 +37,7 @@ class SyntheticGraph:
 
     @property
     def num_users(self) -> int:
-        """m = |E|·E|e|/d_u of the paper, rounded; at least one user where there is an example."""
+        """m = |E|·E|e|/d_u of the paper, rounded; at least one user if there is an example."""
         mean = self.num_examples * self.mean_users_per_example / self.mean_examples_per_user
         return max(round(mean), min(self.num_examples, 1))
 
