@@ -122,14 +122,21 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
             undo.pop_all()
 
 
+def check_parent(target: Path) -> None:
+    """Refuses a path in a folder that does not exist."""
+    if not target.parent.exists():
+        raise InputError(f"{target}: the folder {target.parent} does not exist; create it first")
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: {target.parent} is not a folder; choose another path")
+
+
 def check_target(target: Path) -> None:
     """Refuses a path that no file or folder of ours can be written to, before anything is computed for it."""
     if not target.name or target.name == "..":
         raise InputError(f"{target}: not a file name; give the path of the file to write")
     if os.path.lexists(target) and not target.is_file() and not target.is_dir():
         raise InputError(f"{target}: neither a file nor a folder (a device or a broken link); choose another path")
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: the folder {target.parent} does not exist; create it first")
+    check_parent(target)
     if target.is_dir():
         names = sorted(file.name for file in target.iterdir())
         foreign = next((name for name in names if not name.endswith(".parquet") and name[0] not in "._"), None)

@@ -180,7 +180,7 @@ BAD = [
     ("x.csv", b"", {}, "", "the file is empty", "add data"),
     ("x.csv", b"\n\n", {}, "", "no header line", "add one"),
     ("x.csv", b"people,text\na,b\n", {}, "column 'users'", "there is no column", "choose from"),
-    ("x.csv", b"users,text\na,1\nb\nc,2\n", {}, "row 1", "1 cells where the header has 2", "quote cells"),
+    ("x.csv", b"users,text\na,1\nb\nc,2\n", {}, "row 1", "1 cell where the header has 2", "quote cells"),
     ("x.csv", b"users,text\na,1\nb,2,3\n", {}, "row 1", "3 cells where the header has 2", "quote cells"),
     ("x.csv", b"users,text\na,1\n\xff,1\n", {}, "row 1", "column 'users' is not UTF-8", "correct it"),
     ("x.csv", b"users,t\xffxt\na,1\n", {}, "byte 1", "not UTF-8", "save the file as UTF-8"),

@@ -201,7 +201,7 @@ NULL_INSIDE = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", No
         ({"users": ["a"]}, {"users": []}, "users= is empty; name at least one column"),
         ({"users": ["a"]}, {"users": [3]}, "there is no column 3"),
         ({"users": ["a"]}, {"users": "users", "user": "users"}, "give users= .* or user= .*, not both"),
-        ({"users": ["a"]}, {"user": "users"}, "user= needs example_id="),
+        ({"users": ["a"]}, {"user": "users"}, "user= \\(--user\\) needs example_id= \\(--example-id\\)"),
         ({"users": [["a"]], "id": [1]}, {"user": "users", "example_id": "id"}, "contains lists; pass it as users=, not user="),
         ({"users": ["a"], "id": [None]}, {"user": "users", "example_id": "id"}, "column 'id' has no value at row 0; fill in every row"),
         ({"users": ["a", None], "id": [1, 2]}, {"user": "users", "example_id": "id"}, "no user in column 'users' at row 1; fill"),

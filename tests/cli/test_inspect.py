@@ -81,7 +81,7 @@ def test_no_examples_at_all(data, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.csv", b"users,text\na,1\nb\n", "row 1: 1 cells where the header has 2; quote cells"),
+        ("x.csv", b"users,text\na,1\nb\n", "row 1: 1 cell where the header has 2; quote cells"),
         ("x.csv", b"people,text\na,1\n", "there is no column 'users'; choose from 'people', 'text'"),
         ("x.csv", b"", "the file is empty; add data"),
         ("x.csv", b"users,text\n\xff,a\n", "column 'users' is not UTF-8 at row 0"),

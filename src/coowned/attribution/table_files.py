@@ -28,6 +28,7 @@ from coowned.attribution.tables import (
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
 from coowned.errors import InputError
+from coowned.progress import counted
 
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 _BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
@@ -103,7 +104,7 @@ def _read_all(
             ) from error
         except (OSError, pa.ArrowException) as error:
             raise InputError(
-                f"{file}: cannot be read ({one_line(error)}; the file has {file.stat().st_size:,} bytes); "
+                f"{file}: cannot be read ({one_line(error).rstrip('.')}; the file has {file.stat().st_size:,} bytes); "
                 "write it again, or name its format"
             ) from error
         tables.append(valid_table(table, options, f"{file}: "))
@@ -200,7 +201,7 @@ def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
     width = re.search(r"Expected (\d+) columns, got (\d+)", message)
     if width:
         return InputError(
-            f"{where}: {width[2]} cells where the header has {width[1]}; quote cells that contain the delimiter or a "
+            f"{where}: {counted(int(width[2]), 'cell')} where the header has {width[1]}; quote cells that contain the delimiter or a "
             "quote"
         )
     if "Empty CSV" in message:

@@ -117,7 +117,10 @@ def attribute_table(
         raise InputError(f"{where}give users= (all users of a row) or user= (one pair per row), not both")
     columns = options.user_columns()
     if pairs and example_id is None:
-        raise InputError(f"{where}user= needs example_id=, the column that says which rows belong to one example")
+        raise InputError(
+            f"{where}user= (--user) needs example_id= (--example-id), the column that says which rows belong to one "
+            "example"
+        )
     if pairs and _is_list(_column(table, columns[0], where).type):
         raise InputError(f"{where}column {columns[0]!r} contains lists; pass it as users=, not user=")
     return attribute(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import coowned
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.files import check_writable, refusing_unwritable, sync_folder, write_file
+from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.keys import RunKey
 from coowned.training.records import RunRecord
 
@@ -103,8 +103,7 @@ class RunFolder:
             with cls._locked(folder) as opened:
                 yield opened
             return
-        if not folder.parent.is_dir():
-            raise InputError(f"{folder}: the folder {folder.parent} does not exist; create it first")
+        check_parent(folder)
         with refusing_unwritable(folder):
             folder.mkdir()
         try:
