@@ -189,7 +189,7 @@ BAD = [
     ("x.jsonl", b'{"users": ["a"]}\n{"users": ["b"\n', {}, "line 2", "not JSON", "write one complete object per line"),
     ("x.jsonl", b'{"users": ["a"]}\n["b"]\n', {}, "line 2", "a list where an object was expected", "one object per line"),
     ("x.jsonl", b'{"users": ["a"]}\nnull\n{"users"\n', {}, "line 2", "null where an object", "one object per line"),
-    ("x.jsonl", b'{"users": ["a"]}\n{"users": 3}\n', {}, "line 2", "'users' is a number here and a list in an earlier line", "one type"),
+    ("x.jsonl", b'{"users": ["a"]}\n{"users": 3}\n', {}, "line 2", "'users' is an integer here and a list in an earlier line", "one type"),
     ("x.jsonl", b'{"users": ["a"]}\n{"users": null}\n', {}, "row 1", "no list of users", "use an empty list"),
     ("x.jsonl", b'{"users": ["a"]}\n{"x": 1}\n', {}, "row 1", "no list of users", "use an empty list"),
     ("x.jsonl", b'{"users": ["a", null]}\n', {}, "row 0", "null user", "fill it in"),

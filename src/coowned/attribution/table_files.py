@@ -32,6 +32,10 @@ from coowned.progress import counted
 
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 _BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
+_JSON_KINDS = {
+    type(None): "null", str: "text", bool: "true or false", int: "an integer", float: "a number",
+    dict: "an object", list: "a list",
+}  # fmt: skip
 _LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
 _NULL = re.compile(rb"null(?<![:,]null)(?<![:,] null)")  # but for nearly all those that are a field's value
 _DEEPEST = 1000  # brackets of one line that Arrow's reader may see: it needs stack for each that is open
@@ -201,8 +205,8 @@ def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
     width = re.search(r"Expected (\d+) columns, got (\d+)", message)
     if width:
         return InputError(
-            f"{where}: {counted(int(width[2]), 'cell')} where the header has {width[1]}; quote cells that contain the delimiter or a "
-            "quote"
+            f"{where}: {counted(int(width[2]), 'cell')} where the header has {width[1]}; quote cells that contain the "
+            "delimiter or a quote"
         )
     if "Empty CSV" in message:
         return InputError(f"{where}: the file has no header line; add one")
@@ -284,7 +288,7 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON ({one_line(error)}); write one complete object per line") from None
         if not isinstance(fields, dict):
-            raise InputError(f"{where}: {_kind(fields)} where an object was expected; write one object per line")
+            raise InputError(f"{where}: {json_kind(fields)} where an object was expected; write one object per line")
         for name in fields.keys() - columns.keys():
             columns[name] = [None] * len(numbers)
         for name in metadata:
@@ -294,17 +298,17 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
             values.append(fields.get(name))
         numbers.append(number)
     for name in metadata:
-        given = [(row, _kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
+        given = [(row, json_kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
         other = next((row for row, kind in given if (kind == "a list") != (given[0][1] == "a list")), None)
         if other is not None:
             raise InputError(
-                f"{file}, line {numbers[other]}: {name!r} is {_kind(columns[name or ''][other])} here and "
+                f"{file}, line {numbers[other]}: {name!r} is {json_kind(columns[name or ''][other])} here and "
                 f"{given[0][1]} in an earlier line; use one type"
             )
     names = [name.encode("utf-8", "replace").decode() for name in columns]
     return pa.table([values_to_arrow(values) for values in columns.values()], names=names)
 
 
-def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", dict: "an object", list: "a list"}
-    return names.get(type(value), "null")
+def json_kind(value: Any) -> str:
+    """What errors call a JSON value."""
+    return _JSON_KINDS[type(value)]

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from coowned.attribution.identifiers import one_line
+from coowned.attribution.table_files import json_kind
 from coowned.codec import unique_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NOTHING = "nothing"
-_KINDS = {
-    type(None): _NOTHING, str: "text", bool: "true or false", int: "an integer", float: "a number",
-    dict: "an object", list: "a list",
-}  # fmt: skip
+_NULL = json_kind(None)
 _ARROW = {"text": pa.string(), "an integer": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_()}
 
 Kind = tuple[bool, str]  # whether it is inside a list, and what it is
@@ -49,16 +46,16 @@ def survey(lines: "DataFrame", names: Sequence[str]) -> dict[str, Survey]:
 
 def arrow_type(kinds: set[Kind]) -> pa.DataType | None:
     """The type of a column with these kinds of value, text where they differ; None if lists and other values occur."""
-    told = {kind for kind in kinds if kind != (False, _NOTHING)}
-    if len({in_list for in_list, _ in told}) > 1:
+    known = {kind for kind in kinds if kind != (False, _NULL)}
+    if len({in_list for in_list, _ in known}) > 1:
         return None
-    words = {word for _, word in told} - {_NOTHING}
+    words = {word for _, word in known} - {_NULL}
     words = {"a number"} if words == {"an integer", "a number"} else words
     if len(words) == 1:
         entry = _ARROW.get(next(iter(words)), pa.struct([]))
     else:
         entry = pa.string() if words else pa.null()
-    return pa.list_(entry) if any(in_list for in_list, _ in told) else entry
+    return pa.list_(entry) if any(in_list for in_list, _ in known) else entry
 
 
 def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple[str, Survey]]:
@@ -74,7 +71,7 @@ def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple
             part.problem = f"not JSON ({one_line(error)}); write one complete object per line"
             continue
         if not isinstance(fields, dict):
-            part.problem = f"{_KINDS[type(fields)]} where an object was expected; write one object per line"
+            part.problem = f"{json_kind(fields)} where an object was expected; write one object per line"
             continue
         part.fields.update(fields)
         for name in names:
@@ -87,7 +84,7 @@ def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple
 
 def _kinds(value: Any) -> Iterator[Kind]:
     if isinstance(value, list):
-        yield True, _NOTHING
+        yield True, _NULL
         yield from ((True, _kind(entry)) for entry in value)
     else:
         yield False, _kind(value)
@@ -96,4 +93,4 @@ def _kinds(value: Any) -> Iterator[Kind]:
 def _kind(value: Any) -> str:
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return "a number"
-    return _KINDS[type(value)]
+    return json_kind(value)
