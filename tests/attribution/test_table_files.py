@@ -226,7 +226,7 @@ def test_the_line_is_found_beyond_the_first_block(put, monkeypatch):
     good = '{"users": ["a"], "text": "some words"}\n'
     with pytest.raises(InputError, match=r"a.jsonl, line 501: not JSON"):
         read_jsonl(put("a.jsonl", good * 500 + '{"users": [}\n' + good * 10))
-    with pytest.raises(InputError, match=r"a.csv, row 500: 1 cells"):
+    with pytest.raises(InputError, match=r"a.csv, row 500: 1 cell where"):
         read_csv(put("a.csv", "users,text\n" + "a,some words\n" * 500 + "b\n" + "a,x\n" * 10))
 
 

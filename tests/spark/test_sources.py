@@ -80,7 +80,7 @@ def test_folders_of_other_columns_are_refused(spark, tmp_path, files, by_address
         ({"a.csv": "id,users,users\n1,a,b\n"}, "2 columns are named 'users'"),
         ({"a.csv": "id,user_id\n1,a\n"}, "there is no column 'users'"),
         ({"a.csv": "id,users\n1,a\n", "b.csv": ""}, "the file is empty"),
-        ({"a.jsonl": '{"id":1,"users":"a"}\n{"id":2,"users":["b"]}\n'}, "give it one type"),
+        ({"a.jsonl": '{"id":1,"users":"a"}\n{"id":2,"users":["b"]}\n'}, "use one type"),
         ({"a.jsonl": '[{"id":1,"users":"a"}]\n'}, "a list where an object was expected"),
         ({"a.jsonl": '{"id":1,"users":"a","id":2}\n'}, "duplicate key 'id'"),
         ({"a.parquet": {"id": [1], "users": ["a"]}, "b.parquet": {"id": ["x"], "users": ["b"]}}, "need the same types"),

@@ -12,7 +12,7 @@ from coowned.cli.data_options import reads_data
 from coowned.cli.options import AllowLargeDelta, Json, complete_with
 from coowned.cli.overwriting import files_of, refuse_to_overwrite
 from coowned.errors import InputError
-from coowned.files import check_target, whole_files
+from coowned.files import check_target, check_writable, whole_files
 from coowned.mechanism.registry import TITLES
 from coowned.progress import one_of
 
@@ -124,8 +124,9 @@ def run(
     source = source if asked is None else asked.source()
     assert source is not None
     refuse_to_overwrite([*files_of(source), *([] if config is None else [config])], [output, html])
-    for target in filter(None, (output, html)):
+    for target in filter(None, (output, html)):  # before the work
         check_target(target)
+        check_writable(target.parent, target)
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
     if asked is not None:  # the examples that `coowned train` would select from
