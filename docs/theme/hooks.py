@@ -178,12 +178,25 @@ def api() -> dict[str, str]:
     stages: dict[str, list[str]] = collections.defaultdict(list)
     for name, home in coowned._HOME.items():
         stages[home.split(".")[1]].append(f"{home}.{name}")
-    stages["torch"] = ["coowned.torch.model.TorchModel"]
-    stages["torch"] += [f"coowned.torch.runs.{name}" for name in ("fit", "train", "batches", "load_trained")]
+    for stage in ("torch", "spark"):
+        stages[stage] = _imported(ROOT / "src" / "coowned" / stage / "__init__.py")
+    stages["audit"] = ["coowned.audit.run_audit.audit_run", "coowned.audit.run_audit.audit_plan"]
+    stages["audit"] += ["coowned.audit.run_audit.RunAudit", "coowned.audit.canaries.audit_with_canaries"]
+    stages["testing"] = [f"coowned.testing.selector_checks.check_{kind}" for kind in ("selector", "schedule_selector")]
+    stages["testing"] += ["coowned.testing.strategies.attribution_graphs"]
+    titles = {"torch": "PyTorch (`coowned.torch`)", "spark": "Spark (`coowned.spark`)"}
     return {
-        stage: f"# {stage.capitalize()}\n\n" + "".join(f"::: {name}\n\n" for name in names)
+        stage: f"# {titles.get(stage, stage.capitalize())}\n\n" + "".join(f"::: {name}\n\n" for name in names)
         for stage, names in stages.items()
     }
+
+
+def _imported(file: Path) -> list[str]:
+    """The names that a package's `__init__.py` exports, with the modules they come from."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    (exported,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return [f"{node.module}.{name.name}" for node in imports for name in node.names if name.name in exported]
 
 
 def external(text: str, suffix: str = ".html") -> list[str]:
