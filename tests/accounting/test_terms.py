@@ -36,5 +36,5 @@ def test_one_warning_at_most():
 def test_refusal_begins_at_a_tenth():
     refuse_large_delta(0.0999, allow_large_delta=False)
     refuse_large_delta(0.1, allow_large_delta=True)
-    with pytest.raises(InputError, match="one person in 10"):
+    with pytest.raises(InputError, match="1 person in 10"):
         refuse_large_delta(0.1, allow_large_delta=False)

@@ -83,7 +83,7 @@ def _without_noise(init):
 def test_another_configuration_is_refused(folder):
     text = (folder / "run.toml").read_text(encoding="utf-8").replace("batch_size = 64", "batch_size = 32")
     other = TrainConfig.from_toml(text, folder=folder)
-    with pytest.raises(InputError, match="another configuration"):
+    with pytest.raises(InputError, match="a different configuration"):
         audit_configured_run(folder / "RUN", other, canaries=50)
 
 

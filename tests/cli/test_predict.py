@@ -63,7 +63,7 @@ def test_users_may_be_named(trained, tmp_path):
         ({"data": "none.parquet"}, "no such file"),
         ({"output": "new.parquet"}, "would overwrite its own input"),
         ({"output": "there.parquet"}, "already exists"),
-        ({"output": "RUN/P.parquet"}, "lies inside"),
+        ({"output": "RUN/P.parquet"}, "is inside"),
         ({"more": ["--example-id", "nothing"]}, "nothing"),
         ({"data": "other.parquet"}, "no column 'x1'"),
     ],
