@@ -52,7 +52,7 @@ def one_step(copies: int = 2, probability: float = 1 / 3, noise: float = 1.0) ->
         .encode(
             x=alt.X("x:Q", title="what a step releases along the user's gradient, in clip norms"),
             y=alt.Y("density:Q", axis=alt.Axis(labels=False, ticks=False), title="density"),
-            color=colour.legend(orient="top", labelLimit=300),
+            color=colour.legend(orient="top", direction="vertical", labelLimit=300),
         )
         .properties(width=520, height=180)
     )
