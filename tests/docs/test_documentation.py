@@ -1,5 +1,6 @@
 """The README and the documents: what they show is run, what they name exists."""
 
+import dataclasses
 import doctest
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import pytest
 import typer.main
 
 from coowned.cli.main import app
+from coowned.training import config
 from coowned.training.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -152,3 +154,14 @@ def test_pages_that_load_from_elsewhere_are_caught():
     assert external('<link rel="stylesheet" href="https://fonts.org/a.css">') == ["https://fonts.org/a.css"]
     assert external('<a href="https://arxiv.org/abs/2503.03622">paper</a><script src="assets/x.js"></script>') == []
     assert external("@font-face { src: url(https://fonts.org/a.woff2) }", ".css") != []
+
+
+def test_the_configuration_reference_has_every_key():
+    hooks = module(ROOT / "docs" / "theme" / "hooks.py")
+    _, *sections = re.split(r"^## `\[(?=\w+\]`$)", hooks.configuration(), flags=re.MULTILINE)
+    rows = {(one.split("]")[0], key) for one in sections for key in re.findall(r"^\| `(\w+)` \|", one, re.MULTILINE)}
+    assert {f"{section}.{key}" for section, key in rows} >= set(hooks._MEANINGS)  # no meaning of a key that is gone
+    assert {("privacy", "delta"), ("optimizer", "learning_rate"), ("run", "seed"), ("data", "users")} <= rows
+    for section in ("privacy", "mechanism", "optimizer", "run", "report"):
+        typed = getattr(config, f"{section.capitalize()}Section")
+        assert {field.name for field in dataclasses.fields(typed)} == {key for name, key in rows if name == section}
