@@ -1,6 +1,10 @@
 """What the trainer must do: honest ones pass, with a false-alarm probability of 1e-3 at most; seeds are fixed."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +29,9 @@ PLANS = {
 }
 
 
-def laws(plan, model=planted_bugs.SMALL):
+def laws(plan, model=planted_bugs.SMALL, devices=1):
     world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=64)
-    return TrainerLaws(plan=plan, model=model, world=world)
+    return TrainerLaws(plan=plan, model=model, world=world, devices=devices)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -93,6 +97,42 @@ def test_a_leaky_model_of_ones_own_is_caught(own_model, monkeypatch):
     own = laws(planted_bugs.poisson(), audited_model(own_model))
     assert not own.gradient(RunKey.from_seed(2)).holds
     assert not own.contributions(RunKey.from_seed(3), steps=2).holds
+
+
+TWO_DEVICES = """
+import jax, numpy as np, pyarrow as pa
+from coowned.audit.worlds import audited_model
+from coowned.mechanism.gradient_sums import GradientSum
+from coowned.mechanism.keys import RunKey
+from coowned.training.models.jax_model import JaxModel
+from tests.audit import planted_bugs
+from tests.audit.test_trainer_laws import laws
+
+spec = JaxModel(loss=lambda own, row, key: own["w"] @ row["x"], parameters={"w": np.ones(3)}, microbatch=4)
+model = audited_model(spec.for_schema(pa.schema({"x": pa.list_(pa.float32(), 3)})))
+honest, key = GradientSum.add, RunKey.from_seed(3)
+
+def second_device_twice(total, gradients, mask):
+    honest(total, gradients, mask)
+    if jax.tree.leaves(gradients)[0].devices() != {jax.devices()[0]}:
+        honest(total, gradients, mask)
+
+for add in (honest, second_device_twice):
+    GradientSum.add = add
+    for devices in (1, 2):
+        print(laws(planted_bugs.poisson(), model, devices=devices).contributions(key, steps=2).holds)
+"""
+
+
+@pytest.mark.full
+def test_a_bug_of_a_second_device_is_seen_on_two():
+    """Gradients of the second device are added twice: an audit on one device cannot see it."""
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True", "True", "False"]
 
 
 @pytest.mark.parametrize("clip_norm", [0.01, 0.4])

@@ -55,6 +55,7 @@ def drive(
     resume_at: int | None = None,
     seconds: float = math.inf,
     start_from: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    devices: int = 1,
 ) -> Released:
     """What the first steps of a training release.
 
@@ -67,13 +68,14 @@ def drive(
       resume_at: stop after so many, and go on from the checkpoint with a new trainer.
       seconds: end so long after the first step, which compiles, but not before the second (and one after resuming).
       start_from: parameters (default: all zero, so that their small changes are not rounded).
+      devices: among which a batch is split.
     """
     if start_from is None:
         start_from = {name: np.zeros(shape, np.float32) for name, shape in model.shapes().items()}
     kept = {name: [array] for name, array in start_from.items()}
     read, checkpoint, began = with_norms(data), None, math.inf
     for stop in (resume_at, steps) if resume_at is not None and 0 < resume_at < steps else (steps,):
-        trainer = Trainer(plans, model)
+        trainer = Trainer(plans, model, devices=devices)
         state, start = trainer.initial_state(start_from), 0
         if checkpoint is not None:
             state, _, start = trainer.restore(state, checkpoint)

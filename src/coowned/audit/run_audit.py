@@ -34,11 +34,12 @@ from coowned.training.plan import TrainingPlan
 from coowned.training.records import AuditRecord
 from coowned.training.run import StoredRun
 
-NOT_SEEN = (
+_NOT_SEEN = (
     "Trials cannot see events rarer than about 1 in 10,000; the tails of noise and coins are tested on extreme bit "
-    "patterns instead. Not audited: the run's own data and attribution, sharing a batch among several devices (the "
-    "audit trains on one), and `scale_gradients` (the audit trains without it)."
+    "patterns instead. Not audited: the run's own data and attribution, {devices}and `scale_gradients` (the audit "
+    "trains without it)."
 )
+_ONE_DEVICE = "sharing a batch among several devices (the audit trains on one), "
 LARGEST_SEED = 2**57 - 1  # every test of an audit has its own seed, derived from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
 _USERS = 64  # worst-case users at least, of whom some may share a coordinate
@@ -60,6 +61,7 @@ class RunAudit:
     asked: float  # seconds it was given
     taken: float  # seconds it took
     longest: str  # what took so long
+    devices: int = 1  # among which its trainings split a batch
 
     @property
     def holds(self) -> bool:
@@ -93,12 +95,16 @@ class RunAudit:
             return ""
         return f"It took {self.taken:.0f} s instead of {self.asked:g}: {self.longest}."
 
+    def not_seen(self) -> str:
+        """What it cannot find."""
+        return _NOT_SEEN.format(devices=_ONE_DEVICE if self.devices == 1 else "")
+
     def to_record(self) -> AuditRecord:
         """The content of `audit.json`."""
         return AuditRecord(
             holds=self.holds,
             verdict=self.verdict(),
-            not_seen=NOT_SEEN,
+            not_seen=self.not_seen(),
             run_id=self.claim.run_id,
             test_run=self.claim.test_run,
             claim={"unit": UNIT} | {name: getattr(self.claim, name) for name in _CLAIM},
@@ -125,7 +131,8 @@ def audit_run(
     """Audits a run: its own plan and model, on synthetic data of its shape, with fresh keys. Writes RUN/audit.json.
 
     The run's own key is never used: its noise would serve a second time. The false-alarm probability is shared among
-    the tests. Entries of other audits of the run ("canaries") are kept.
+    the tests. A batch is split among as many devices as the run had, where there are so many, else on one. Entries of
+    other audits of the run ("canaries") are kept.
 
     Guarantees:
       - A folder whose parts do not agree is refused.   (test_changed_claim_is_refused)
@@ -149,7 +156,13 @@ def audit_run(
     plan = plan_of(run)
     check_writable(run.path)  # before the work
     found = audit_plan(
-        plan, model_from_description(run.record.model), alpha=alpha, trials=trials, seconds=seconds, seed=seed
+        plan,
+        model_from_description(run.record.model),
+        alpha=alpha,
+        trials=trials,
+        seconds=seconds,
+        seed=seed,
+        devices=_devices(run.record.devices),
     )
     earlier = _earlier(run)
     found = dataclasses.replace(found, audits_run=1 + earlier.audits_run)
@@ -165,8 +178,9 @@ def audit_plan(
     trials: int | None = None,
     seconds: float = 60.0,
     seed: int | None = None,
+    devices: int = 1,
 ) -> RunAudit:
-    """Audits a plan before or after it has run; see `audit_run`.
+    """Audits a plan before or after it has run; see `audit_run`. `devices`: among which it splits a batch.
 
     Guarantees:
       - An honest trainer is accused with probability at most alpha.   (test_honest_plans_pass_twenty_seeds)
@@ -180,7 +194,7 @@ def audit_plan(
     drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
     world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
     model = audited_model(model)
-    laws = TrainerLaws(plan=plan, model=model, world=world, seconds=asked)
+    laws = TrainerLaws(plan=plan, model=model, world=world, seconds=asked, devices=devices)
     share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
@@ -214,7 +228,15 @@ def audit_plan(
         asked=asked,
         taken=clock.taken(),
         longest=clock.longest(),
+        devices=devices,
     )
+
+
+def _devices(of_run: int) -> int:
+    """As many as the run had, where there are so many; else one, which gives the same sums, and the audit says so."""
+    import jax
+
+    return of_run if of_run <= len(jax.devices()) else 1
 
 
 def plan_of(run: StoredRun) -> TrainingPlan:

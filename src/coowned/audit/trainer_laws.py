@@ -43,6 +43,7 @@ class TrainerLaws:
     model: Model  # that was trained
     world: World  # with its worst-case users
     seconds: float = math.inf  # about how long all of them may take
+    devices: int = 1  # among which a batch is split
 
     def noise(self, run_key: RunKey, *, alpha: float) -> CheckedLaw:
         """Trains without any gradient, stopping and resuming once: what is released must be noise of the claimed law.
@@ -132,6 +133,7 @@ class TrainerLaws:
                 WorldData(world=self.world, content=content, held=BLANK, one=int(one)),
                 steps=1,
                 start_from=start,
+                devices=self.devices,
             )
             for one in (-1, drawn[0])
         ]
@@ -175,7 +177,8 @@ class TrainerLaws:
         seconds: float = math.inf,
     ) -> Released:
         data = WorldData(world=self.world, content=worlds.content_for(self.model), held=held, crowd=crowd)
-        return drive(plans, self.model, data.in_memory(), steps=steps, resume_at=resume_at, seconds=seconds)
+        settings: dict[str, Any] = {"steps": steps, "resume_at": resume_at, "seconds": seconds}
+        return drive(plans, self.model, data.in_memory(), devices=self.devices, **settings)
 
     def _drawn(self, plan: TrainingPlan, steps: int) -> npt.NDArray[np.float64]:
         """(steps, coordinates) copies of worst-case users that the plan's batches draw, by coordinate."""

@@ -113,7 +113,6 @@ def _show_canaries(known: "CanaryAudit") -> None:
 
 def _show(found: "RunAudit", folder: Path) -> None:
     from coowned.accounting.statement import rounded_down
-    from coowned.audit.run_audit import NOT_SEEN
 
     for curve in found.curves:
         nearest = {}
@@ -150,4 +149,4 @@ def _show(found: "RunAudit", folder: Path) -> None:
     show.line(found.verdict())
     if found.overtime():
         show.line(found.overtime())
-    show.line(NOT_SEEN)
+    show.line(found.not_seen())
