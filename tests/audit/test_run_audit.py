@@ -178,7 +178,7 @@ def test_time_is_kept_or_explained(tmp_path, capsys):
     found = audit_run(tmp_path, seconds=4.0)
     assert found.taken < 12 or found.overtime()
     command.run(tmp_path, seconds=0.01)
-    assert "not 0.01" in " ".join(capsys.readouterr().out.split())
+    assert "instead of 0.01" in " ".join(capsys.readouterr().out.split())
 
 
 def test_run_without_a_guarantee_is_refused(tmp_path):
