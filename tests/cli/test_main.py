@@ -114,12 +114,17 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_help_has_examples(verb, capsys):
+def test_every_help_has_examples(verb, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert main.run([verb, "--help"]) == 0
     text = capsys.readouterr().out
     assert "Example" in text
     assert f"coowned {verb}" in text
     assert "--json" in text
+    # As written: a command that continues on the next line keeps its backslash.
+    written = typer.main.get_command(main.app).commands[verb].callback.__doc__  # type: ignore[attr-defined]
+    for line in re.findall(rf"(?m)^ {{8}}(coowned {verb}\b.*)$", written):
+        assert line in text
 
 
 def test_every_example_in_a_help_parses():

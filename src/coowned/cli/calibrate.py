@@ -50,6 +50,8 @@ def run(
 ) -> None:
     """Finds the noise for a target epsilon, or the epsilon of a given noise, and states what it means.
 
+    Give either --epsilon or --noise-multiplier.
+
     Examples:
 
         coowned calibrate --certificate S.certificate.json --epsilon 8 --delta 1e-10 --batch-size 1024 --iterations 2500

@@ -23,6 +23,8 @@ def run(
 ) -> None:
     """Shows counts, users per example, examples per user, and how many examples the heaviest users block.
 
+    Only ids and users are used, never content.
+
     Examples:
 
         coowned inspect mail.mbox
