@@ -280,9 +280,10 @@ class UserInTwoGroups(CyclicPoissonBatches):
 
     @functools.cached_property
     def _groups(self):
-        parts = [(examples, numbers) for examples, numbers in super()._groups]
-        moved = [(own[0][::2], before[0][1::2]) for own, before in zip(parts, parts[-1:] + parts[:-1], strict=True)]
-        return [(np.concatenate(pair), np.empty(0, np.int32)) for pair in moved]
+        parts = [examples for examples, _ in super()._groups]
+        pairs = zip(parts, parts[-1:] + parts[:-1], strict=True)
+        moved = [np.concatenate((own[::2], before[1::2])) for own, before in pairs]
+        return [(examples, np.zeros(len(examples), np.int32)) for examples in moved]
 
 
 def coins_repeated_on_resume(monkeypatch):
