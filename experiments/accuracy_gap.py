@@ -169,6 +169,7 @@ def _train_text(point: Point) -> Row:
     return {
         "variant": list(kept),
         "test_loss": losses,
+        "start_loss": _mean_loss(content.model, task.initial or content.model.initial(), content.parts["test"]),
         "accuracy": [None] * len(kept),
         "size": plan.certificate.size,
         "noise_multiplier": round(plan.noise_multiplier, 4),
@@ -433,10 +434,18 @@ def claims(rows: list[Row]) -> list[Verdict]:
             int(bool(closed)),
             "share of the gap to training without privacy that is closed at epsilon 8: "
             + ", ".join(f"{share:.0%} ({arm})" for arm, share in closed),
-            "The gap is from the first private runs to those without privacy, both from the first public checkpoint.",
+            "The gap is from the first private runs to those without privacy, both from the first public checkpoint. "
+            f"Test loss before any private step, by public text: {_starts(rows)}. Training without privacy from more "
+            "public text was not run.",
         ),
         _bias_alone(rows),
     ]
+
+
+def _starts(rows: list[Row]) -> str:
+    starts = {TEXT_ARMS[row["arm"]].public_text: row["start_loss"] for row in rows if row.get("start_loss")}
+    names = ("the first", "more", "most")
+    return ", ".join(f"{loss:.3f} ({names[number]})" for number, loss in sorted(starts.items()))
 
 
 def _bias_alone(rows: list[Row]) -> Verdict:
