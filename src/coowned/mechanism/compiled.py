@@ -18,12 +18,6 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     Guarantees:
       - A change in another file of the mechanism is seen.   (test_a_change_in_another_file_is_seen)
     What it is not: for loops that call files of other folders.
-
-    >>> @compiled(fastmath={"contract"})
-    ... def twice(x):
-    ...     return x + x
-    >>> twice(2.0)
-    4.0
     """
 
     def compile_later(function: Callable[..., Any]) -> Any:

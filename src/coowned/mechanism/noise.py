@@ -31,7 +31,6 @@ Rows = dict[str, npt.NDArray[np.int64]]
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
 _BLOCK = 8  # rows of correlated noise that are made together, each column's earlier rows being read once
 _LARGE = 2**22  # numbers that a block has at most, unless it is one row
-_njit = compiled()
 
 
 class NoiseStream:
@@ -166,7 +165,7 @@ def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batc
     return released
 
 
-@_njit
+@compiled()
 def _release(sums, noise, out, scales, noisy):
     for i in range(sums.shape[0]):
         for j in range(sums.shape[1]):
