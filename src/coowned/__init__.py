@@ -53,6 +53,7 @@ _HOME = {
     "PoissonSampling": "coowned.mechanism.poisson_sampling",
     "MinSeparation": "coowned.mechanism.min_separation",
     "CyclicPoisson": "coowned.mechanism.cyclic_poisson",
+    "RandomAllocation": "coowned.mechanism.random_allocation",
     "epsilon": "coowned.accounting.calculators",
     "calibrate": "coowned.accounting.calculators",
     "epsilon_curve": "coowned.accounting.calculators",

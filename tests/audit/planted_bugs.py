@@ -22,6 +22,7 @@ from coowned import (
     GreedyWithDuplicates,
     MinSeparation,
     PoissonSampling,
+    RandomAllocation,
     Selection,
     certify,
     guarantee,
@@ -32,6 +33,7 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
 from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.linear_sums import RowsInPlace
+from coowned.mechanism.random_allocation import AllocationBatches
 from coowned.training.loop import Trainer
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
@@ -70,6 +72,14 @@ def cyclic() -> TrainingPlan:
     given = graph(1200, 2)
     selected = Selection.from_copies(given, np.ones(1200, int), np.arange(1200) // 2 % 4)
     return _plan(given, selected, CyclicPoisson, batch_size=30, iterations=24)
+
+
+@functools.cache
+def allocation() -> TrainingPlan:
+    """Four groups of 120 users, four rounds in an epoch, and an epoch that ends after two of them."""
+    given = graph(480, 1)
+    selected = Selection.from_copies(given, np.ones(480, int), np.arange(480) % 4)
+    return _plan(given, selected, RandomAllocation, batch_size=30, iterations=40)
 
 
 @functools.cache
@@ -286,6 +296,35 @@ class UserInTwoGroups(CyclicPoissonBatches):
         return [(examples, np.zeros(len(examples), np.int32)) for examples in moved]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TwoRoundsAnEpoch(AllocationBatches):
+    """Every copy is also in the round after its own."""
+
+    def _draw(self, step):
+        own = super()._draw(step)
+        turn = step // self.num_groups % self.rounds_per_epoch
+        before = super()._draw(step + self.num_groups * (-1 if turn else self.rounds_per_epoch - 1))
+        return own._replace(positions=np.union1d(own.positions, before.positions))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RepeatedAllocation(AllocationBatches):
+    """The rounds of the first epoch serve in all: the key does not know the epoch."""
+
+    def _draw(self, step):
+        return super()._draw(step % (self.num_groups * self.rounds_per_epoch))
+
+
+def two_copies_of_a_user(monkeypatch):
+    """The bound is not held: a user is in two copies, each with a round of its own."""
+    honest = RandomAllocation.worst_user
+    monkeypatch.setattr(
+        RandomAllocation,
+        "worst_user",
+        lambda self, strategy: dataclasses.replace(honest(self, strategy), copies=2),
+    )
+
+
 def coins_repeated_on_resume(monkeypatch):
     honest = Trainer.run
 
@@ -454,6 +493,24 @@ PLANTED = [
         plan=cyclic,
         seen_by=("participation",),
     ),
+    Planted(
+        name="two rounds in an epoch",
+        plant=other_sampler(TwoRoundsAnEpoch, AllocationBatches),
+        plan=allocation,
+        seen_by=("participation", "zero-out curve"),
+    ),
+    Planted(
+        name="the same rounds in every epoch",
+        plant=other_sampler(RepeatedAllocation, AllocationBatches),
+        plan=allocation,
+        seen_by=("participation",),
+    ),
+    Planted(
+        name="two copies of a user allocated",
+        plant=two_copies_of_a_user,
+        plan=allocation,
+        seen_by=("zero-out curve",),
+    ),
     Planted(name="coins repeated on resumption", plant=coins_repeated_on_resume, seen_by=("contributions",)),
     Planted(name="divided by the drawn size", plant=divided_by_the_drawn, seen_by=("contributions",)),
     Planted(name="clip lets 5% through", plant=leaky_clip, seen_by=("contributions", "gradient")),
@@ -472,6 +529,7 @@ HONEST = [
     Planted(name="Poisson with duplicates", plan=duplicates),
     Planted(name="min separation", plan=schedule),
     Planted(name="cyclic", plan=cyclic),
+    Planted(name="random allocation", plan=allocation),
     Planted(name="summed on the host", plan=large, model=WIDE),
     Planted(name="two tensors", model=TwoTensors(num_features=20)),
 ]

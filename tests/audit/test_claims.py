@@ -9,13 +9,17 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.cyclic_poisson import CyclicPoisson
 from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.mechanism.random_allocation import RandomAllocation
 
 POISSON = PoissonSampling(contribution_bound=2, sampling_probability=0.1, iterations=10, batch_size=8)
 SCHEDULE = MinSeparation(contribution_bound=3, min_separation=3, num_bands=3, iterations=10, batch_size=4)
 CYCLIC = CyclicPoisson(
     contribution_bound=2, iterations=10, num_groups=3, num_bands=3, group_probabilities=(0.25, 0.1, 0.5), batch_size=4
 )
-MECHANISMS = {"poisson": POISSON, "schedule": SCHEDULE, "cyclic": CYCLIC}
+ALLOCATION = RandomAllocation(
+    contribution_bound=1, rounds_per_epoch=3, iterations=10, num_groups=2, num_bands=2, batch_size=4
+)
+MECHANISMS = {"poisson": POISSON, "schedule": SCHEDULE, "cyclic": CYCLIC, "allocation": ALLOCATION}
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
@@ -29,6 +33,24 @@ def test_log_ratio_is_that_of_the_densities(adjacency, noise_multiplier):
 
     def density(sign):
         return np.logaddexp.reduce(weights + norm.logpdf(observed, sign * centers, noise_multiplier)).sum(axis=0)
+
+    without = norm.logpdf(observed, 0, noise_multiplier).sum(axis=0) if adjacency == "zero-out" else density(-1)
+    assert claim.log_ratio(observed, "steady") == pytest.approx(density(1) - without, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+@pytest.mark.parametrize("noise_multiplier", [0.02, 1.3])
+def test_log_ratio_of_random_allocation(adjacency, noise_multiplier):
+    """An epoch of three rounds and one that ends after two, all ways to draw a round written out."""
+    mechanism = RandomAllocation(contribution_bound=1, rounds_per_epoch=3, iterations=5)
+    claim = MechanismClaim(mechanism=mechanism, noise_multiplier=noise_multiplier, adjacency=adjacency)
+    observed = np.random.default_rng(1).normal(0.5, 1.0, size=(5, 30))
+
+    def density(sign):
+        drawn = [np.eye(3)[i] for i in range(3)]
+        ways = [np.concatenate([first, second[:2]]) for first in drawn for second in drawn]
+        logs = [norm.logpdf(observed, sign * way[:, None], noise_multiplier).sum(axis=0) for way in ways]
+        return np.logaddexp.reduce(logs) - np.log(9)
 
     without = norm.logpdf(observed, 0, noise_multiplier).sum(axis=0) if adjacency == "zero-out" else density(-1)
     assert claim.log_ratio(observed, "steady") == pytest.approx(density(1) - without, rel=1e-9, abs=1e-9)

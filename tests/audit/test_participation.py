@@ -11,11 +11,12 @@ import pytest
 from tests.audit import planted_bugs
 
 from coowned.attribution.graph import AttributionGraph
-from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
 from coowned.errors import InputError
 from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import RunKey
+from coowned.mechanism.random_allocation import AllocationBatches
 from coowned.selection.selector import Selection
 
 COPIES = 120
@@ -138,3 +139,86 @@ def test_many_copies_need_little_memory():
 def test_a_sampler_that_draws_too_often_is_caught_at_small_probabilities():
     found = audit_participation([sampler(PoissonBatches, 1e-2)], selection(), probability=1e-3)
     assert "participations" in [check.name for check in found.failures]
+
+
+def allocated(kind, seed=0, iterations=600, rounds_per_epoch=5, groups=None, **settings):
+    chosen = selection(groups)
+    number = 1 if groups is None else int(groups.max()) + 1
+    batches = kind(
+        selection=chosen,
+        batch_size=24,
+        iterations=iterations,
+        rounds_per_epoch=rounds_per_epoch,
+        num_groups=number,
+        run_key=RunKey.from_seed(seed),
+    )
+    return audit_allocation([batches], chosen, rounds_per_epoch=rounds_per_epoch, num_groups=number, **settings)
+
+
+def test_honest_allocation_passes():
+    for seed in range(5):
+        for found in (
+            allocated(AllocationBatches, seed),
+            allocated(AllocationBatches, seed, iterations=603),  # ends within an epoch
+            allocated(AllocationBatches, seed, iterations=3),  # has no whole epoch
+            allocated(AllocationBatches, seed, groups=np.arange(COPIES) % 3, group=1),
+        ):
+            assert found.holds, found.failures
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TogetherBatches(AllocationBatches):
+    """Neighbouring copies share a round."""
+
+    def _draw(self, step):
+        drawn = super()._draw(step)
+        even = drawn.positions[drawn.positions % 2 == 0]
+        return drawn._replace(positions=np.sort(np.concatenate([even, even + 1])))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NeverLast(AllocationBatches):
+    """The last round of an epoch is lost."""
+
+    def _draw(self, step):
+        drawn = super()._draw(step)
+        last = step // self.num_groups % self.rounds_per_epoch == self.rounds_per_epoch - 1
+        return drawn._replace(positions=drawn.positions[:0]) if last else drawn
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RatherFirst(AllocationBatches):
+    """Of the copies of the last round a tenth go to the first."""
+
+    def _draw(self, step):
+        epoch, number = divmod(step, self.rounds_per_epoch)
+        last = super()._draw((epoch + 1) * self.rounds_per_epoch - 1).positions
+        moved = last[last % 10 == 0]
+        own = super()._draw(step)
+        positions = np.setdiff1d(own.positions, moved)
+        return own._replace(positions=np.union1d(positions, moved) if number == 0 else positions)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (planted_bugs.TwoRoundsAnEpoch, "copies not in exactly one round of an epoch"),
+        (planted_bugs.RepeatedAllocation, "the same round as an epoch before"),
+        (TogetherBatches, "neighbouring copies together"),
+        (NeverLast, "copies not in exactly one round of an epoch"),
+        (RatherFirst, "copies in the first round"),
+    ],
+)
+def test_wrong_allocations_are_caught(kind, name):
+    found = allocated(kind, iterations=1000)
+    assert name in [check.name for check in found.failures]
+
+
+def test_an_allocation_of_few_copies_is_refused():
+    graph = AttributionGraph.from_users_per_example([[0], [1]])
+    few = Selection.from_copies(graph, [1, 1])
+    batches = AllocationBatches(
+        selection=few, batch_size=1, iterations=9, rounds_per_epoch=3, num_groups=1, run_key=RunKey.from_seed(0)
+    )
+    with pytest.raises(InputError, match="too few"):
+        audit_allocation([batches], few, rounds_per_epoch=3)

@@ -11,6 +11,7 @@ from coowned import (
     CyclicPoisson,
     MinSeparation,
     PoissonSampling,
+    RandomAllocation,
     Schedule,
     Selection,
     certify,
@@ -32,6 +33,7 @@ def cases() -> list:
         "poisson": Selection.from_copies(graph, [1] * 24),
         "min-separation": Schedule.from_batches(graph, batches),
         "cyclic": Selection.from_copies(graph, [1] * 24, groups=[user % 12 % 2 for user in range(24)]),
+        "random-allocation": Selection.from_copies(graph, [1] * 12 + [0] * 12, groups=[0, 1] * 6 + [-1] * 12),
     }
     return [pytest.param(mechanism, graph, selected[mechanism.kind], id=mechanism.kind) for mechanism in mechanisms()]
 
@@ -39,7 +41,9 @@ def cases() -> list:
 @pytest.mark.parametrize(("mechanism_class", "graph", "selected"), cases())
 def test_contract_of_every_mechanism(mechanism_class, graph, selected):
     certificate = certify(graph, selected)
-    assert mechanism_class_for(certificate) is mechanism_class
+    # Where random allocation could be used, sampling by coins is the default.
+    default = CyclicPoisson if mechanism_class is RandomAllocation else mechanism_class
+    assert mechanism_class_for(certificate) is default
     mechanism = mechanism_class.from_certificate(certificate, batch_size=2, iterations=6)
     assert isinstance(mechanism, Mechanism)
     # What is stored reads back, and as nothing else.
@@ -53,8 +57,9 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
                 other.from_json(mechanism.to_json())
     # A certificate of less is refused.
     mechanism.check_certificate(certificate)
+    more = certify(graph, cases()[0].values[2])  # a user in two copies
     with pytest.raises(UncertifiableError, match="contribution bound 1, but"):
-        mechanism.for_copies(1).check_certificate(certificate)
+        mechanism.for_copies(1).check_certificate(certificate if certificate.contribution_bound > 1 else more)
     # What trains is what was accounted for.
     strategy = mechanism.check_strategy(None)
     mechanism.check_selected(selected)
@@ -82,11 +87,11 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
 
 
 def test_words_are_unique():
-    words = [word for mechanism in mechanisms() for word in (mechanism.kind, mechanism.training_kind)]
+    words = [word for mechanism in mechanisms() for word in {mechanism.kind, mechanism.training_kind}]
     assert len(set(words)) == len(words)
     assert [mechanism.kind for mechanism in mechanisms()] == list(registry.CLASSES)
     assert list(registry.TITLES) == list(registry.CLASSES)
-    with pytest.raises(InputError, match="Unknown mechanism 'magic'; choose poisson, min-separation or cyclic"):
+    with pytest.raises(InputError, match="Unknown mechanism 'magic'; choose poisson, min-separation, cyclic or random"):
         registry.mechanism_class("magic")
 
 

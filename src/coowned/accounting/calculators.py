@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from coowned import validate
 from coowned.accounting.calibrate import calibrate
 from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_rate_bound
-from coowned.accounting.numerical import Answer, Composition
+from coowned.accounting.numerical import Answer
 from coowned.accounting.terms import check_terms
+from coowned.accounting.zero_out_twice import compose_steps
 from coowned.errors import UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps
 
@@ -121,7 +122,7 @@ def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 
 
 def _worst(candidates: Sequence[Sequence[Steps]], delta: float, adjacency: str) -> Answer:
-    answers = [Composition(steps, adjacency).epsilon(delta) for steps in candidates]
+    answers = [compose_steps(steps, adjacency).epsilon(delta) for steps in candidates]
     if not answers:
         raise UncertifiableError("no protected user is ever drawn: nothing to account for; run more iterations")
     return max(answers, key=lambda answer: answer.epsilon)

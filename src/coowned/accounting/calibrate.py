@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable
 
 from coowned.accounting.gaussian import find_root, gaussian_mu
-from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
+from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer
 from coowned.accounting.terms import check_terms
+from coowned.accounting.zero_out_twice import compose_steps
 from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps
@@ -84,10 +85,10 @@ def _finite(text: str) -> float:
 
 
 def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: str) -> float:
-    sensitivity = Composition([steps], adjacency).gaussian_mu
+    sensitivity = compose_steps([steps], adjacency).gaussian_mu
     assert sensitivity is not None
     noise_multiplier = sensitivity / gaussian_mu(epsilon, delta)
-    while Composition([_with_noise(steps, noise_multiplier)], adjacency).epsilon(delta).epsilon > epsilon:
+    while compose_steps([_with_noise(steps, noise_multiplier)], adjacency).epsilon(delta).epsilon > epsilon:
         noise_multiplier *= 1 + 1e-13
     return noise_multiplier
 
@@ -114,19 +115,18 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
     log_delta = math.log(delta)
 
     def coarse(log_noise: float) -> float:
-        composition = Composition([_with_noise(steps, math.exp(log_noise))], adjacency)
-        return max(loss.guess(log_delta)[1] for loss in composition.coarse(log_delta).values()) - epsilon
+        return compose_steps([_with_noise(steps, math.exp(log_noise))], adjacency).guess(log_delta) - epsilon
 
     answers: dict[float, Answer] = {}  # at the finest grid, by noise multiplier
 
     def proven(noise_multiplier: float) -> float:
-        composition = Composition([_with_noise(steps, noise_multiplier)], adjacency)
-        answers[noise_multiplier] = composition.epsilon(delta, refuse=False)
+        composed = compose_steps([_with_noise(steps, noise_multiplier)], adjacency)
+        answers[noise_multiplier] = composed.epsilon(delta, refuse=False)
         return answers[noise_multiplier].epsilon
 
     def rough(noise_multiplier: float) -> float:
-        composition = Composition([_with_noise(steps, noise_multiplier)], adjacency)
-        return composition.epsilon(delta, refuse=False, looseness=_ROUGH_LOOSENESS).epsilon
+        composed = compose_steps([_with_noise(steps, noise_multiplier)], adjacency)
+        return composed.epsilon(delta, refuse=False, looseness=_ROUGH_LOOSENESS).epsilon
 
     if at_least > 0 and proven(at_least) <= epsilon:
         noise_multiplier = at_least

@@ -10,6 +10,7 @@ from coowned import validate
 from coowned.accounting.gaussian import gaussian_mu, gaussian_true_positive_rate
 from coowned.accounting.numerical import Composition
 from coowned.accounting.terms import check_terms
+from coowned.accounting.zero_out_twice import ZeroOutTwice, compose_steps
 from coowned.mechanism.mechanism import Mechanism
 
 _GRID_POINTS = 160
@@ -123,8 +124,8 @@ def true_positive_rate_bound(
     return float(min(1.0, by_rate.min(), by_miss.min()))
 
 
-def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> list[Composition]:
-    return [Composition([steps], adjacency) for steps in mechanism.user_steps(noise_multiplier)]
+def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> list[Composition | ZeroOutTwice]:
+    return [compose_steps([steps], adjacency) for steps in mechanism.user_steps(noise_multiplier)]
 
 
 def _exact_mu(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> float | None:

@@ -229,7 +229,7 @@ def _log_one_minus_exp(gap: np.ndarray) -> np.ndarray:
         return np.log(-np.expm1(-gap))
 
 
-def _interval_masses(
+def interval_masses(
     edges: np.ndarray, means: np.ndarray, log_weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Log mass of a mixture in each interval of `edges`, a bound on its error, and the log masses outside.
@@ -280,7 +280,7 @@ def _range_of_x(pair: MixturePair, log_tail: float) -> tuple[float, float]:
     return low, distance(pair.upper_means, pair.upper_log_weights)
 
 
-def _dots(first: int, last: int, growth: float) -> np.ndarray:
+def loss_dots(first: int, last: int, growth: float) -> np.ndarray:
     """Integers from first to last, every one near 0, then each larger than the one before by the factor growth."""
     reach = max(abs(first), abs(last))
     dense = min(math.ceil(1 / growth), reach)
@@ -302,26 +302,27 @@ def discretize(pair: MixturePair, *, spacing: float, growth: float, log_tail: fl
     low, high = _range_of_x(pair, log_tail)
     ends, _ = loss_and_slope(pair, np.array([low, high]))
     first, last = math.floor(ends[0] / spacing) - 1, math.ceil(ends[1] / spacing) + 1
-    inner = _dots(first, last, growth)
+    inner = loss_dots(first, last, growth)
     inner = inner[(inner * spacing > ends[0]) & (inner * spacing < ends[1])]
     x, residual = _invert_loss(pair, inner * spacing, low, high)
     edges = np.maximum.accumulate(np.concatenate([[low], np.clip(x, low, high), [high]]))  # (num_bins + 1,)
     dots = np.concatenate([[first], inner, [last]])  # (num_bins + 1,)
     loss_error = residual + _loss_rounding(pair, edges) + 2 * UNIT_ROUNDOFF * float(np.abs(dots).max()) * spacing
-    upper = _interval_masses(edges, pair.upper_means, pair.upper_log_weights)
-    lower = _interval_masses(edges, pair.lower_means, pair.lower_log_weights)
-    atoms = {"upper": _connect(dots, spacing, upper, lower, upper[2], np.logaddexp(upper[3], pair.log_cut), loss_error)}
+    upper = interval_masses(edges, pair.upper_means, pair.upper_log_weights)
+    lower = interval_masses(edges, pair.lower_means, pair.lower_log_weights)
+    log_infinity = float(np.logaddexp(upper[3], pair.log_cut))
+    atoms = {"upper": connect(dots, spacing, upper[:2], lower[:2], upper[2], log_infinity, loss_error)}
     if not pair.symmetric:
-        first, second = ((mass[::-1], bound[::-1], above, below) for mass, bound, below, above in (lower, upper))
-        atoms["lower"] = _connect(-dots[::-1], spacing, first, second, first[2], first[3], loss_error)
+        first, second = ((mass[::-1], bound[::-1]) for mass, bound, _, _ in (lower, upper))
+        atoms["lower"] = connect(-dots[::-1], spacing, first, second, lower[3], lower[2], loss_error)
     return atoms
 
 
-def _connect(
+def connect(
     dots: np.ndarray,
     spacing: float,
-    first: tuple[np.ndarray, np.ndarray, float, float],
-    second: tuple[np.ndarray, np.ndarray, float, float],
+    first: tuple[np.ndarray, np.ndarray],
+    second: tuple[np.ndarray, np.ndarray],
     log_below: float,
     log_infinity: float,
     loss_error: float,

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coowned.accounting.allocation_loss import allocation_atoms
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
-from coowned.accounting.group_mixture import MixturePair, discretize, gaussian_pair, mixture_pair
+from coowned.accounting.group_mixture import LossAtoms, MixturePair, discretize, gaussian_pair, mixture_pair
 from coowned.accounting.parted_composition import ERROR_SHARE, PartedTail, parts_grid, plan_parts
 from coowned.accounting.tilted_composition import (
     LARGEST_TRANSFORM,
@@ -32,7 +33,7 @@ _LOG_TAIL_SHARE = math.log(1e-6)  # of delta: mass charged as an infinite loss, 
 _CAP_ABOVE = 12.0  # above epsilon a single loss counts as infinite: costs exp(-12) of delta
 _MUCH_WIDER = 3.0  # a window this many times wider than two parts need is not worth its transform
 _LARGEST_JUMP_SHARES = (0.5, 0.7, 0.25, 0.1, 0.05, 0.0)  # by attempt: epsilon is guessed at first
-_SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
+SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
 _SMALLEST_EPSILON = 1e-4  # below it looseness is no longer judged relative to epsilon
 
 _Tail = TiltedTail | PartedTail | EmptyTail
@@ -61,9 +62,13 @@ class Composition:
 
     Steps without coins (probability 1) are one Gaussian together, in closed form where there are no others.
     `merge_gaussians=False` composes them like all others, so that tests can compare the two.
+
+    Random allocation is composed under zero-out alone; `ZeroOutTwice` makes a bound for replace from that.
     """
 
     def __init__(self, steps: Sequence[Steps], adjacency: str, *, merge_gaussians: bool = True):
+        if any(step.rounds_per_epoch > 1 and (step.copies > 1 or adjacency != "zero-out") for step in steps):
+            raise UncertifiableError("random allocation is composed for one copy under zero-out only; see ZeroOutTwice")
         merged = [step for step in steps if step.probability >= 1 and merge_gaussians]
         self._steps = tuple(step for step in steps if step not in merged)
         self._adjacency = adjacency
@@ -86,6 +91,7 @@ class Composition:
                 step.repetitions,
             )
             for step in self._steps
+            if step.rounds_per_epoch == 1
         ]
         if self._gaussian_shift > 0:
             pairs.append((gaussian_pair(shift=self._gaussian_shift, adjacency=self._adjacency), 1))
@@ -98,6 +104,9 @@ class Composition:
             (discretize(pair, spacing=spacing, growth=growth, log_tail=log_tail), count)
             for pair, count in self._pairs(log_tail)
         ]
+        for step in self._steps:
+            if step.rounds_per_epoch > 1:
+                counted += _epochs(step, spacing=spacing, growth=growth, log_tail=log_tail)
         counts = [count for _, count in counted]
         return {
             direction: ComposedLoss([atoms[direction] for atoms, _ in counted], counts) for direction in self.directions
@@ -147,6 +156,27 @@ class Composition:
                 break
         assert best is not None
         return dataclasses.replace(_checked(best) if refuse else best, delta=delta)
+
+    def guesses(self, log_delta: float) -> dict[str, float]:
+        """About what epsilon is in each direction at a delta of exp(log_delta), without a transform."""
+        return {direction: loss.guess(log_delta)[1] for direction, loss in self.coarse(log_delta).items()}
+
+    def guess(self, log_delta: float) -> float:
+        """The largest of them."""
+        return max(self.guesses(log_delta).values())
+
+    def direction_epsilon(self, direction: str, log_delta: float, looseness: float) -> Answer | None:
+        """The smallest epsilon proven for one direction; None where that is not precise or out of reach."""
+        if log_delta < SMALLEST_LOG_DELTA:
+            return None
+        coarse = self.coarse(log_delta)[direction]
+        guess = coarse.guess(log_delta)
+        if guess[1] > LARGEST_EPSILON:
+            return None
+        if coarse.log_delta_at_zero() <= log_delta:
+            return Answer(epsilon=0.0, delta=math.exp(log_delta))
+        answer = self._epsilon(direction, coarse, guess, log_delta, looseness)
+        return answer if answer.is_precise else None
 
     def _epsilon(
         self, direction: str, coarse: ComposedLoss, guess: tuple[float, float], log_delta: float, looseness: float
@@ -235,19 +265,23 @@ class Composition:
         if self.gaussian_mu is not None:
             deltas = [math.exp(gaussian_log_delta(self.gaussian_mu, epsilon)) for epsilon in epsilons]
             return [Answer(epsilon=epsilon, delta=delta) for epsilon, delta in zip(epsilons, deltas, strict=True)]
-        best: dict[float, Answer] = {}
-        for direction in self.directions:
-            shared: tuple[float, float, _Tail] | None = None  # epsilon, looseness, transform
-            for epsilon in sorted(set(epsilons)):
-                answer = None
-                if shared is not None and abs(epsilon - shared[0]) <= 2 * shared[2].deviation:
-                    answer = _answer_at(shared[2], epsilon, shared[1])
-                if answer is None or answer.error_share > ALLOWED_ERROR_SHARE / 4:
-                    shared = self._tail_for(direction, epsilon, looseness)
-                    answer = _answer_at(shared[2], epsilon, shared[1])
-                if epsilon not in best or answer.delta > best[epsilon].delta:
-                    best[epsilon] = answer
-        return [_checked(best[epsilon]) if refuse else best[epsilon] for epsilon in epsilons]
+        found = [self.direction_deltas(direction, epsilons, looseness) for direction in self.directions]
+        best = [max(answers, key=lambda answer: answer.delta) for answers in zip(*found, strict=True)]
+        return [_checked(answer) if refuse else answer for answer in best]
+
+    def direction_deltas(self, direction: str, epsilons: Sequence[float], looseness: float) -> list[Answer]:
+        """An upper bound on delta at each epsilon in one direction, precise or not."""
+        answers: dict[float, Answer] = {}
+        shared: tuple[float, float, _Tail] | None = None  # epsilon, looseness, transform
+        for epsilon in sorted(set(epsilons)):
+            answer = None
+            if shared is not None and abs(epsilon - shared[0]) <= 2 * shared[2].deviation:
+                answer = _answer_at(shared[2], epsilon, shared[1])
+            if answer is None or answer.error_share > ALLOWED_ERROR_SHARE / 4:
+                shared = self._tail_for(direction, epsilon, looseness)
+                answer = _answer_at(shared[2], epsilon, shared[1])
+            answers[epsilon] = answer
+        return [answers[epsilon] for epsilon in epsilons]
 
     def _tail_for(self, direction: str, epsilon: float, looseness: float) -> tuple[float, float, _Tail]:
         log_delta = -50.0
@@ -255,9 +289,9 @@ class Composition:
             coarse = self.coarse(log_delta)[direction]
             tilt = coarse.tilt_for_mean(epsilon)
             reached = coarse.saddle_log_delta(tilt)[1] if coarse.cumulants(tilt)[1] > 0.9 * epsilon else -math.inf
-            if reached >= log_delta or log_delta <= _SMALLEST_LOG_DELTA:
+            if reached >= log_delta or log_delta <= SMALLEST_LOG_DELTA:
                 break
-            log_delta = max(min(reached, 2 * log_delta), _SMALLEST_LOG_DELTA)
+            log_delta = max(min(reached, 2 * log_delta), SMALLEST_LOG_DELTA)
         if epsilon >= coarse.largest + coarse.loss_error:
             return epsilon, 0.0, EmptyTail(log_infinity=float(np.logaddexp(coarse.log_infinity, coarse.log_capped)))
         log_delta = max(min(coarse.saddle_log_delta(tilt)[1], -1e-3), log_delta)
@@ -265,10 +299,10 @@ class Composition:
         for allowed_share in (1.0, 1e-4, 1e-6):
             loss, tail = self._tail(direction, coarse, tilt, epsilon, log_delta, allowed, allowed_share)
             bound = tail.at(epsilon)
-            if bound.error_share <= ALLOWED_ERROR_SHARE / 4 or log_delta <= _SMALLEST_LOG_DELTA:
+            if bound.error_share <= ALLOWED_ERROR_SHARE / 4 or log_delta <= SMALLEST_LOG_DELTA:
                 break
-            log_delta = max(min(bound.log_delta, log_delta) - 1.0, _SMALLEST_LOG_DELTA)
-        if bound.error_share > ALLOWED_ERROR_SHARE / 4 and log_delta > _SMALLEST_LOG_DELTA:
+            log_delta = max(min(bound.log_delta, log_delta) - 1.0, SMALLEST_LOG_DELTA)
+        if bound.error_share > ALLOWED_ERROR_SHARE / 4 and log_delta > SMALLEST_LOG_DELTA:
             parted = self._parted_tail(direction, coarse, epsilon, log_delta, allowed)
             if parted is not None and parted.at(epsilon).error_share < bound.error_share:
                 return epsilon, parted.looseness(epsilon), parted
@@ -328,6 +362,26 @@ class Composition:
         )
 
 
+def _epochs(step: Steps, *, spacing: float, growth: float, log_tail: float) -> list[tuple[dict[str, LossAtoms], int]]:
+    """Random allocation: whole epochs, and the one in which training ends."""
+    whole, rest = divmod(step.repetitions, step.rounds_per_epoch)
+    kinds = [(run, count) for run, count in ((step.rounds_per_epoch, whole), (rest, 1)) if run * count]
+    return [
+        (
+            allocation_atoms(
+                rounds=step.rounds_per_epoch,
+                run=run,
+                noise_multiplier=step.noise_multiplier,
+                spacing=spacing,
+                growth=growth,
+                log_tail=log_tail,
+            ),
+            count,
+        )
+        for run, count in kinds
+    ]
+
+
 def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> tuple[float, float]:
     """Spacing and growth that add about `allowed` to epsilon in all, for a window of that width."""
     from_wide = sum(coarse.looseness(tilt))
@@ -377,7 +431,7 @@ def _found(tail: TiltedTail | PartedTail, epsilon: float, log_delta: float, loos
 
 def _answer_at(tail: _Tail, epsilon: float, looseness: float) -> Answer:
     bound = tail.at(epsilon)
-    error_share = bound.error_share if bound.log_delta > _SMALLEST_LOG_DELTA else 0.0  # nothing to be precise about
+    error_share = bound.error_share if bound.log_delta > SMALLEST_LOG_DELTA else 0.0  # nothing to be precise about
     if bound.log_delta > 0:  # no delta is above 1: errors count only as far as they keep it from there
         without_errors = math.exp(min(bound.log_delta, 600.0)) * max(0.0, 1 - bound.error_share)
         error_share = min(error_share, max(0.0, 1 - without_errors))

@@ -102,6 +102,17 @@ class MechanismClaim:
         else:
             projected = (self._columns.T @ self._whitening) @ observed  # (rounds, trials)
             squares, signs = (self._columns**2).sum(axis=0), signs[self.worst_user.rounds]
+        if self.worst_user.rounds_per_epoch > 1:
+            add_allocation_ratios(
+                np.ascontiguousarray(projected, np.float64),
+                signs,
+                squares,
+                self.worst_user.rounds_per_epoch,
+                self.noise_multiplier**2,
+                self.adjacency == "replace",
+                total,
+            )
+            return total
         copies = 1 if self.mechanism.needs_schedule else self.worst_user.copies
         add_log_ratios(
             np.ascontiguousarray(projected, np.float64),
@@ -162,6 +173,27 @@ def add_log_ratios(observed, signs, squares, log_weights, variance, replace, tot
             total[n] += _log_mixture(log_weights, y, squares[r] / (2 * variance))
             if replace:
                 total[n] -= _log_mixture(log_weights, -y, squares[r] / (2 * variance))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def add_allocation_ratios(observed, signs, squares, rounds_per_epoch, variance, replace, total):
+    """total (trials,) += sum over epochs of the log ratio of (rounds, trials) projections of one copy.
+
+    In an epoch it is the logarithm of the mean of the rounds' ratios, see `add_log_ratios`; a round after the last one
+    has the ratio 1.
+    """
+    terms = np.zeros(rounds_per_epoch)
+    for first in range(0, observed.shape[0], rounds_per_epoch):
+        rounds = min(rounds_per_epoch, observed.shape[0] - first)
+        for n in range(observed.shape[1]):
+            for side in range(2 if replace else 1):
+                sign = -1.0 if side else 1.0
+                terms[:] = 0.0
+                for i in range(rounds):
+                    r = first + i
+                    terms[i] = (sign * signs[r] * observed[r, n] - squares[r] / 2) / variance
+                largest = terms.max()
+                total[n] += sign * (largest + np.log(np.exp(terms - largest).mean()))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -20,6 +20,7 @@ from coowned.selection.selector import Selection
 
 _BATCH_QUANTILES = (0.02, 0.25, 0.75, 0.98)
 _MOST_COPIES = 50_000  # whose participations are kept: the first and the last ones
+_KEPT = 50_000_000  # participations in all, of random allocation
 _ROUNDS = 1000  # in which copies can be drawn
 
 
@@ -83,6 +84,85 @@ def audit_participation(
     return checked_law("participation", checks, alpha)
 
 
+def audit_allocation(
+    samplers: Iterable[Batches],
+    selection: Selection,
+    *,
+    rounds_per_epoch: int,
+    alpha: float = 1e-3,
+    num_groups: int = 1,
+    group: int = 0,
+    rounds: int = _ROUNDS,
+) -> CheckedLaw:
+    """Draws batches of random allocation: every copy is in one round of each epoch, uniform and independent.
+
+    That it is in exactly one is certain and looked at for every copy that is kept. Counted are copies in the first and
+    in the last round, neighbouring and distant copies in one round, copies in the same round as in the epoch before,
+    and sizes of first rounds: all binomial, exactly, where rounds are drawn uniformly and independently.
+
+    Guarantees:
+      - The probability of an alarm is at most alpha where they are.   (test_honest_allocation_passes)
+      - Two rounds in an epoch, none, rounds repeated in the next epoch, rounds that copies share, and rounds that are
+        not uniform are caught.   (test_wrong_allocations_are_caught)
+
+    Args:
+      samplers, selection, alpha, num_groups, group, rounds: as for `audit_participation`.
+      rounds_per_epoch: among which one is drawn.
+    """
+    validate.integer(at_least=2, rounds_per_epoch=rounds_per_epoch)
+    t, epochs, rest, outsiders, copies = rounds_per_epoch, [], [], 0, 0
+    consecutive = []  # of whole epochs, whether the one before is of the same sampler
+    for batches in samplers:
+        most = max(rounds, t)
+        drawn, _, out, copies = _draw([batches], selection, num_groups, group, most, most=_KEPT // most)
+        whole = len(drawn) // t
+        consecutive += [number > 0 for number in range(whole)]
+        epochs += [drawn[number * t : (number + 1) * t] for number in range(whole)]
+        rest += [drawn[whole * t :]] if len(drawn) % t else []
+        outsiders += out
+        if len(epochs) * t + sum(map(len, rest)) >= rounds:
+            break
+    parts = epochs + rest
+    if not parts or parts[0].shape[1] < 8:
+        raise InputError(f"{len(parts)} epochs with {copies} copies are too few to count; give at least 8 copies")
+    often = [part.sum(axis=0) for part in epochs]  # of each epoch, (kept copies,)
+    wrong = sum(int(np.count_nonzero(times != 1)) for times in often)
+    wrong += sum(int(np.count_nonzero(part.sum(axis=0) > 1)) for part in rest)
+    checks = [
+        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),
+        certain_check("copies not in exactly one round of an epoch", wrong == 0, observed=wrong, expected=0),
+    ]
+    if rest:  # all of one length: samplers are of one plan
+        late = sum(int(part.sum()) for part in rest)
+        trials = sum(part.shape[1] for part in rest)
+        checks.append(binomial_check("copies in the last epoch", late, trials, len(rest[0]) / t))
+    checks += _first_round_checks(parts, 1 / t)
+    if epochs:
+        last = np.array([part[-1] for part in epochs])
+        checks.append(binomial_check("copies in the last round", int(last.sum()), last.size, 1 / t))
+        half = epochs[0].shape[1] // 2
+        for name, one, two in (
+            ("neighbouring copies together", np.s_[: 2 * half : 2], np.s_[1 : 2 * half : 2]),
+            ("distant copies together", np.s_[:half], np.s_[half : 2 * half]),
+        ):
+            together = np.array([(part[:, one] & part[:, two]).any(axis=0) for part in epochs])
+            checks.append(binomial_check(name, int(together.sum()), together.size, 1 / t))
+        pairs = [number for number in range(1, len(epochs)) if consecutive[number]]
+        again = np.array([(epochs[number] & epochs[number - 1]).any(axis=0) for number in pairs])
+        if again.size:
+            # Each epoch's rounds are independent of those before, so equal rounds are independent coins.
+            checks.append(binomial_check("the same round as an epoch before", int(again.sum()), again.size, 1 / t))
+    return checked_law("participation", checks, alpha)
+
+
+def _first_round_checks(parts: list[npt.NDArray[np.bool_]], p: float) -> list[Check]:
+    first = np.array([part[0] for part in parts])  # (epochs, kept copies)
+    return [
+        binomial_check("copies in the first round", int(first.sum()), first.size, p),
+        *_extremes("first rounds", first.sum(axis=1), first.shape[1], p),
+    ]
+
+
 def audit_coin_words(coins: PoissonCoins, *, alpha: float = 1e-3) -> CheckedLaw:
     """Looks at the words themselves: after any number of skipped copies the next is drawn with at most p, in integers.
 
@@ -112,7 +192,12 @@ def audit_coin_words(coins: PoissonCoins, *, alpha: float = 1e-3) -> CheckedLaw:
 
 
 def _draw(
-    samplers: Iterable[Batches], selection: Selection, num_groups: int, group: int, rounds: int
+    samplers: Iterable[Batches],
+    selection: Selection,
+    num_groups: int,
+    group: int,
+    rounds: int,
+    most: int = _MOST_COPIES,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], int, int]:
     """(rounds, kept copies) what took part; (rounds,) how many did; how many did out of turn or twice; all copies."""
     inside = selection.copies > 0 if selection.groups is None else selection.groups == group
@@ -120,7 +205,7 @@ def _draw(
     first = np.cumsum(counts) - counts  # number of an example's first copy among those of the group
     copies = int(counts.sum())
     kept = np.full(copies, -1)
-    ends = np.unique(np.r_[: min(copies, _MOST_COPIES // 2), max(0, copies - _MOST_COPIES // 2) : copies])
+    ends = np.unique(np.r_[: min(copies, most // 2), max(0, copies - most // 2) : copies])
     kept[ends] = np.arange(len(ends))
     drawn, sizes, outsiders = [], [], 0
     for batches in samplers:

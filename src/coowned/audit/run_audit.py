@@ -18,7 +18,7 @@ from coowned.audit.checks import CheckedLaw
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.curve import ALPHA, TRIALS, CurveAudit, audit_curves
 from coowned.audit.driving import audited
-from coowned.audit.participation import audit_coin_words, audit_participation
+from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
 from coowned.audit.trainer_laws import TrainerLaws
 from coowned.audit.words import audit_key_source, audit_noise_tail
 from coowned.audit.worlds import World, audited_model
@@ -286,10 +286,20 @@ def _sampler_laws(
 ) -> list[CheckedLaw]:
     if not isinstance(world.selected, Selection):  # a schedule has no coins
         return []
+    samplers = (audited(plan, world.selected, key).batches() for key in keys)
+    if claim.worst_user.rounds_per_epoch > 1:
+        counted = audit_allocation(
+            samplers,
+            world.selected,
+            rounds_per_epoch=claim.worst_user.rounds_per_epoch,
+            alpha=alpha,
+            num_groups=plan.mechanism.cycle_length,
+            group=claim.worst_user.group,
+        )
+        return [counted]
     words = audit_coin_words(PoissonCoins(claim.worst_user.probability))
     if claim.worst_user.probability == 1:
         return [words]
-    samplers = (audited(plan, world.selected, key).batches() for key in keys)
     counted = audit_participation(
         samplers,
         world.selected,

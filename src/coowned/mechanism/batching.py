@@ -248,13 +248,19 @@ class CyclicPoissonBatches(CoinBatches):
 
     @functools.cached_property
     def _groups(self) -> list[Copies]:
-        assert self.selection.groups is not None
-        examples, numbers = _list_copies(self.selection.copies)
-        groups = self.selection.groups[examples]  # (|S|,) group of each copy
-        order = np.argsort(groups, kind="stable")
-        ends = np.searchsorted(groups[order], np.arange(self.num_groups + 1))
-        parts = [order[ends[g] : ends[g + 1]] for g in range(self.num_groups)]
-        return [(examples[part], numbers[part]) for part in parts]
+        return copies_by_group(self.selection, self.num_groups)
+
+
+def copies_by_group(selection: Selection, num_groups: int) -> list[Copies]:
+    """The copies of each group; without groups all are in the first."""
+    examples, numbers = _list_copies(selection.copies)
+    if selection.groups is None:
+        return [(examples, numbers)]
+    groups = selection.groups[examples]  # (|S|,) group of each copy
+    order = np.argsort(groups, kind="stable")
+    ends = np.searchsorted(groups[order], np.arange(num_groups + 1))
+    parts = [order[ends[g] : ends[g + 1]] for g in range(num_groups)]
+    return [(examples[part], numbers[part]) for part in parts]
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:

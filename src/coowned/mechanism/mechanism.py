@@ -28,13 +28,15 @@ Selected = Selection | Schedule
 class Steps:
     """What the accountant reads: `repetitions` independent steps, each drawing `copies` copies with `probability`.
 
-    `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form.
+    `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form. With `rounds_per_epoch` above
+    1 the steps are not independent: the one copy is in exactly one of every so many steps, drawn uniformly.
     """
 
     copies: int
     probability: float
     noise_multiplier: float
     repetitions: int
+    rounds_per_epoch: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +47,7 @@ class WorstUser:
     probability: float  # of each copy in each round
     rounds: npt.NDArray[np.int64]  # (rounds,) the steps in which they may take part
     group: int = 0  # of the user; 0 where there are no groups
+    rounds_per_epoch: int = 1  # above 1, the copy is in exactly one of every so many rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,15 @@ CLASSES = {
     "poisson": "coowned.mechanism.poisson_sampling.PoissonSampling",
     "min-separation": "coowned.mechanism.min_separation.MinSeparation",
     "cyclic": "coowned.mechanism.cyclic_poisson.CyclicPoisson",
+    "random-allocation": "coowned.mechanism.random_allocation.RandomAllocation",
 }
 """The dotted path of every mechanism's class by its `kind`."""
-TITLES = {"poisson": "DP-SGD", "min-separation": "DP-MF with min separation", "cyclic": "cyclic DP-MF"}
+TITLES = {
+    "poisson": "DP-SGD",
+    "min-separation": "DP-MF with min separation",
+    "cyclic": "cyclic DP-MF",
+    "random-allocation": "random allocation",
+}
 """What each is called in a sentence."""
 
 

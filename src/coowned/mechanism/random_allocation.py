@@ -1,0 +1,284 @@
+"""Random allocation: every copy is in exactly one round of each epoch, drawn uniformly."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from coowned import validate
+from coowned.certificate import ContributionCertificate
+from coowned.errors import InputError, UncertifiableError
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.batching import Batches, Drawn, copies_by_group
+from coowned.mechanism.kernels import WORDS
+from coowned.mechanism.keys import Purpose, RunKey, StreamKey, random_words
+from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
+from coowned.progress import counted
+from coowned.selection.selector import Selection
+
+_ONE_COPY = (
+    "random allocation is accounted for where one copy is all that a user adds: no bound is known for several copies "
+    "in rounds of their own"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomAllocation(BandedMechanism):
+    """Users are in groups that take turns; in each epoch of a group every copy is in exactly one of its rounds.
+
+    Group g has the steps t = g mod `num_groups`, its rounds; `rounds_per_epoch` of them in a row are an epoch. In every
+    epoch each copy draws its round uniformly, on its own. With one group it is DP-SGD with another sampler. At the same
+    epsilon it needs less noise than coins of the same rate, at contribution bound 1 only.
+
+    Attributes:
+      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, rounded.
+      num_groups: number of groups of users.
+      num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
+      group_bounds: 1 for each group with a protected user, 0 for others, or None if all have one.
+
+    Guarantees:
+      - A contribution bound above 1 is refused.   (test_more_than_one_copy_is_refused)
+      - More bands than groups are refused.   (test_more_bands_than_groups_are_refused)
+      - With one round an epoch it is a Gaussian mechanism.   (test_one_round_is_the_gaussian)
+      - It needs less noise than Poisson sampling of the same rate.   (test_less_noise_than_coins)
+
+    Example:
+      >>> m = RandomAllocation(contribution_bound=1, rounds_per_epoch=6, iterations=100, num_groups=8, num_bands=8)
+      >>> m.rounds_of(0), m.rounds_of(7)
+      (13, 12)
+
+    References: Feldman & Shenfeld (2025), https://arxiv.org/abs/2502.08202; https://arxiv.org/abs/2602.17284
+    """
+
+    kind = "random-allocation"
+    training_kind = "random-allocation"
+    options = ("num_bands",)
+
+    rounds_per_epoch: int
+    num_groups: int = 1
+    num_bands: int = 1
+    group_bounds: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(rounds_per_epoch=self.rounds_per_epoch, num_groups=self.num_groups)
+        if self.contribution_bound != 1:
+            raise InputError(
+                f"contribution_bound must be 1, not {self.contribution_bound}: {_ONE_COPY}; use CyclicPoisson or "
+                "PoissonSampling"
+            )
+        if self.num_bands > self.num_groups:
+            raise InputError(
+                f"num_bands ({self.num_bands}) must not exceed num_groups ({self.num_groups}): a group's next round"
+                " would fall into rows its last round still reaches; use fewer bands or more groups"
+            )
+        if self.group_bounds is not None:
+            object.__setattr__(self, "group_bounds", tuple(self.group_bounds))
+            validate.same_length(self.num_groups, group_bounds=self.group_bounds)
+            for bound in self.group_bounds:
+                validate.integer(at_least=0, at_most=1, group_bounds=bound)
+            if not any(self.group_bounds):
+                raise InputError("group_bounds must be 1 for some group; leave them out where nobody is protected")
+
+    @classmethod
+    def _certified_fields(
+        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
+    ) -> dict[str, Any]:
+        assert batch_size is not None
+        _check_one_copy(certificate)
+        sizes = certificate.group_sizes or (certificate.size,)
+        if batch_size > max(sizes):
+            raise InputError(
+                f"batch_size must be at most the copies of the largest group ({max(sizes)}), not {batch_size}; reduce "
+                "it or select with fewer groups"
+            )
+        bounds = certificate.group_bounds or ()
+        return {
+            "rounds_per_epoch": max(1, round(max(sizes) / batch_size)),
+            "num_groups": len(sizes),
+            "num_bands": len(sizes) if num_bands is None else num_bands,
+            "group_bounds": bounds if 0 in bounds and any(bounds) else None,
+        }
+
+    @classmethod
+    def suits(cls, certificate: ContributionCertificate) -> bool:
+        """Never by itself: where it could be used, sampling by coins is the default."""
+        return False
+
+    def _check_certificate(self, certificate: ContributionCertificate) -> None:
+        if certificate.min_separation is not None:
+            raise UncertifiableError("the certificate is for a fixed schedule, which is not drawn; use MinSeparation")
+        _check_one_copy(certificate)
+        found = len(certificate.group_sizes or (certificate.size,))
+        if found > self.num_groups or (certificate.groups is None and self.num_groups > 1):
+            raise UncertifiableError(
+                f"the certificate proves {counted(found, 'group')} of users, the mechanism has {self.num_groups}; use "
+                "from_certificate"
+            )
+        for group, bound in enumerate(certificate.group_bounds or ()):
+            if bound > self.bound_of(group):
+                raise UncertifiableError(f"group {group} has a protected user; use from_certificate")
+
+    def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> "AllocationBatches":
+        assert isinstance(selected, Selection)
+        return AllocationBatches(
+            selection=selected,
+            batch_size=self.batch_size or 1,
+            iterations=self.iterations,
+            rounds_per_epoch=self.rounds_per_epoch,
+            num_groups=self.num_groups,
+            run_key=run_key,
+            multiple_of=multiple_of,
+        )
+
+    def check_selected(self, selected: Selected) -> None:
+        super().check_selected(selected)
+        self.batches(selected, run_key=RunKey.from_seed(0))  # refuses other groups; nothing is drawn
+
+    @property
+    def sampling_probability(self) -> float:
+        """Of a copy in each of its group's rounds."""
+        return 1 / self.rounds_per_epoch
+
+    @property
+    def cycle_length(self) -> int:
+        return self.num_groups
+
+    def expected_copies(self, certificate: ContributionCertificate) -> int:
+        largest = max(certificate.group_sizes or (certificate.size,))
+        return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
+
+    def rounds_of(self, group: int) -> int:
+        """Number of steps in which the group can be drawn."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        return max(0, -(-(self.iterations - group) // self.num_groups))
+
+    def bound_of(self, group: int) -> int:
+        """Whether the group has a protected user."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        return 1 if self.group_bounds is None else self.group_bounds[group]
+
+    @property
+    def _worst_group(self) -> int:
+        """The first with a protected user: none has more rounds."""
+        return next(group for group in range(self.num_groups) if self.bound_of(group))
+
+    def user_steps(self, noise_multiplier: float) -> list[Steps]:
+        steps = Steps(
+            copies=1,
+            probability=self.sampling_probability,
+            noise_multiplier=noise_multiplier,
+            repetitions=self.rounds_of(self._worst_group),
+            rounds_per_epoch=self.rounds_per_epoch,
+        )
+        return [steps] if steps.repetitions else []
+
+    def describe(self) -> str:
+        return (
+            f"random allocation over {counted(self.num_groups, 'group')} of users with noise correlated over "
+            f"{counted(self.num_bands, 'band')}; in each epoch of {counted(self.rounds_per_epoch, 'round')} of its "
+            "group every copy is in exactly one, drawn uniformly and by itself"
+        )
+
+    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
+        return WorstUser(
+            copies=1,
+            probability=self.sampling_probability,
+            rounds=np.arange(self._worst_group, self.iterations, self.num_groups),
+            group=self._worst_group,
+            rounds_per_epoch=self.rounds_per_epoch,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class AllocationBatches(Batches):
+    """In every epoch of a group each of its copies is in exactly one round.
+
+    The rounds of an epoch are drawn from the key of its first step, so a run can be resumed anywhere.
+
+    Guarantees:
+      - Every copy is in exactly one round of each epoch, and in no step of another group.
+        (test_every_copy_is_in_one_round_of_each_epoch)
+      - Rounds are uniform, exactly, and independent between copies and epochs.   (test_words_give_uniform_rounds,
+        test_rounds_are_uniform_and_independent)
+      - `batch(step)` is the same in whatever order steps are asked for.   (test_batches_in_any_order)
+      - Nothing is dropped; a step without any copy is a batch of padding.   (test_an_empty_round_is_padding)
+    Cost: O(copies of a group) once an epoch, and O(|S|) memory.
+    """
+
+    selection: Selection
+    batch_size: int  # the public one, which gradients are divided by
+    iterations: int
+    rounds_per_epoch: int
+    num_groups: int
+    run_key: RunKey
+    multiple_of: int = 8
+
+    def __post_init__(self) -> None:
+        validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
+        validate.positive(rounds_per_epoch=self.rounds_per_epoch, num_groups=self.num_groups)
+        groups = self.selection.groups
+        if self.num_groups > 1 and groups is None:
+            raise InputError("several groups need a selection with groups; use the selector CyclicGroups")
+        if groups is not None and groups.size and groups.max() >= self.num_groups:
+            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+
+    @functools.cached_property
+    def _groups(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+        return copies_by_group(self.selection, self.num_groups)
+
+    @functools.cached_property
+    def _epochs(self) -> dict[int, tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Of every group, the epoch that was drawn last, its copies by round, and where rounds begin."""
+        return {}
+
+    def _draw(self, step: int) -> Drawn:
+        turn, group = divmod(step, self.num_groups)
+        epoch, number = divmod(turn, self.rounds_per_epoch)
+        examples, numbers = self._groups[group]
+        if self._epochs.get(group, (-1,))[0] != epoch:
+            first_step = epoch * self.rounds_per_epoch * self.num_groups + group
+            key = self.run_key.derive(Purpose.COINS, step=first_step)
+            rounds = draw_rounds(key, len(examples), self.rounds_per_epoch)
+            order = np.argsort(rounds, kind="stable")
+            ends = np.searchsorted(rounds[order], np.arange(self.rounds_per_epoch + 1))
+            self._epochs[group] = epoch, order, ends
+        _, order, ends = self._epochs[group]
+        return Drawn(examples, numbers, order[ends[number] : ends[number + 1]])
+
+
+def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]:
+    """(size,) the round of each of `size` copies: the stream's next words, those that would bias a round left out.
+
+    >>> draw_rounds(RunKey.from_seed(0).derive(Purpose.COINS, step=0), 5, 3)
+    array([2, 0, 2, 2, 0])
+    """
+    found = np.empty(size, np.int64)
+    missing, chunk = np.arange(size), 0
+    while len(missing):
+        words = random_words(key, len(missing), first_chunk=chunk)
+        chunk += -(-len(missing) // WORDS)
+        fair = words <= largest_fair_word(rounds)
+        found[missing[fair]] = words[fair] % np.uint64(rounds)
+        missing = missing[~fair]
+    return found
+
+
+def largest_fair_word(rounds: int) -> np.uint64:
+    """Words up to it leave every remainder modulo `rounds` equally often."""
+    return np.uint64(2**64 - 2**64 % rounds - 1)
+
+
+def _check_one_copy(certificate: ContributionCertificate) -> None:
+    for what, copies in (
+        ("a user", certificate.contribution_bound),
+        ("an example", certificate.most_copies_of_one_example),
+    ):
+        if copies > 1:
+            raise UncertifiableError(
+                f"a recount found {what} in {copies} copies, but {_ONE_COPY}; select with contribution_bound = 1, or "
+                "use another mechanism"
+            )
