@@ -100,7 +100,7 @@ def test_the_choice_is_explained(made):
     assert [choice.why for choice in made.choices if not choice.best] == [""] * (len(made.choices) - 1)
     assert best.label in best.why
     assert f"{best.num_distinct:,} distinct examples" in best.why
-    for title in ("DP-SGD (", "DP-MF with min separation (", "cyclic DP-MF ("):
+    for title in ("DP-SGD (", "DP-MF with min separation (", "cyclic DP-MF (", "random allocation ("):
         assert title in best.why
     least = min(choice.prefix_error for choice in made.choices if choice.prefix_error)
     assert ("no row has less error" in best.why) == (best.prefix_error == least)
@@ -185,7 +185,20 @@ def test_bounds_reach_what_users_have():
     assert default_bounds(heavy) == (1, 2, 3, 5, 8, 16, 32, 64)
 
 
-@pytest.mark.parametrize("mechanism", ["poisson", "min-separation", "cyclic"])
+def test_random_allocation_is_planned_at_bound_one(made, regular_graph):
+    """In one group and in several; its noise counts in batches of the size that its rounds really have."""
+    rows = [choice for choice in made.choices if choice.mechanism == "random-allocation"]
+    assert [(choice.selector, choice.contribution_bound) for choice in rows] == [("greedy", 1), ("cyclic-groups", 1)]
+    for choice in rows:
+        assert choice.sampling_probability is not None
+        drawn = choice.size / (choice.num_groups or 1) * choice.sampling_probability
+        factor = BandedStrategy(num_bands=choice.num_bands or 1, iterations=20).error_factor()
+        assert choice.effective_noise == pytest.approx(choice.noise_multiplier * factor * 64 / drawn)
+    larger = plan(regular_graph, contribution_bounds=(3,), selectors=("greedy",), **TARGET)
+    assert not any(choice.mechanism == "random-allocation" for choice in larger.choices)
+
+
+@pytest.mark.parametrize("mechanism", ["poisson", "min-separation", "cyclic", "random-allocation"])
 def test_one_mechanism_only(regular_graph, mechanism):
     rows = plan(regular_graph, contribution_bounds=(1,), mechanism=mechanism, **TARGET).to_rows()
     assert {row["mechanism"] for row in rows} == {mechanism}

@@ -88,10 +88,10 @@ def allocation_atoms(
             "lower": float(np.log(under_q[~positive].sum())),
         }
     loss_error = law.value_error + 8 * UNIT_ROUNDOFF * (1 + float(np.abs(dots).max()) * spacing)
-    reverse = [tuple(array[::-1] for array in masses) for masses in (q, p)]
+    q_reversed, p_reversed = ((log_mass[::-1], bound[::-1]) for log_mass, bound in (q, p))
     return {
         "upper": connect(dots, spacing, p, q, -math.inf, log_infinite["upper"], loss_error),
-        "lower": connect(-dots[::-1], spacing, *reverse, -math.inf, log_infinite["lower"], loss_error),
+        "lower": connect(-dots[::-1], spacing, q_reversed, p_reversed, -math.inf, log_infinite["lower"], loss_error),
     }
 
 

@@ -22,6 +22,7 @@ from coowned.mechanism.cyclic_poisson import CyclicPoisson
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.mechanism.random_allocation import RandomAllocation
 from coowned.mechanism.registry import TITLES
 from coowned.progress import Progress
 from coowned.selection.cyclic_groups import CyclicGroups
@@ -67,9 +68,11 @@ def plan(
     bisection finds a greedy schedule for, a half and a quarter of it; and, where `Priced` has an example for every slot
     under one of the bounds, with a schedule that holds the smallest such bound. Cyclic DP-MF is tried at every bound,
     with duplicates too where these are among the selectors, with the number of groups that would have the least error
-    if greedy's S were divided evenly; the row is of what the partition keeps. DP-MF has as many bands as separation or
-    groups allow: more bands cost no privacy and never have more error. Its noise is correlated, so that much of it
-    cancels: its multiplier counts times the error of its prefix sums over that of independent noise
+    if greedy's S were divided evenly; the row is of what the partition keeps. Random allocation is tried at bound 1,
+    where alone it holds, without groups and with as many as cyclic DP-MF would have; its noise counts in batches of the
+    size that its rounds have on average. DP-MF has as many bands as separation or groups allow: more bands cost no
+    privacy and never have more error. Its noise is correlated, so that much of it cancels: its multiplier counts times
+    the error of its prefix sums over that of independent noise
     (`BandedStrategy.error_factor`).
 
     `prefix_error` is that error: of the sums of the first 1, 2, ... mean gradients, the root mean square, in clip norms
@@ -84,7 +87,7 @@ def plan(
     Args:
       batch_size: one, or several to try.
       contribution_bounds: by default those of `default_bounds`.
-      mechanism: "poisson", "min-separation", "cyclic" or "all".
+      mechanism: "poisson", "min-separation", "cyclic", "random-allocation" or "all".
       num_parameters: of the model that is to be trained; the noise is spread over all of them. The default stands for
         a small linear model.
       allow_large_delta: plan although delta is 0.1 or more.
@@ -134,6 +137,8 @@ def plan(
                 for bound in contribution_bounds
                 if not duplicates or (bound > 1 and GreedyWithDuplicates.name in selectors)
             ]
+        if mechanism == RandomAllocation.kind or (mechanism == "all" and 1 in contribution_bounds):
+            jobs.append(("random allocation", functools.partial(tried.allocated, size)))
     report = progress or (lambda done, message: None)
     choices: list[Choice] = []
     for number, (what, job) in enumerate(jobs):
@@ -249,6 +254,32 @@ class _Tried:
         facts |= {"contribution_bound": bound, "num_groups": mechanism.num_groups, "allow_duplicates": duplicates}
         return [self._calibrated(mechanism, facts | {"least_group_probability": min(drawn)})]
 
+    def allocated(self, batch_size: int) -> list[Choice]:
+        """At bound 1, in one group and in as many as cyclic sampling would have."""
+        free = select_once(self.graph, Greedy(contribution_bound=1), seed=self.seed)
+        number = self._number_of_groups(1, batch_size, free.size)
+        selected = [(Greedy.name, free)]
+        if number is not None:
+            selector = CyclicGroups(num_groups=number, contribution_bound=1)
+            selected.append((CyclicGroups.name, select_once(self.graph, selector, seed=self.seed)))
+        rows = []
+        for word, own in selected:
+            certificate = certify(self.graph, own)
+            facts = self._facts(RandomAllocation.kind, word, batch_size, own, certificate)
+            if batch_size > max(certificate.group_sizes or (certificate.size,)):
+                rows.append(_unusable(facts, TOO_SMALL))
+                continue
+            mechanism = RandomAllocation.from_certificate(
+                certificate, batch_size=batch_size, iterations=self.iterations
+            )
+            facts["contribution_bound"] = 1
+            if mechanism.num_groups > 1:
+                probability = mechanism.sampling_probability
+                facts |= {"num_groups": mechanism.num_groups, "least_group_probability": probability}
+            drawn = certificate.size / mechanism.num_groups / mechanism.rounds_per_epoch  # in a round, on average
+            rows.append(self._calibrated(mechanism, facts, drawn_share=drawn / batch_size))
+        return rows
+
     def _number_of_groups(self, bound: int, batch_size: int, size: int) -> int | None:
         """The number with the least error if greedy's S were divided evenly; None where two groups have no batch."""
         most = min(size // batch_size, self.iterations)
@@ -300,14 +331,15 @@ class _Tried:
             "min_separation": certificate.min_separation,
         }
 
-    def _calibrated(self, mechanism: Mechanism, facts: dict[str, Any]) -> Choice:
+    def _calibrated(self, mechanism: Mechanism, facts: dict[str, Any], *, drawn_share: float = 1.0) -> Choice:
+        """The row of a mechanism whose batches have that share of the public batch size on average."""
         other = OTHER_ADJACENCY[self.adjacency]
         try:
             noise = calculators.calibrate(mechanism, **self.target)
             other_epsilon = calculators.epsilon(mechanism, noise_multiplier=noise, delta=self.delta, adjacency=other)
         except UncertifiableError as error:
             return _unusable(facts, str(error))
-        ratio = SignalToNoise.of(mechanism, noise_multiplier=noise, num_parameters=self.num_parameters)
+        ratio = SignalToNoise.of(mechanism, noise_multiplier=noise / drawn_share, num_parameters=self.num_parameters)
         return Choice(
             sampling_probability=getattr(mechanism, "sampling_probability", None),
             num_bands=getattr(mechanism, "num_bands", None),
