@@ -215,7 +215,8 @@ def fit(
       delta, adjacency: of the claim; they have no default.
       allow_large_delta: accept a delta of 0.1 or more.
       public: the data are public, and nothing is promised.
-      mechanism: "dp-sgd", "dp-mf" or "cyclic-dp-mf"; by default the one that fits the selector.
+      mechanism: "dp-sgd", "dp-mf", "cyclic-dp-mf" or "random-allocation"; by default the one of the first three that
+        fits the selector.
       num_bands: of the correlated noise.
       clip_norm: longest gradient of one copy; None only without a guarantee.
       learning_rate, optimizer: any optimizer of optax that needs only a learning rate.

@@ -103,6 +103,28 @@ def test_cyclic_groups_of_users(folder: Path, capsys):
 
 
 @pytest.mark.full
+def test_every_verb_knows_random_allocation(folder: Path, capsys):
+    """The audit accuses an honest run with probability at most 1e-6; seed and trials are fixed."""
+    kind = ('kind = "dp-sgd"', 'kind = "random-allocation"')
+    write(folder, kind)
+    assert go(folder) == 2
+    assert "select with contribution_bound = 1" in capsys.readouterr().err
+    one = ("contribution_bound = 2", "contribution_bound = 1")
+    small = ("batch_size = 32", "batch_size = 10")
+    write(folder, kind, one, small, ('selector = "greedy" ', 'selector = "cyclic-groups"\nnum_groups = 2  '))
+    assert go(folder) == 0
+    mechanism = StoredRun.open(folder / "RUN").guarantee.mechanism
+    assert (mechanism.kind, mechanism.num_groups, mechanism.num_bands) == ("random-allocation", 2, 2)
+    capsys.readouterr()
+    assert run(["plan", "--config", str(folder / "run.toml"), "--mechanism", "random-allocation", "--json"]) == 0
+    assert {row["mechanism"] for row in json.loads(capsys.readouterr().out)} == {"random-allocation"}
+    assert run(["audit", str(folder / "RUN"), "--trials", "1000", "--seed", "3", "--alpha", "1e-6"]) == 0
+    assert run(["report", str(folder / "RUN")]) == 0
+    page = html.unescape((folder / "RUN" / "report.html").read_text(encoding="utf-8"))
+    assert "random allocation over 2 groups" in page
+
+
+@pytest.mark.full
 def test_every_verb_knows_groups(folder: Path, capsys):
     """The audit accuses an honest run with probability at most 1e-6; seed and trials are fixed."""
     kind = ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"')

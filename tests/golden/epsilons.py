@@ -6,7 +6,7 @@ A change of any value needs a line under "Privacy" in the changelog.
 import json
 import pathlib
 
-from coowned import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned import CyclicPoisson, MinSeparation, PoissonSampling, RandomAllocation
 from coowned.accounting.calculators import composed_epsilon, epsilon
 from coowned.accounting.calibrate import calibrate
 
@@ -36,6 +36,16 @@ _MECHANISMS = {
     "cyclic k=3 p=0.08 T=2500 groups=8": (
         CyclicPoisson(contribution_bound=3, sampling_probability=0.08, iterations=2500, num_groups=8, num_bands=8),
         3.0,
+        1e-10,
+    ),
+    "random allocation t=6 T=2500 groups=8": (
+        RandomAllocation(contribution_bound=1, rounds_per_epoch=6, iterations=2500, num_groups=8, num_bands=8),
+        2.0,
+        1e-10,
+    ),
+    "random allocation t=46 T=2500": (
+        RandomAllocation(contribution_bound=1, rounds_per_epoch=46, iterations=2500),
+        0.8,
         1e-10,
     ),
 }

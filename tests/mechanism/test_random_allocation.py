@@ -135,8 +135,10 @@ def test_from_a_certificate():
     assert grouped.expected_copies(certify(GRAPH, GROUPED)) == 8
     single = RandomAllocation.from_certificate(certify(GRAPH, ALL), batch_size=9, iterations=60)
     assert (single.num_groups, single.num_bands, single.rounds_per_epoch) == (1, 1, 10)
-    with pytest.raises(InputError, match=r"largest group \(30\)"):
-        RandomAllocation.from_certificate(certify(GRAPH, GROUPED), batch_size=31, iterations=60)
+    whole = RandomAllocation.from_certificate(certify(GRAPH, GROUPED), batch_size=31, iterations=60)
+    assert whole.rounds_per_epoch == 1  # all of a group in each of its rounds
+    with pytest.raises(InputError, match=r"size of S \(90 copies\)"):
+        RandomAllocation.from_certificate(certify(GRAPH, GROUPED), batch_size=91, iterations=60)
     # Groups are proven, or are not accounted for.
     with pytest.raises(UncertifiableError, match="proves 1 group"):
         grouped.check_certificate(certify(GRAPH, ALL))

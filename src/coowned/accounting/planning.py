@@ -266,7 +266,7 @@ class _Tried:
         for word, own in selected:
             certificate = certify(self.graph, own)
             facts = self._facts(RandomAllocation.kind, word, batch_size, own, certificate)
-            if batch_size > max(certificate.group_sizes or (certificate.size,)):
+            if certificate.size < batch_size:
                 rows.append(_unusable(facts, TOO_SMALL))
                 continue
             mechanism = RandomAllocation.from_certificate(

@@ -34,7 +34,8 @@ class RandomAllocation(BandedMechanism):
     epsilon it needs less noise than coins of the same rate, at contribution bound 1 only.
 
     Attributes:
-      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, rounded.
+      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, rounded,
+        and at least 1.
       num_groups: number of groups of users.
       num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
       group_bounds: 1 for each group with a protected user, 0 for others, or None if all have one.
@@ -90,10 +91,9 @@ class RandomAllocation(BandedMechanism):
         assert batch_size is not None
         _check_one_copy(certificate)
         sizes = certificate.group_sizes or (certificate.size,)
-        if batch_size > max(sizes):
+        if batch_size > certificate.size:
             raise InputError(
-                f"batch_size must be at most the copies of the largest group ({max(sizes)}), not {batch_size}; reduce "
-                "it or select with fewer groups"
+                f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it"
             )
         bounds = certificate.group_bounds or ()
         return {
