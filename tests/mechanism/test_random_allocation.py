@@ -153,6 +153,7 @@ def test_a_group_without_protected_users_is_not_the_worst():
     assert mechanism.group_bounds == (0, 1)
     assert mechanism.user_steps(1.0)[0].repetitions == 4
     assert mechanism.worst_user(None).rounds.tolist() == [1, 3, 5, 7]
+    assert mechanism.for_example(certificate).user_steps(1.0)[0].repetitions == 5
     with pytest.raises(UncertifiableError, match="group 1 has"):
         dataclasses.replace(mechanism, group_bounds=(1, 0)).check_certificate(certificate)
 

@@ -276,8 +276,9 @@ class _Tried:
             if mechanism.num_groups > 1:
                 probability = mechanism.sampling_probability
                 facts |= {"num_groups": mechanism.num_groups, "least_group_probability": probability}
-            drawn = certificate.size / mechanism.num_groups / mechanism.rounds_per_epoch  # in a round, on average
-            rows.append(self._calibrated(mechanism, facts, drawn_share=drawn / batch_size))
+            group = certificate.size / mechanism.num_groups  # copies, on average
+            share = group / mechanism.rounds_per_epoch / min(batch_size, group)
+            rows.append(self._calibrated(mechanism, facts, drawn_share=share))
         return rows
 
     def _number_of_groups(self, bound: int, batch_size: int, size: int) -> int | None:
@@ -332,7 +333,7 @@ class _Tried:
         }
 
     def _calibrated(self, mechanism: Mechanism, facts: dict[str, Any], *, drawn_share: float = 1.0) -> Choice:
-        """The row of a mechanism whose batches have that share of the public batch size on average."""
+        """The row of a mechanism whose batches have that share of what coins would draw, on average."""
         other = OTHER_ADJACENCY[self.adjacency]
         try:
             noise = calculators.calibrate(mechanism, **self.target)

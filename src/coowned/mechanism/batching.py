@@ -50,7 +50,7 @@ class Batch:
 
 
 class Batches(abc.ABC):
-    """The base of the three ways to make batches: `batch(step)` for step in [0, iterations)."""
+    """The base of all ways to make batches: `batch(step)` for step in [0, iterations)."""
 
     iterations: int
     batch_size: int

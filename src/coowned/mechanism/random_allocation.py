@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -175,6 +175,9 @@ class RandomAllocation(BandedMechanism):
             rounds_per_epoch=self.rounds_per_epoch,
         )
         return [steps] if steps.repetitions else []
+
+    def for_example(self, certificate: ContributionCertificate) -> Self:
+        return dataclasses.replace(self, group_bounds=None)  # an example may be in a group without protected users
 
     def describe(self) -> str:
         return (
