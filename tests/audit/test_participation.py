@@ -212,6 +212,8 @@ class RatherFirst(AllocationBatches):
 def test_wrong_allocations_are_caught(kind, name):
     found = allocated(kind, iterations=1000)
     assert name in [check.name for check in found.failures]
+    found = allocated(kind, iterations=993)  # ends within an epoch
+    assert name in [check.name for check in found.failures]
 
 
 def test_an_allocation_of_few_copies_is_refused():

@@ -133,7 +133,7 @@ def audit_allocation(
         certain_check("copies not in exactly one round of an epoch", wrong == 0, observed=wrong, expected=0),
     ]
     if rest:  # all of one length: samplers are of one plan
-        late = sum(int(part.sum()) for part in rest)
+        late = sum(int(part.any(axis=0).sum()) for part in rest)
         trials = sum(part.shape[1] for part in rest)
         checks.append(binomial_check("copies in the last epoch", late, trials, len(rest[0]) / t))
     checks += _first_round_checks(parts, 1 / t)
