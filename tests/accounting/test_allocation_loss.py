@@ -98,7 +98,7 @@ def test_never_below_quadrature_of_three_rounds(rounds, run, noise_multiplier, e
 
 
 @pytest.mark.parametrize("factor", [0.998, 1.002])
-def test_the_quadrature_would_notice(monkeypatch, factor):
+def test_the_quadrature_would_notice_wrong_sums(monkeypatch, factor):
     """Sums that are 0.2% too small are optimistic in one direction, sums too large in the other."""
     honest = allocation_loss._add_masses
     monkeypatch.setattr(

@@ -301,10 +301,10 @@ class TwoRoundsAnEpoch(AllocationBatches):
     """Every copy is also in the round after its own."""
 
     def _draw(self, step):
-        own = super()._draw(step)
         turn = step // self.num_groups % self.rounds_per_epoch
-        before = super()._draw(step + self.num_groups * (-1 if turn else self.rounds_per_epoch - 1))
-        return own._replace(positions=np.union1d(own.positions, before.positions))
+        before = step + self.num_groups * (-1 if turn else self.rounds_per_epoch - 1)
+        examples = np.union1d(super()._draw(step)[0], super()._draw(before)[0])  # one copy each
+        return examples, np.zeros(len(examples), np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

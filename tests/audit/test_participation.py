@@ -171,9 +171,10 @@ class TogetherBatches(AllocationBatches):
     """Neighbouring copies share a round."""
 
     def _draw(self, step):
-        drawn = super()._draw(step)
-        even = drawn.positions[drawn.positions % 2 == 0]
-        return drawn._replace(positions=np.sort(np.concatenate([even, even + 1])))
+        examples = super()._draw(step)[0]  # one copy each
+        even = examples[examples % 2 == 0]
+        together = np.sort(np.concatenate([even, even + 1]))
+        return together, np.zeros(len(together), np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,9 +182,9 @@ class NeverLast(AllocationBatches):
     """The last round of an epoch is lost."""
 
     def _draw(self, step):
-        drawn = super()._draw(step)
+        examples, numbers = super()._draw(step)
         last = step // self.num_groups % self.rounds_per_epoch == self.rounds_per_epoch - 1
-        return drawn._replace(positions=drawn.positions[:0]) if last else drawn
+        return (examples[:0], numbers[:0]) if last else (examples, numbers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,11 +193,11 @@ class RatherFirst(AllocationBatches):
 
     def _draw(self, step):
         epoch, number = divmod(step, self.rounds_per_epoch)
-        last = super()._draw((epoch + 1) * self.rounds_per_epoch - 1).positions
+        last = super()._draw((epoch + 1) * self.rounds_per_epoch - 1)[0]
         moved = last[last % 10 == 0]
-        own = super()._draw(step)
-        positions = np.setdiff1d(own.positions, moved)
-        return own._replace(positions=np.union1d(positions, moved) if number == 0 else positions)
+        own = np.setdiff1d(super()._draw(step)[0], moved)
+        own = np.union1d(own, moved) if number == 0 else own
+        return own, np.zeros(len(own), np.int32)
 
 
 @pytest.mark.parametrize(

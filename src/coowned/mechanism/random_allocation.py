@@ -12,7 +12,7 @@ from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import Batches, Drawn, copies_by_group
+from coowned.mechanism.batching import Batches, Copies, copies_by_group
 from coowned.mechanism.kernels import WORDS
 from coowned.mechanism.keys import Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
@@ -230,7 +230,7 @@ class AllocationBatches(Batches):
             raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
 
     @functools.cached_property
-    def _groups(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+    def _groups(self) -> list[Copies]:
         return copies_by_group(self.selection, self.num_groups)
 
     @functools.cached_property
@@ -238,7 +238,7 @@ class AllocationBatches(Batches):
         """Of every group, the epoch that was drawn last, its copies by round, and where rounds begin."""
         return {}
 
-    def _draw(self, step: int) -> Drawn:
+    def _draw(self, step: int) -> Copies:
         turn, group = divmod(step, self.num_groups)
         epoch, number = divmod(turn, self.rounds_per_epoch)
         examples, numbers = self._groups[group]
@@ -250,7 +250,8 @@ class AllocationBatches(Batches):
             ends = np.searchsorted(rounds[order], np.arange(self.rounds_per_epoch + 1))
             self._epochs[group] = epoch, order, ends
         _, order, ends = self._epochs[group]
-        return Drawn(examples, numbers, order[ends[number] : ends[number + 1]])
+        drawn = order[ends[number] : ends[number + 1]]
+        return examples[drawn], numbers[drawn]
 
 
 def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]:
