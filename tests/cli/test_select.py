@@ -9,8 +9,8 @@ import pytest
 
 from coowned import ContributionCertificate, Greedy, InputError, read_csv
 from coowned.cli import select as module
-from coowned.cli.certificates import certificate_path_of
 from coowned.cli.main import run
+from coowned.cli.paths import certificate_path_of
 
 
 @pytest.fixture

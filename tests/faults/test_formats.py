@@ -14,7 +14,7 @@ from coowned import certify
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.sources import DataSource
 from coowned.certificate import ContributionCertificate
-from coowned.cli.certificates import read_certificate
+from coowned.cli.paths import read_certificate
 from coowned.errors import CoownedError, InputError
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection

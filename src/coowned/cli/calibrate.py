@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.certificates import read_certificate
 from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json
-from coowned.cli.overwriting import refuse_to_overwrite
+from coowned.cli.paths import read_certificate, refuse_to_overwrite
 from coowned.files import whole_files
 from coowned.mechanism.registry import CLASSES, mechanism_class, mechanism_class_for
 from coowned.progress import one_of

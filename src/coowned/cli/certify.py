@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.certificates import certificate_for, read_certificate
-from coowned.cli.data_options import reads_data
-from coowned.cli.options import Engine, Json, Master, check_engine
+from coowned.cli.options import Engine, Json, Master, check_engine, reads_data
+from coowned.cli.paths import certificate_for, read_certificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.progress import counted
 

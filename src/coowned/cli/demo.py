@@ -54,7 +54,7 @@ def run(
     from coowned.accounting.statement import rounded_down
     from coowned.audit.bob import ATTRIBUTIONS, BobTest
     from coowned.audit.run_audit import audit_run
-    from coowned.cli.certificates import certificate_path_of
+    from coowned.cli.paths import certificate_path_of
     from coowned.cli.select import make_selector
     from coowned.report.page import write_report
     from coowned.selection.selection_files import write_selection

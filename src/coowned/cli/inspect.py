@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.data_options import reads_data
-from coowned.cli.options import Json
+from coowned.cli.options import Json, reads_data
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource

@@ -1,16 +1,19 @@
-"""Options shared by several verbs, and options generated from a declaration."""
+"""Options shared by several verbs: those of the data, and others generated from a declaration."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coowned.accounting.terms import ADJACENCIES
-from coowned.attribution.options import Option
+from coowned.attribution.options import Option, declared
 from coowned.errors import InputError
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 
 def complete_with(words: Iterable[str]) -> Callable[[], list[str]]:
@@ -43,6 +46,14 @@ Engine = Annotated[
     ),
 ]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
+_DATA = Annotated[
+    str,  # not a Path, which would turn sqlite:///mail.db into sqlite:/mail.db
+    typer.Argument(
+        metavar="DATA",
+        help="A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), "
+        "or a SQLite file (also as sqlite:///FILE) with --query.",
+    ),
+]
 
 
 def check_signature(folder: Path, key: Path | None) -> None:
@@ -96,3 +107,30 @@ def with_parameters(
     run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in signature}
     return run
+
+
+def reads_data(verb: Callable[..., Any], *, or_config: bool = False) -> Callable[..., Any]:
+    """Replaces the parameter `source` of a verb's `run(source, …)` by the data options.
+
+    With `or_config` DATA may be left out, and `source` is then None: the verb takes them from a configuration.
+    """
+    options = [
+        declared_parameter(name, Path if option.is_path else bool if option.is_flag else str, option, "Data")
+        for name, option in declared().items()
+    ]
+    data = inspect.Parameter("data", inspect.Parameter.KEYWORD_ONLY, annotation=_DATA)
+    data = data.replace(default=None) if or_config else data
+    return with_parameters(verb, "source", [data, *options], _source)
+
+
+def _source(given: dict[str, Any]) -> "DataSource | None":
+    from coowned.attribution.sources import DataSource
+
+    if given["data"] is None:
+        for name, value in given.items():
+            if value:
+                raise InputError(f"--{name.replace('_', '-')} needs DATA; with --config, set it in the configuration")
+        return None
+    chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
+    return DataSource(path=chosen.pop("data"), users=columns or None, **chosen)

@@ -8,9 +8,8 @@ import typer
 
 from coowned.accounting.terms import ADJACENCIES
 from coowned.cli import show
-from coowned.cli.data_options import reads_data
-from coowned.cli.options import AllowLargeDelta, Json, complete_with
-from coowned.cli.overwriting import files_of, refuse_to_overwrite
+from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
+from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import check_target, check_writable, whole_files
 from coowned.mechanism.registry import TITLES

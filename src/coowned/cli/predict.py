@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.data_options import reads_data
-from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
-from coowned.cli.overwriting import files_of, refuse_to_overwrite
+from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature, reads_data
+from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.files import whole_files
 
 if TYPE_CHECKING:

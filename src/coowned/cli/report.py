@@ -7,7 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
-from coowned.cli.overwriting import refuse_to_replace
+from coowned.cli.paths import refuse_to_replace
 
 
 def run(

@@ -11,8 +11,6 @@ import typer
 
 from coowned.attribution.options import Option
 from coowned.cli import show
-from coowned.cli.certificates import certificate_for, certificate_path_of
-from coowned.cli.data_options import reads_data
 from coowned.cli.options import (
     Engine,
     Json,
@@ -21,9 +19,10 @@ from coowned.cli.options import (
     check_engine,
     complete_with,
     declared_parameter,
+    reads_data,
     with_parameters,
 )
-from coowned.cli.overwriting import files_of, raise_exists, refuse_to_overwrite
+from coowned.cli.paths import certificate_for, certificate_path_of, files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.progress import counted, one_of

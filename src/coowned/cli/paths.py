@@ -1,6 +1,7 @@
-"""Outputs never overwrite inputs, and replace existing files only on request."""
+"""Paths of a verb: the certificate next to S, and outputs that never overwrite inputs."""
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from coowned.errors import InputError
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
+    from coowned.certificate import ContributionCertificate
 
 PathOrURL = str | os.PathLike[str]
 
@@ -62,3 +64,30 @@ def _resolved(given: PathOrURL) -> str:
     """One spelling of each path or URL, so that two can be compared; a SQLite URL is that of its file."""
     path = str(given).removeprefix("sqlite:///").removeprefix("file://")
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())
+
+
+def certificate_for(selection: str) -> str:
+    """The path or URL of the certificate of S."""
+    if "://" not in selection:
+        return str(certificate_path_of(Path(selection)))
+    if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
+        raise InputError(f"{selection}: not the URL of a selection; give one such as hdfs://head/S.parquet")
+    return f"{selection.rstrip('/').removesuffix('.parquet')}.certificate.json"
+
+
+def certificate_path_of(selection: Path) -> Path:
+    """S.parquet has its certificate in S.certificate.json."""
+    if not selection.name:
+        raise InputError(f"{selection}: a folder, not a selection; give a file such as S.parquet")
+    return selection.with_name(f"{selection.stem}.certificate.json")
+
+
+def read_certificate(path: Path) -> "ContributionCertificate":
+    """Reads a certificate file; what cannot be read is bad input."""
+    from coowned.certificate import ContributionCertificate
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the certificate ({error.strerror}); give --certificate FILE") from error
+    return ContributionCertificate.from_json(text, name=str(path))
