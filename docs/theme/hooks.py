@@ -30,7 +30,7 @@ _MEANINGS = {  # of the configuration's keys; those of [data] that the command l
     "privacy.simulated_batch_size": "Calibrates the noise for another batch size (simulated epsilon).",
     "privacy.public": "The data are public: no guarantee, and the model may start a private run.",
     "privacy.allow_large_delta": "Allows a delta of 0.1 or more.",
-    "mechanism.kind": "`dp-sgd`, `dp-mf` (a schedule with correlated noise) or `cyclic-dp-mf` (groups in turn).",
+    "mechanism.kind": "`dp-sgd`, `dp-mf` (a schedule), `cyclic-dp-mf` (groups in turn) or `random-allocation`.",
     "mechanism.batch_size": "The expected batch size, which is public: gradients are divided by it.",
     "mechanism.iterations": "The number of steps.",
     "mechanism.clip_norm": "The largest gradient norm of one copy. Required with a guarantee.",
