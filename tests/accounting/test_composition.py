@@ -53,7 +53,7 @@ def test_composition(greedy_certificate, mechanism, made):
 
 
 def test_what_cannot_be_composed(greedy_certificate, mechanism, made):
-    with pytest.raises(InputError, match="twice"):
+    with pytest.raises(InputError, match="duplicate run"):
         compose([made, made], delta=1e-6)
     with pytest.raises(InputError, match="nothing"):
         compose([], delta=1e-6)
