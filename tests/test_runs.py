@@ -245,7 +245,7 @@ def test_killed_fit_is_resumed(tmp_path, monkeypatch):
         patched.setattr(RunFolder, "save", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             fit(folder=tmp_path / "killed", seed=5)
-    with pytest.raises(co.CertificateMismatchError, match="started with another selection, mechanism"):
+    with pytest.raises(co.CertificateMismatchError, match="started with a different selection, mechanism"):
         fit(folder=tmp_path / "killed", seed=5, learning_rate=0.2)
     resumed = fit(folder=tmp_path / "killed", seed=5)
     for name, array in load_file(whole.folder / "model.safetensors").items():

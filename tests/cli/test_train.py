@@ -438,15 +438,15 @@ def test_changes_are_refused_when_resumed(folder: Path, monkeypatch, capsys):
         assert go(folder) == 130
     write(folder, SEEDED, ("learning_rate = 0.05", "learning_rate = 0.06"))
     assert go(folder) == 1
-    assert "was started with another" in capsys.readouterr().err
+    assert "was started with a different" in capsys.readouterr().err
     write(folder, SEEDED, ("epsilon = 8.0", "epsilon = 7.0"))  # which the stored guarantee does not show
     assert go(folder) == 1
-    assert "was started with another configuration" in capsys.readouterr().err
+    assert "was started with a different configuration" in capsys.readouterr().err
     write(folder, SEEDED)
     table = pl.read_parquet(folder / "papers.parquet")
     table.with_columns(label=1 - pl.col("label")).write_parquet(folder / "papers.parquet")
     assert go(folder) == 1
-    assert "another data" in capsys.readouterr().err
+    assert "different data" in capsys.readouterr().err
     table.write_parquet(folder / "papers.parquet")
     assert go(folder) == 0
 

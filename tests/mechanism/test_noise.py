@@ -305,7 +305,7 @@ def test_a_stream_never_goes_back():
     own = stream(iterations=2)
     own.next()
     own.next()
-    with pytest.raises(InputError, match="given out"):
+    with pytest.raises(InputError, match="were used"):
         own.next()
     assert not hasattr(own, "seek")
 

@@ -147,7 +147,7 @@ def test_interrupted_torch_run_is_resumed(tmp_path, monkeypatch):
     def doubled(module, example):
         return 2 * made["loss"](module, example)
 
-    with pytest.raises(co.CertificateMismatchError, match="started with another model"):
+    with pytest.raises(co.CertificateMismatchError, match="started with a different model"):
         fit(folder=tmp_path / "killed", seed=5, loss=doubled)
     resumed = fit(folder=tmp_path / "killed", seed=5)
     assert (whole.folder / "metrics.parquet").read_bytes() == (resumed.folder / "metrics.parquet").read_bytes()

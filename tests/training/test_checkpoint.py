@@ -130,26 +130,26 @@ def test_changed_run_is_refused(small, tmp_path, monkeypatch):
     edited = labels.copy()
     edited[7] = 1 - edited[7]
     table = FeatureTable(graph=small.graph, features=features, labels=edited)
-    with pytest.raises(CertificateMismatchError, match="another data"):
+    with pytest.raises(CertificateMismatchError, match="different data"):
         resume(place, plan, table)
     for changes in ({"learning_rate": 0.06}, {"clip_norm": 0.2}, {"optimizer": "sgd"}, {"noise_multiplier": 0.8}):
-        with pytest.raises(CertificateMismatchError, match="another selection, mechanism, noise"):
+        with pytest.raises(CertificateMismatchError, match="different selection, mechanism, noise"):
             resume(place, small.plan(**changes), small.data)
-    with pytest.raises(CertificateMismatchError, match="another selection"):
+    with pytest.raises(CertificateMismatchError, match="different selection"):
         resume(place, small.plan(seed=4), small.data)
     with pytest.raises(CertificateMismatchError, match="configuration file"):
         resume(place, plan, small.data, configuration_digest="other")
-    with pytest.raises(CertificateMismatchError, match="starts from"):
+    with pytest.raises(CertificateMismatchError, match="different set of initial parameters"):
         resume(place, plan, small.data, initial={"coefficients": np.ones(NUM_FEATURES + 1, np.float32)})
     with monkeypatch.context() as patch:
         patch.setattr(loop, "code_digest", lambda: "other")
-        with pytest.raises(CertificateMismatchError, match="code or versions"):
+        with pytest.raises(CertificateMismatchError, match="version of the code"):
             resume(place, plan, small.data)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "machine", lambda: "cpu of another kind")
-        with pytest.raises(CertificateMismatchError, match="another kind of device"):
+        with pytest.raises(CertificateMismatchError, match="different kind of device"):
             resume(place, plan, small.data)
-    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another seed"):
+    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="different seed"):
         folder.run_key(4)
     resume(place, plan, small.data)  # and what has not changed is still resumed
 
@@ -189,7 +189,7 @@ def test_nothing_is_written_before_a_run_begins(tmp_path):
     assert made[0].fingerprint != made[1].fingerprint
     with RunFolder.open(tmp_path) as folder:  # nothing was begun with the other kind of key either
         assert folder.run_key(4).seed == 4
-        with pytest.raises(CertificateMismatchError, match="another seed"):
+        with pytest.raises(CertificateMismatchError, match="different seed"):
             folder.run_key(5)
 
 

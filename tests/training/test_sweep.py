@@ -176,7 +176,7 @@ def test_statement_covers_one_model(small):
     swept = sweep(plans, MODEL, small.data)
     said = swept.statement(3)
     assert "ONE model of a sweep of 8" in said
-    assert "no bound" in said
+    assert "is not a bound" in said
     assert said.startswith("1. No guarantee")  # a test run
     alone = sweep([small.plan(guarantee=None)], MODEL, small.data)
     assert alone.statement(0).startswith("No guarantee")
@@ -317,21 +317,21 @@ def test_changed_sweep_is_refused(small, tmp_path, monkeypatch):
     plans = begin_and_stop(place, small, 5)
     changed = dataclasses.replace(plans[7], learning_rate=0.2)
     for other in (plans[:7], [*plans[:7], changed], plans[::-1], plans[:1]):
-        with pytest.raises(CertificateMismatchError, match="another selection, mechanism, noise"):
+        with pytest.raises(CertificateMismatchError, match="different selection, mechanism, noise"):
             resume(place, other, small.data)
     features, labels = small.world.batch(np.arange(300))
     table = FeatureTable(graph=small.graph, features=features, labels=1 - labels)
-    with pytest.raises(CertificateMismatchError, match="another data"):
+    with pytest.raises(CertificateMismatchError, match="different data"):
         resume(place, plans, table)
     with pytest.raises(CertificateMismatchError, match="configuration file"):
         resume(place, plans, small.data, configuration_digest="other")
-    with pytest.raises(CertificateMismatchError, match="another selection"):
+    with pytest.raises(CertificateMismatchError, match="different selection"):
         resume(place, [dataclasses.replace(plan, run_key=RunKey.from_seed(4)) for plan in plans][:2], small.data)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "code_digest", lambda: "other")
-        with pytest.raises(CertificateMismatchError, match="code or versions"):
+        with pytest.raises(CertificateMismatchError, match="version of the code"):
             resume(place, plans, small.data)
-    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="another selection"):
+    with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="different selection"):
         train(plans[0], MODEL, small.data, folder=folder)  # a member is not the sweep
     with pytest.raises(InputError, match="checkpoint_every"):
         resume(place, plans, small.data, checkpoint_every=0)

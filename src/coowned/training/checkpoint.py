@@ -37,12 +37,12 @@ _MEMBER = re.compile(r"model-\d+\.safetensors")
 _BOUND = {
     "plan": "selection, mechanism, noise, clip norm or optimizer",
     "model": "model",
-    "data": "data (features, labels or attribution)",
+    "data": "data set (features, labels or attribution)",
     "configuration": "configuration file",
-    "initial": "initial parameters",
-    "code": "code or versions of coowned, jax, numpy, numba or optax",
+    "initial": "set of initial parameters",
+    "code": "version of the code or of coowned, jax, numpy, numba or optax",
     "devices": "number of devices",
-    "platform": "kind of device or processor, or other XLA_FLAGS",
+    "platform": "kind of device or processor, or different XLA_FLAGS",
     "key": "run key",
 }
 
@@ -160,7 +160,9 @@ class RunFolder:
             else:
                 self._key = RunKey.from_operating_system() if seed is None else RunKey.from_seed(seed)
         if self._key.seed != seed:
-            raise CertificateMismatchError(f"{self.path}: the run was started with another seed; choose another folder")
+            raise CertificateMismatchError(
+                f"{self.path}: the run was started with a different seed; choose another folder"
+            )
         return self._key
 
     def _stored_key(self) -> RunKey:
@@ -185,7 +187,7 @@ class RunFolder:
         for name, what in _BOUND.items():
             if getattr(stored, name) != getattr(record, name):
                 raise CertificateMismatchError(
-                    f"{self.path}: the run was started with another {what}; resuming would use the same noise for "
+                    f"{self.path}: the run was started with a different {what}; resuming would use the same noise for "
                     "two different gradients. Restore the original, or choose another folder"
                 )
         self._files = dict(stored.files)

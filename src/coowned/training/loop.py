@@ -119,7 +119,7 @@ def train(
       >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=None,
       ...                     clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
       >>> train(plan, LogisticRegression(num_features=3), data).statement()
-      'No guarantee: this model was trained without privacy; ...'
+      'No guarantee: this model was trained without privacy and may reveal its training examples.'
     """
     if progress is not None:
         progress(0.0, "compiling")  # nothing is known of the time left before the second step

@@ -561,7 +561,10 @@ def test_changed_model_is_not_resumed(small, tmp_path):
     with RunFolder.open(tmp_path / "run") as folder, pytest.raises(KeyboardInterrupt):
         train(plan, make_model(), data, folder=folder, checkpoint_every=1, progress=stop)
     for changes in ({"loss": dropout_loss}, {"microbatch": 4}, {"trainable": lambda path: path != "layers/0/b"}):
-        with RunFolder.open(tmp_path / "run") as folder, pytest.raises(CertificateMismatchError, match="another model"):
+        with (
+            RunFolder.open(tmp_path / "run") as folder,
+            pytest.raises(CertificateMismatchError, match="different model"),
+        ):
             train(plan, make_model(**changes), data, folder=folder)
 
 
