@@ -8,7 +8,7 @@ import polars as pl
 
 import coowned as co
 from experiments.framework import logistic
-from experiments.framework.rows import Point, Row
+from experiments.framework.rows import Point, Points, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
 
 CLAIMS = (
@@ -67,9 +67,11 @@ def run(point: Point) -> Row:
 
 
 def arms(rows: list[Row]) -> pl.DataFrame:
-    """Both arms at the largest number of examples that ran, tuned over batch sizes and bounds too."""
-    table = logistic.by_epsilon(rows)
-    table = table.filter(pl.col("num_examples") == pl.col("num_examples").max())
+    """Both arms at the largest number of examples whose grid is stored whole, tuned over batch sizes and bounds too."""
+    points = Points(GRID)
+    whole = [part for part in GRID.values() if len(points.rows_of(part, rows)) == len(part)]
+    size = max((part[0]["num_examples"] for part in whole), default=max(row["num_examples"] for row in rows))
+    table = logistic.by_epsilon([row for row in rows if row["num_examples"] == size])
     shared = table.filter(pl.col("contribution_bound") == 1).with_columns(pl.lit("duplicates").alias("selector"))
     return logistic.best(pl.concat([table, shared]), ["kind", "selector"])
 
