@@ -1,4 +1,4 @@
-"""Does the mechanism with the smallest error train the best model? (beyond the paper: includes cyclic DP-MF)
+"""Does the mechanism with the smallest error train the best model? (beyond the paper: includes DP-MF in groups)
 
 Real graphs with the paper's made-up features and labels; logistic regression tuned over learning rates and clip norms.
 """
@@ -10,6 +10,7 @@ import polars as pl
 
 import coowned as co
 from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.random_allocation import RandomAllocation
 from coowned.synthetic.logistic_data import LogisticData
 from experiments.framework import logistic
 from experiments.framework.graphs import real_graph
@@ -23,6 +24,7 @@ CLAIMS = (
 )
 NEAR = 0.005
 SGD, SEPARATED, CYCLIC = "DP-SGD", "DP-MF, min separation", "DP-MF, cyclic"
+ALLOCATED = "DP-MF, random allocation"
 SEEDS = range(3)
 _EPSILONS = {2: (2.0, 64.0), 4: (2.0, 8.0, 32.0, 64.0)}
 
@@ -34,6 +36,7 @@ def _points(graphs: dict[str, int], iterations: int, features: int, epsilons: in
         {"mechanism": SEPARATED},
         {"mechanism": SGD, "contribution_bound": 3},
         {"mechanism": CYCLIC, "contribution_bound": 3, "num_groups": groups},
+        {"mechanism": ALLOCATED, "contribution_bound": 1, "num_groups": groups},
     ]
     return [
         {"graph": graph, "batch_size": batch, "iterations": iterations, "num_features": features}
@@ -61,7 +64,10 @@ def run(point: Point) -> Row:
     trained = logistic.tuned_in_world(data, selected, mechanism, epsilons=epsilons, seed=point["seed"])
     strategy = mechanism.check_strategy(None)
     factor = 1.0 if strategy is None else strategy.error_factor()
-    scale = factor * math.sqrt((point["iterations"] + 1) / 2) / point["batch_size"]
+    drawn = point["batch_size"]
+    if isinstance(mechanism, RandomAllocation):  # its rounds have more or fewer copies than coins would draw
+        drawn = selected.size / mechanism.num_groups / mechanism.rounds_per_epoch
+    scale = factor * math.sqrt((point["iterations"] + 1) / 2) / drawn
     return {"epsilon": list(epsilons), "error": [noise * scale for noise in trained["noise_multiplier"]]} | trained
 
 
@@ -76,6 +82,8 @@ def _arm(point: Point, graph: co.AttributionGraph) -> tuple[co.Selection | co.Sc
         selection = co.Greedy(contribution_bound=bound).select(graph)
         return selection, co.PoissonSampling.from_certificate(co.certify(graph, selection), **steps)
     selection = co.CyclicGroups(num_groups=point["num_groups"], contribution_bound=bound).select(graph)
+    if point["mechanism"] == ALLOCATED:
+        return selection, co.RandomAllocation.from_certificate(co.certify(graph, selection), **steps)
     return selection, co.CyclicPoisson.from_certificate(co.certify(graph, selection), **steps)
 
 
