@@ -133,6 +133,23 @@ def test_from_a_training_configuration(data: Path, capsys):
     assert "--users needs DATA" in capsys.readouterr().err
 
 
+def test_parameters_are_those_of_the_configured_model(data: Path, capsys):
+    config = data.with_name("train.toml")
+    config.write_text(CONFIGURATION, encoding="utf-8")
+    asked = ["plan", "--config", str(config), "--mechanism", "poisson", "--contribution-bounds", "1", "--json"]
+    rows = {}
+    for columns in (data.read_text(encoding="utf-8"), _with_columns(data)):
+        data.write_text(columns, encoding="utf-8")
+        assert run(asked) == 0
+        rows[columns] = {row["num_parameters"] for row in json.loads(capsys.readouterr().out)}
+    assert list(rows.values()) == [{100}, {2}]  # the columns are missing; one feature and the intercept
+
+
+def _with_columns(data: Path) -> str:
+    head, *lines = data.read_text(encoding="utf-8").splitlines()
+    return "\n".join([f"{head},x,y", *(f"{line},0.5,1" for line in lines)]) + "\n"
+
+
 def test_all_mechanisms_and_batch_sizes(data: Path, capsys):
     asked = [*TARGET[:4], "--batch-size", "5,10", "--iterations", "20", "--mechanism", "all"]
     arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *asked, "--contribution-bounds", "1,3"]

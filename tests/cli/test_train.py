@@ -526,7 +526,7 @@ def test_example_is_a_configuration(capsys):
         ('features = "features"', 'features = "feature"', "no column 'feature'"),
         ('label = "label"', 'label = "users"', "and classes are [0, 1]; declare them as the data spell them"),
         ('users = "users"', 'users = "people"', "people"),
-        ("batch_size = 32", "batch_size = 100000", "at most the size of S"),
+        ("batch_size = 32", "batch_size = 100000", "the train split, 80% of the data"),
         ("papers.parquet", "none.parquet", "none.parquet"),
         ('kind = "dp-sgd"', 'kind = "dp-mf"', "greedy-min-separation"),
         ('name = "adam"', 'name = "adan2000x"', "optax has no optimizer"),

@@ -10,13 +10,14 @@ from coowned.accounting.terms import ADJACENCIES
 from coowned.cli import show
 from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
 from coowned.cli.paths import files_of, refuse_to_overwrite
-from coowned.errors import InputError
+from coowned.errors import CoownedError, InputError
 from coowned.files import check_target, check_writable, whole_files
 from coowned.mechanism.registry import TITLES
 from coowned.progress import one_of
 
 if TYPE_CHECKING:
     from coowned.accounting.planning import Choice
+    from coowned.attribution.examples import AttributedExamples
     from coowned.attribution.sources import DataSource
     from coowned.training.config import TrainConfig
 
@@ -57,8 +58,9 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help="Trainable parameters of the model, which the noise is spread over (default: 100, a small linear "
-            "model; a text-classifier has num_features + 1 for two classes, BERT-Tiny 4.4 million).",
+            help="Trainable parameters of the model, which the noise is spread over (default: those of the --config's "
+            "model, else 100, a small linear model; a text-classifier has num_features + 1 for two classes, BERT-Tiny "
+            "4.4 million).",
         ),
     ] = None,
     adjacency: Annotated[
@@ -127,13 +129,15 @@ def run(
         check_target(target)
         check_writable(target.parent, target)
     with show.progress("reading") as progress:
-        graph = source.read(progress).graph
+        examples = source.read(progress)
+    graph = examples.graph
     if asked is not None:  # the examples that `coowned train` would select from
         from coowned.training.splits import split_examples
 
         graph = graph.subgraph(split_examples(graph, asked.splits)["train"])
         if bound := asked.selection.settings.get("contribution_bound"):
             settings.setdefault("contribution_bounds", sorted({bound, *default_bounds(graph)}))
+        parameters = parameters or _parameters_of(asked, examples)
     with show.progress("planning") as progress:
         found = plan(
             graph,
@@ -173,6 +177,22 @@ def _settings_of(config: "TrainConfig") -> dict[str, Any]:
         "seed": selection.seed,
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _parameters_of(config: "TrainConfig", examples: "AttributedExamples") -> int | None:
+    """Trainable parameters of a configuration's model; None if its columns, files or packages are not there yet.
+
+    No content is read.
+    """
+    import numpy as np
+
+    from coowned.training.model import num_parameters
+
+    no_rows = {"train": np.empty(0, np.int64)}
+    try:
+        return num_parameters(config.task(examples.payload.schema).load(examples, no_rows).model)
+    except CoownedError:
+        return None
 
 
 def _numbers(text: str, option: str = "--contribution-bounds") -> list[int]:
