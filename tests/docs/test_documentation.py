@@ -32,7 +32,7 @@ PAPER_LABELS = (  # every \\label{fig:…}, {eq:…} and {def:…} of arXiv 2503
     "fig:examples_greedy_vs_ilp", "fig:examples_greedy_vs_ilp_dup", "fig:greedy_vs_ilp_ratios", "fig:lr-bias",
     "fig:pareto", "fig:histogram-sample-skewed", "fig:bound-dsize", "fig:b-dpmf",
 )  # fmt: skip
-NOT_RUN = {"spark.md"}  # its one block needs a cluster; tests/spark runs the same calls
+NOT_RUN = {"spark.md"}  # needs Spark; tests/spark runs it
 PEERS = {"pytorch.md"}  # needs PyTorch; tests/peers runs it
 
 
