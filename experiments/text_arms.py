@@ -31,7 +31,7 @@ CLAIMS = (
     "Text: greedy has at most 0.25% more test loss than the largest S.",
     "Text: the program with duplicates trains worse than greedy with duplicates.",
 )
-BOUND, SEPARATION, SEQUENCE_LENGTH, TUNED_AT = 3, 16, 64, 16.0
+BOUND, SEPARATION, SEQUENCE_LENGTH, TUNED_AT, NUM_EPSILONS = 3, 16, 64, 16.0, 3
 SGD, MF = 'kind = "dp-sgd"', f'kind = "dp-mf"\nmin_separation = {SEPARATION}'
 MITIGATING = 'selector = "bias-mitigating"\nthreshold = 2\nallow_duplicates = true\n'
 ARMS = {  # lines of [selection], lines of [mechanism], whose attribution
@@ -213,4 +213,6 @@ def _lower(claim: str, wide: pl.DataFrame, lower: str, higher: str, factor: floa
     ratio = both[lower] / both[higher]
     shown = ", ".join(f"{value - 1:+.2%} at {epsilon:g}" for epsilon, value in zip(both["epsilon"], ratio, strict=True))
     found = f"test loss of '{lower}' over '{higher}', by epsilon: {shown}"
+    if both.height < NUM_EPSILONS:
+        return Verdict(claim=claim, verdict=OPEN, found=found)
     return judge(claim, int((ratio <= factor).sum()), both.height, found)
