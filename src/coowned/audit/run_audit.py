@@ -286,29 +286,15 @@ def _sampler_laws(
 ) -> list[CheckedLaw]:
     if not isinstance(world.selected, Selection):  # a schedule has no coins
         return []
+    user = claim.worst_user
     samplers = (audited(plan, world.selected, key).batches() for key in keys)
-    if claim.worst_user.rounds_per_epoch > 1:
-        counted = audit_allocation(
-            samplers,
-            world.selected,
-            rounds_per_epoch=claim.worst_user.rounds_per_epoch,
-            alpha=alpha,
-            num_groups=plan.mechanism.cycle_length,
-            group=claim.worst_user.group,
-        )
-        return [counted]
-    words = audit_coin_words(PoissonCoins(claim.worst_user.probability))
-    if claim.worst_user.probability == 1:
+    looked_at: dict[str, Any] = {"alpha": alpha, "num_groups": plan.mechanism.cycle_length, "group": user.group}
+    if user.rounds_per_epoch > 1:
+        return [audit_allocation(samplers, world.selected, rounds_per_epoch=user.rounds_per_epoch, **looked_at)]
+    words = audit_coin_words(PoissonCoins(user.probability))
+    if user.probability == 1:
         return [words]
-    counted = audit_participation(
-        samplers,
-        world.selected,
-        probability=claim.worst_user.probability,
-        alpha=alpha,
-        num_groups=plan.mechanism.cycle_length,
-        group=claim.worst_user.group,
-    )
-    return [words, counted]
+    return [words, audit_participation(samplers, world.selected, probability=user.probability, **looked_at)]
 
 
 def _keys(seed: int | None) -> Iterator[RunKey]:

@@ -12,13 +12,13 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
+from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
 from coowned.selection.selector import Selection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(BandedMechanism):
+class CyclicPoisson(GroupedMechanism):
     """Users are in groups, and group g is drawn only in the steps t = g mod `num_groups`.
 
     Every copy is drawn by its own coin. Group g has ceil((iterations - g) / num_groups) rounds. From a certificate each
@@ -51,19 +51,11 @@ class CyclicPoisson(BandedMechanism):
     options = ("num_bands",)
     needs_groups = True
 
-    num_groups: int
     sampling_probability: float | None = None
     group_probabilities: tuple[float, ...] | None = None
-    group_bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.positive(num_groups=self.num_groups)
-        if self.num_bands > self.num_groups:
-            raise InputError(
-                f"num_bands ({self.num_bands}) must not exceed num_groups ({self.num_groups}): a group's next round"
-                " would fall into rows its last round still reaches; use fewer bands or more groups"
-            )
         if self.group_probabilities is not None:
             object.__setattr__(self, "group_probabilities", tuple(self.group_probabilities))
             validate.same_length(self.num_groups, group_probabilities=self.group_probabilities)
@@ -79,13 +71,6 @@ class CyclicPoisson(BandedMechanism):
         if self.sampling_probability is None:
             raise InputError("sampling_probability or group_probabilities must be given")
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
-        if self.group_bounds is not None:
-            object.__setattr__(self, "group_bounds", tuple(self.group_bounds))
-            validate.same_length(self.num_groups, group_bounds=self.group_bounds)
-            for bound in self.group_bounds:
-                validate.integer(at_least=0, at_most=self.contribution_bound, group_bounds=bound)
-            if max(self.group_bounds) != self.contribution_bound:
-                raise InputError(f"the largest of group_bounds must be contribution_bound ({self.contribution_bound})")
 
     @classmethod
     def _certified_fields(
@@ -135,25 +120,11 @@ class CyclicPoisson(BandedMechanism):
                     f"group {group} would be drawn with {probability:.6g}, not {accounted:.6g}; use from_certificate"
                 )
 
-    @property
-    def cycle_length(self) -> int:
-        return self.num_groups
-
-    def rounds_of(self, group: int) -> int:
-        """Number of steps in which the group can be drawn."""
-        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
-        return max(0, -(-(self.iterations - group) // self.num_groups))
-
     def probability_of(self, group: int) -> float:
         """The coin of every copy in the group."""
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         assert self.sampling_probability is not None
         return self.sampling_probability if self.group_probabilities is None else self.group_probabilities[group]
-
-    def bound_of(self, group: int) -> int:
-        """Most copies of one user in the group."""
-        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
-        return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
 
     def user_steps(self, noise_multiplier: float) -> list[Steps]:
         """One entry a group; groups with no more copies, probability and rounds than another one are left out."""

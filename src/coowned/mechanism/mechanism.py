@@ -279,6 +279,44 @@ class BandedMechanism(Mechanism):
         return strategy
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupedMechanism(BandedMechanism):
+    """The base of mechanisms in which groups of users take turns: group g has the steps t = g mod `num_groups`."""
+
+    num_groups: int
+    group_bounds: tuple[int, ...] | None = None  # most copies of one user in each group; None: all the same
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(num_groups=self.num_groups)
+        if self.num_bands > self.num_groups:
+            raise InputError(
+                f"num_bands ({self.num_bands}) must not exceed num_groups ({self.num_groups}): a group's next round"
+                " would fall into rows its last round still reaches; use fewer bands or more groups"
+            )
+        if self.group_bounds is not None:
+            object.__setattr__(self, "group_bounds", tuple(self.group_bounds))
+            validate.same_length(self.num_groups, group_bounds=self.group_bounds)
+            for bound in self.group_bounds:
+                validate.integer(at_least=0, at_most=self.contribution_bound, group_bounds=bound)
+            if max(self.group_bounds) != self.contribution_bound:
+                raise InputError(f"the largest of group_bounds must be contribution_bound ({self.contribution_bound})")
+
+    @property
+    def cycle_length(self) -> int:
+        return self.num_groups
+
+    def rounds_of(self, group: int) -> int:
+        """Number of steps in which the group can be drawn."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        return max(0, -(-(self.iterations - group) // self.num_groups))
+
+    def bound_of(self, group: int) -> int:
+        """Most copies of one user in the group."""
+        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
+        return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
+
+
 def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:
     """The certified contribution bound; with `protects`, refused where there is nobody to protect."""
     if not isinstance(certificate, ContributionCertificate):

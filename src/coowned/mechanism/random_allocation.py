@@ -15,7 +15,7 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches, Copies, copies_by_group
 from coowned.mechanism.kernels import WORDS
 from coowned.mechanism.keys import Purpose, RunKey, StreamKey, random_words
-from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
+from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
 from coowned.selection.selector import Selection
 
@@ -26,7 +26,7 @@ _ONE_COPY = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RandomAllocation(BandedMechanism):
+class RandomAllocation(GroupedMechanism):
     """Users are in groups that take turns; in each epoch of a group every copy is in exactly one of its rounds.
 
     Group g has the steps t = g mod `num_groups`, its rounds; `rounds_per_epoch` of them in a row are an epoch. In every
@@ -61,28 +61,15 @@ class RandomAllocation(BandedMechanism):
     rounds_per_epoch: int
     num_groups: int = 1
     num_bands: int = 1
-    group_bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate.positive(rounds_per_epoch=self.rounds_per_epoch, num_groups=self.num_groups)
+        validate.positive(rounds_per_epoch=self.rounds_per_epoch)
         if self.contribution_bound != 1:
             raise InputError(
                 f"contribution_bound must be 1, not {self.contribution_bound}: {_ONE_COPY}; use CyclicPoisson or "
                 "PoissonSampling"
             )
-        if self.num_bands > self.num_groups:
-            raise InputError(
-                f"num_bands ({self.num_bands}) must not exceed num_groups ({self.num_groups}): a group's next round"
-                " would fall into rows its last round still reaches; use fewer bands or more groups"
-            )
-        if self.group_bounds is not None:
-            object.__setattr__(self, "group_bounds", tuple(self.group_bounds))
-            validate.same_length(self.num_groups, group_bounds=self.group_bounds)
-            for bound in self.group_bounds:
-                validate.integer(at_least=0, at_most=1, group_bounds=bound)
-            if not any(self.group_bounds):
-                raise InputError("group_bounds must be 1 for some group; leave them out where nobody is protected")
 
     @classmethod
     def _certified_fields(
@@ -143,23 +130,9 @@ class RandomAllocation(BandedMechanism):
         """Of a copy in each of its group's rounds."""
         return 1 / self.rounds_per_epoch
 
-    @property
-    def cycle_length(self) -> int:
-        return self.num_groups
-
     def expected_copies(self, certificate: ContributionCertificate) -> int:
         largest = max(certificate.group_sizes or (certificate.size,))
         return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
-
-    def rounds_of(self, group: int) -> int:
-        """Number of steps in which the group can be drawn."""
-        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
-        return max(0, -(-(self.iterations - group) // self.num_groups))
-
-    def bound_of(self, group: int) -> int:
-        """Whether the group has a protected user."""
-        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
-        return 1 if self.group_bounds is None else self.group_bounds[group]
 
     @property
     def _worst_group(self) -> int:
