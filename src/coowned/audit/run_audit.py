@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
