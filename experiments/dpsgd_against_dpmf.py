@@ -18,6 +18,7 @@ CLAIMS = (
     "In some settings, DP-MF beats DP-SGD.",
 )
 SGD, MF = "DP-SGD", "DP-MF"
+ARM = ["num_examples", "examples_per_user", "kind", "mechanism"]
 GRAPHS = ((2, "regular"), (8, "skewed"), (2, "skewed"), (8, "regular"))  # examples per user, kind
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
@@ -29,7 +30,7 @@ def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds
         *({"mechanism": SGD, "contribution_bound": bound} for bound in bounds[1:]),
         *({"mechanism": MF, "separation_share": share} for share in shares[1:]),
     ]
-    return [
+    points = [
         {
             "num_examples": num_examples,
             "examples_per_user": degree,
@@ -44,6 +45,7 @@ def _points(scale: str, sizes: tuple[int, ...], batches: tuple[int, ...], bounds
         for arms in (first, more)  # a stop leaves pairs to compare
         for (degree, kind), arm in itertools.product(GRAPHS, arms)
     ]
+    return points + logistic.repetitions(points, ARM)
 
 
 GRID = {
@@ -59,32 +61,40 @@ GRID = {
 }
 
 
-def run(point: Point) -> Row:
+def run(point: Point, rows: list[Row]) -> Row:
     """One sweep; no results where no schedule with a separation of 2 exists."""
+    if "batch_size" not in point:
+        return logistic.repeated(point, _candidates(rows), ARM, _setting)
+    try:
+        setting = _setting(point, 0)
+    except InfeasibleScheduleError:
+        return {"epsilon": [], "min_separation": 0} | {name: [] for name in logistic.LISTS}
+    separation = getattr(setting.mechanism, "min_separation", None)
+    return {"epsilon": list(setting.epsilons), "min_separation": separation} | logistic.tuned_in_world(setting)
+
+
+def _setting(point: Point, seed: int) -> logistic.Setting:
     world = logistic.make_world(point["kind"], point["num_examples"], point["examples_per_user"], point["num_features"])
     data = logistic.train_part(world)
-    graph = data.graph
-    batch_size, epsilons = point["batch_size"], _EPSILONS[point["num_epsilons"]]
+    graph, batch_size = data.graph, point["batch_size"]
     steps = {"batch_size": batch_size, "iterations": point["drawn"] // batch_size}
     if point["mechanism"] == SGD:
-        selected = co.GreedyWithDuplicates(contribution_bound=point["contribution_bound"]).select(graph)
+        selected = co.GreedyWithDuplicates(contribution_bound=point["contribution_bound"]).select(graph, seed=seed)
         mechanism = co.PoissonSampling.from_certificate(co.certify(graph, selected), **steps)
-        separation = None
     else:
-        try:
-            separation = max(2, round(point["separation_share"] * co.max_min_separation(graph, **steps)))
-            selected = co.GreedyMinSeparation(**steps, min_separation=separation).select(graph)
-        except InfeasibleScheduleError:
-            return {"epsilon": [], "min_separation": 0} | {name: [] for name in logistic.LISTS}
+        separation = max(2, round(point["separation_share"] * co.max_min_separation(graph, **steps, seed=seed)))
+        selected = co.GreedyMinSeparation(**steps, min_separation=separation).select(graph, seed=seed)
         mechanism = co.MinSeparation.from_certificate(co.certify(graph, selected))
-    trained = logistic.tuned_in_world(data, selected, mechanism, epsilons=epsilons)
-    return {"epsilon": list(epsilons), "min_separation": separation} | trained
+    return logistic.Setting(data, selected, mechanism, _EPSILONS[point["num_epsilons"]])
+
+
+def _candidates(rows: list[Row]) -> pl.DataFrame:
+    return logistic.by_epsilon(rows).drop_nulls("expected")
 
 
 def arms(rows: list[Row]) -> pl.DataFrame:
     """Both mechanisms, tuned over batch sizes, bounds and separations."""
-    table = logistic.by_epsilon(rows).drop_nulls("expected")
-    return logistic.best(table, ["num_examples", "examples_per_user", "kind", "mechanism"])
+    return logistic.best(_candidates(rows), ARM)
 
 
 def gains(rows: list[Row]) -> pl.DataFrame:

@@ -22,9 +22,12 @@ PAPER = {"regular": 1.0, "skewed": 2.0}  # thresholds with a million examples
 WHY = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
 
 
+ARM = ["kind", "selector"]
+
+
 def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], bounds: tuple[int, ...]) -> list[Point]:
     """With bound 1 both selectors give the same S: it runs once, and counts for both."""
-    return [
+    points = [
         {
             "num_examples": num_examples,
             "kind": kind,
@@ -39,6 +42,7 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], bounds:
         for batch_size, bound, kind, selector in itertools.product(batch_sizes, bounds, KINDS, SELECTORS)
         if bound > 1 or selector == "no duplicates"
     ]
+    return points + logistic.repetitions(points, ARM)
 
 
 GRID = {
@@ -49,21 +53,32 @@ GRID = {
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
 
 
-def run(point: Point) -> Row:
+def run(point: Point, rows: list[Row]) -> Row:
     """One sweep: the best of 42 (learning rate, clip norm) on validation for every epsilon."""
+    if "batch_size" not in point:
+        return logistic.repeated(point, _candidates(rows), ARM, _setting)
+    setting = _setting(point, point["seed"])
+    return {"epsilon": list(setting.epsilons)} | logistic.tuned_in_world(setting, seed=point["seed"])
+
+
+def _setting(point: Point, seed: int) -> logistic.Setting:
     world = logistic.make_world(point["kind"], point["num_examples"], 2, point["num_features"])
     data = logistic.train_part(world)
     graph = data.graph
-    selection = SELECTORS[point["selector"]](contribution_bound=point["contribution_bound"]).select(graph)
+    selector = SELECTORS[point["selector"]](contribution_bound=point["contribution_bound"])
+    selection = selector.select(graph, seed=seed)
     mechanism = co.PoissonSampling.from_certificate(
         co.certify(graph, selection),
         batch_size=point["batch_size"],
         iterations=point["drawn"] // point["batch_size"],
     )
-    epsilons = _EPSILONS[point["num_epsilons"]]
-    return {"epsilon": list(epsilons)} | logistic.tuned_in_world(
-        data, selection, mechanism, epsilons=epsilons, seed=point["seed"]
-    )
+    return logistic.Setting(data, selection, mechanism, _EPSILONS[point["num_epsilons"]])
+
+
+def _candidates(rows: list[Row]) -> pl.DataFrame:
+    table = logistic.by_epsilon(rows)
+    shared = table.filter(pl.col("contribution_bound") == 1).with_columns(pl.lit("duplicates").alias("selector"))
+    return pl.concat([table, shared])
 
 
 def arms(rows: list[Row]) -> pl.DataFrame:
@@ -71,9 +86,7 @@ def arms(rows: list[Row]) -> pl.DataFrame:
     points = Points(GRID)
     whole = [part for part in GRID.values() if len(points.rows_of(part, rows)) == len(part)]
     size = max((part[0]["num_examples"] for part in whole), default=max(row["num_examples"] for row in rows))
-    table = logistic.by_epsilon([row for row in rows if row["num_examples"] == size])
-    shared = table.filter(pl.col("contribution_bound") == 1).with_columns(pl.lit("duplicates").alias("selector"))
-    return logistic.best(pl.concat([table, shared]), ["kind", "selector"])
+    return logistic.best(_candidates([row for row in rows if row["num_examples"] == size]), ARM)
 
 
 def differences(rows: list[Row]) -> pl.DataFrame:

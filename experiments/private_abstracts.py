@@ -110,6 +110,7 @@ def configuration(
     iterations: int,
     model: str,
     sequence_length: int = SEQUENCE_LENGTH,
+    microbatch: int = 64,
     selector: str = 'selector = "greedy"',
     mechanism: str = 'kind = "dp-sgd"',
     options: str = "",
@@ -139,7 +140,7 @@ iterations = {iterations}
 [model]
 kind = "bert-masked-lm"
 sequence_length = {sequence_length}
-microbatch = 64
+microbatch = {microbatch}
 {model}
 [optimizer]
 learning_rate = {learning_rate}

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 import coowned as co
+from coowned.training.data import WorldData
 from experiments.framework import logistic
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
@@ -23,6 +24,7 @@ CLAIMS = (
     "Mitigating bias has diminishing returns: a larger bias calls for only slightly more users per example.",
 )
 BOUND, KIND, EXAMPLES_PER_USER = 3, "skewed", 8
+ARM = ["selector", "bias_strength"]
 RANDOM = {"random": "all", "random, few users": "few-users", "random, many users": "many-users"}
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
@@ -45,7 +47,8 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: 
             for strength, step in itertools.product((10.0, 0.1), range(steps))
         ),
     ]
-    return [common | arm | {"batch_size": batch_size} for batch_size in batch_sizes for arm in arms]
+    points = [common | arm | {"batch_size": batch_size} for batch_size in batch_sizes for arm in arms]
+    return points + logistic.repetitions(points, ARM)
 
 
 GRID = {
@@ -55,33 +58,54 @@ GRID = {
 }
 
 
-def run(point: Point) -> Row:
+def run(point: Point, rows: list[Row]) -> Row:
     """One sweep; random subsets are trained with greedy's noise, and claim nothing."""
-    world = logistic.make_world(
-        KIND, point["num_examples"], EXAMPLES_PER_USER, point["num_features"], point["bias_strength"]
+    if "batch_size" not in point:
+        return logistic.repeated(point, _table(rows), ARM, _setting)
+    graph, bias_mitigating = _data(point).graph, _bias_mitigating(point)
+    setting = _setting(point, 0)
+    copies = setting.selected.copies
+    return {
+        "epsilon": list(setting.epsilons),
+        "mean_users_per_example": float(np.dot(copies, graph.users_per_example)) / setting.selected.size,
+        **(bias_mitigating or dict.fromkeys(("threshold", "few_user_run", "many_user_run"))),
+        **logistic.tuned_in_world(setting),
+    }
+
+
+def _data(point: Point) -> WorldData:
+    return logistic.train_part(
+        logistic.make_world(
+            KIND, point["num_examples"], EXAMPLES_PER_USER, point["num_features"], point["bias_strength"]
+        )
     )
-    data = logistic.train_part(world)
+
+
+def _bias_mitigating(point: Point) -> dict[str, int]:
+    """The setting of this step, for the arm that has steps."""
+    if point["selector"] != "bias-mitigating":
+        return {}
+    return frontier_settings(_data(point).graph, point["steps"])[point["step"]]
+
+
+def _setting(point: Point, seed: int) -> logistic.Setting:
+    data, epsilons, noise = _data(point), _EPSILONS[point["num_epsilons"]], None
     graph = data.graph
-    epsilons = _EPSILONS[point["num_epsilons"]]
-    noise: dict[str, list[float]] = {"epsilons": list(epsilons)}
-    setting: dict[str, int | None] = {"threshold": None, "few_user_run": None, "many_user_run": None}
-    if point["selector"] == "bias-mitigating":
-        setting = frontier_settings(graph, point["steps"])[point["step"]]
-        selection = co.BiasMitigating(contribution_bound=BOUND, allow_duplicates=True, **setting).select(graph)
+    if bias_mitigating := _bias_mitigating(point):
+        selector = co.BiasMitigating(contribution_bound=BOUND, allow_duplicates=True, **bias_mitigating)
     elif point["selector"] == "greedy with duplicates":
-        selection = co.GreedyWithDuplicates(contribution_bound=BOUND).select(graph)
+        selector = co.GreedyWithDuplicates(contribution_bound=BOUND)
     else:
-        selection = co.Greedy(contribution_bound=BOUND).select(graph)
-        if point["selector"] in RANDOM:
-            greedy = _mechanism(graph, selection, point)
-            terms = {"delta": logistic.DELTA, "adjacency": logistic.ADJACENCY}
-            noise = {"noise_multipliers": [co.calibrate(greedy, epsilon=e, **terms) for e in epsilons]}
-            subset = co.RandomSubset(size=selection.size, among=RANDOM[point["selector"]]).select(graph)
-            data = dataclasses.replace(data, graph=_unshared(graph))
-            selection = co.Selection.from_copies(data.graph, subset.copies)
-    trained = logistic.tuned_in_world(data, selection, _mechanism(data.graph, selection, point), **noise)
-    users = float(np.dot(selection.copies, graph.users_per_example)) / selection.size
-    return {"epsilon": list(epsilons), "mean_users_per_example": users} | setting | trained
+        selector = co.Greedy(contribution_bound=BOUND)
+    selection = selector.select(graph, seed=seed)
+    if point["selector"] in RANDOM:
+        greedy = _mechanism(graph, selection, point)
+        terms = {"delta": logistic.DELTA, "adjacency": logistic.ADJACENCY}
+        noise = tuple(co.calibrate(greedy, epsilon=epsilon, **terms) for epsilon in epsilons)
+        subset = co.RandomSubset(size=selection.size, among=RANDOM[point["selector"]]).select(graph, seed=seed)
+        data = dataclasses.replace(data, graph=_unshared(graph))
+        selection = co.Selection.from_copies(data.graph, subset.copies)
+    return logistic.Setting(data, selection, _mechanism(data.graph, selection, point), epsilons, noise)
 
 
 def _unshared(graph: co.AttributionGraph) -> co.AttributionGraph:
@@ -113,13 +137,13 @@ def _table(rows: list[Row]) -> pl.DataFrame:
 def subsets(rows: list[Row]) -> pl.DataFrame:
     """Greedy and random subsets of its size, tuned over batch sizes."""
     own = _table(rows).filter(pl.col("selector").is_in(["greedy", *RANDOM]))
-    return logistic.best(own, ["selector"])
+    return logistic.best(own, ARM)
 
 
 def mitigated(rows: list[Row]) -> pl.DataFrame:
     """The best setting for each bias and epsilon."""
     own = _table(rows).filter(pl.col("selector") == "bias-mitigating")
-    return logistic.best(own, ["bias_strength"])
+    return logistic.best(own, ARM)
 
 
 def draw(rows: list[Row]) -> alt.HConcatChart:
@@ -144,7 +168,7 @@ def draw(rows: list[Row]) -> alt.HConcatChart:
 
 def _improvement(rows: list[Row]) -> pl.DataFrame:
     """Accuracy of the best setting less that of greedy with duplicates, at beta = 1, by epsilon."""
-    greedy = logistic.best(_table(rows).filter(pl.col("selector") == "greedy with duplicates"), ["selector"])
+    greedy = logistic.best(_table(rows).filter(pl.col("selector") == "greedy with duplicates"), ARM)
     found = mitigated(rows).filter(pl.col("bias_strength") == 1)
     joined = found.join(greedy.select("epsilon", pl.col("expected").alias("greedy")), on="epsilon")
     return joined.select("epsilon", (pl.col("expected") - pl.col("greedy")).alias("gain")).sort("epsilon")
@@ -200,5 +224,5 @@ def _diminishing(rows: list[Row]) -> Verdict:
         found="users per example of the best setting, mean over epsilons: "
         + ", ".join(f"{mean:.2f} at beta {beta}" for mean, beta in zip(means, ("0.1", "1", "10"), strict=True))
         + f"; the settings range from {low:.2f} to {high:.2f}",
-        why="One seed: neighbouring settings differ by less than the noise of a run.",
+        why="Settings are chosen with one seed: neighbouring ones differ by less than the noise of a run.",
     )

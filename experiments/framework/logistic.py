@@ -1,6 +1,7 @@
 """The paper's logistic regression: worlds, full sweeps over (learning rate, clip norm), tuned on validation."""
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
 from coowned.training.data import TrainingData, WorldData
 from experiments.framework.graphs import synthetic_graph
-from experiments.framework.rows import Row
+from experiments.framework.rows import Point, Row
 
 LEARNING_RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 CLIP_NORMS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -26,6 +27,7 @@ DRAWN_BY_MANY = DRAWN | {"small": 1_024_000}
 EPSILONS = {"ci": (2.0, 64.0), "small": (0.5, 2.0, 8.0, 64.0), "paper": tuple(2.0**power for power in range(-1, 7))}
 LISTS = ("noise_multiplier", "learning_rate", "clip_norm", "validation", "test", "expected")  # an entry an epsilon
 EPSILONS_OF_MANY = EPSILONS | {"small": (2.0, 8.0, 64.0)}
+SEEDS = (1, 2)  # with which the best settings of seed 0 are trained again
 _IN_MEMORY = 4.0  # GB of features that are kept; above, each batch is generated
 
 
@@ -58,6 +60,22 @@ def held_out(world: LogisticWorld, split: str) -> HeldOut:
     return HeldOut(*world.batch(examples), world.probabilities(examples))
 
 
+class Setting(NamedTuple):
+    """What one sweep trains, and its noise by epsilon."""
+
+    data: WorldData
+    selected: co.Selection | co.Schedule
+    mechanism: Mechanism
+    epsilons: tuple[float, ...]
+    noise_multipliers: tuple[float, ...] | None = None  # of a run that claims nothing: what each epsilon stands for
+
+    def noise(self, epsilons: Sequence[float]) -> dict[str, list[float]]:
+        """These epsilons as `tuned` takes them."""
+        if self.noise_multipliers is None:
+            return {"epsilons": list(epsilons)}
+        return {"noise_multipliers": [self.noise_multipliers[self.epsilons.index(epsilon)] for epsilon in epsilons]}
+
+
 def tuned(
     data: TrainingData,
     selected: co.Selection | co.Schedule,
@@ -66,30 +84,40 @@ def tuned(
     validation: HeldOut,
     test: HeldOut,
     seed: int = 0,
+    pairs: Sequence[tuple[float, float]] = (),
     **noise: Any,
 ) -> Row:
     """Trains every (learning rate, clip norm) at every noise and keeps the best on validation, for each noise.
 
     Test results are those of the one kept: `test`, the accuracy; `expected`, the mean probability that a fresh label
-    of a test example is predicted, which has no noise of labels. `noise` is `epsilons` or `noise_multipliers`.
+    of a test example is predicted, which has no noise of labels. `noise` is `epsilons` or `noise_multipliers`; `pairs`,
+    if given, are the one (learning rate, clip norm) to train at each.
     """
     plans = co.grid(
         co.certify(data.graph, selected),
         selected,
         mechanism,
-        learning_rates=LEARNING_RATES,
-        clip_norms=CLIP_NORMS,
+        learning_rates=sorted({rate for rate, _ in pairs}) or LEARNING_RATES,
+        clip_norms=sorted({clip_norm for _, clip_norm in pairs}) or CLIP_NORMS,
         delta=DELTA,
         adjacency=ADJACENCY,
         run_key=co.RunKey.from_seed(seed),
         **noise,
     )
+    (levels,) = (len(values) for values in noise.values())
+    groups = [plans[level * len(plans) // levels :][: len(plans) // levels] for level in range(levels)]
+    if pairs:
+        groups = [
+            [plan for plan in group if (plan.learning_rate, plan.clip_norm) == pair]
+            for group, pair in zip(groups, pairs, strict=True)
+        ]
+    plans = [plan for group in groups for plan in group]
     swept = co.sweep(plans, co.LogisticRegression(num_features=test.features.shape[1]), data)
     coefficients = swept.parameters["coefficients"].reshape(len(plans), -1)
     validated, _ = _accuracies(validation, coefficients)
     tested, expected = _accuracies(test, coefficients)
-    members = len(LEARNING_RATES) * len(CLIP_NORMS)
-    best = validated.reshape(-1, members).argmax(axis=1) + members * np.arange(len(plans) // members)
+    members = len(plans) // levels
+    best = validated.reshape(levels, members).argmax(axis=1) + members * np.arange(levels)
     return {
         "size": selected.size,
         "num_distinct": selected.num_distinct,
@@ -103,10 +131,39 @@ def tuned(
     }
 
 
-def tuned_in_world(data: WorldData, selected: co.Selection | co.Schedule, mechanism: Mechanism, **settings: Any) -> Row:
+def tuned_in_world(setting: Setting, *, epsilons: Sequence[float] | None = None, **options: Any) -> Row:
     """`tuned`, on the validation and test examples of the data's world."""
-    validation, test = held_out(data.world, "validation"), held_out(data.world, "test")
-    return tuned(data, selected, mechanism, validation=validation, test=test, **settings)
+    data, selected, mechanism, *_ = setting
+    return tuned(
+        data,
+        selected,
+        mechanism,
+        validation=held_out(data.world, "validation"),
+        test=held_out(data.world, "test"),
+        **setting.noise(setting.epsilons if epsilons is None else epsilons),
+        **options,
+    )
+
+
+def repetitions(points: list[Point], arm: list[str]) -> list[Point]:
+    """A point for every arm and further seed; it has no batch size, since each epsilon has its own best one."""
+    common = ["num_examples", "num_features", "drawn", "num_epsilons"]
+    arms = {tuple(point[name] for name in (*common, *arm)) for point in points}
+    return [
+        dict(zip((*common, *arm), values, strict=True)) | {"seed": seed} for values in sorted(arms) for seed in SEEDS
+    ]
+
+
+def repeated(point: Point, table: pl.DataFrame, arm: list[str], setting: Callable[[Row, int], Setting]) -> Row:
+    """Trains again, with the point's seed, what was best on validation for its arm at each epsilon."""
+    seed, found = point["seed"], {}
+    own = best(table.filter(pl.col(name) == value for name, value in point.items() if name != "seed"), arm)
+    for _, lines in own.group_by("row", maintain_order=True):
+        epsilons, pairs = lines["epsilon"].to_list(), list(zip(lines["learning_rate"], lines["clip_norm"], strict=True))
+        trained = tuned_in_world(setting(lines.row(0, named=True), seed), epsilons=epsilons, seed=seed, pairs=pairs)
+        found |= {epsilon: [trained[name][i] for name in LISTS] for i, epsilon in enumerate(epsilons)}
+    columns = zip(*(found[epsilon] for epsilon in sorted(found)), strict=True) if found else [()] * len(LISTS)
+    return {"epsilon": sorted(found)} | {name: list(column) for name, column in zip(LISTS, columns, strict=True)}
 
 
 def _accuracies(split: HeldOut, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,10 +175,20 @@ def _accuracies(split: HeldOut, coefficients: np.ndarray) -> tuple[np.ndarray, n
 
 def by_epsilon(rows: list[Row]) -> pl.DataFrame:
     """One line a row and epsilon, with what was best on validation there."""
-    return pl.DataFrame(rows, infer_schema_length=None).explode("epsilon", *LISTS)
+    return pl.DataFrame(rows, infer_schema_length=None).with_row_index("row").explode("epsilon", *LISTS)
 
 
 def best(table: pl.DataFrame, arm: list[str]) -> pl.DataFrame:
-    """For every arm and epsilon the line with the best validation accuracy, over whatever else was swept."""
-    ordered = table.sort("validation", descending=True, maintain_order=True)
-    return ordered.unique([*arm, "epsilon"], keep="first", maintain_order=True).sort(*arm, "epsilon")
+    """For every arm and epsilon the line with the best validation accuracy, over whatever else was swept.
+
+    Where it was trained again with other seeds, `expected` is the mean over all seeds, and `deviation` the standard
+    deviation of one of them.
+    """
+    ordered = table.drop_nulls("batch_size").sort("validation", descending=True, maintain_order=True)
+    first = ordered.unique([*arm, "epsilon"], keep="first", maintain_order=True)
+    again = table.filter(pl.col("batch_size").is_null())
+    by_seed = pl.concat([part.select(*arm, "epsilon", "expected") for part in (first, again)])
+    over_seeds = by_seed.group_by(*arm, "epsilon").agg(
+        pl.col("expected").mean(), pl.col("expected").std().alias("deviation"), pl.len().alias("seeds")
+    )
+    return first.drop("expected").join(over_seeds, on=[*arm, "epsilon"]).sort(*arm, "epsilon")

@@ -1,6 +1,7 @@
 """Runs the points of a grid that have no stored row yet, and says how long the rest will take."""
 
 import importlib
+import inspect
 import pkgutil
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ def load(name: str) -> ModuleType:
 
     It has `GRID` (points by scale), `run(point) -> row`, `draw(rows) -> figure`, `CLAIMS` (the paper's statements) and
     `claims(rows) -> verdicts` on them; it may have `cost(point)`, the relative time of a point, and `table(rows)` with
-    the `PAGE` that shows it.
+    the `PAGE` that shows it. Where later points depend on the rows of earlier ones, it is `run(point, rows)`.
     """
     return importlib.import_module(f"experiments.{name}")
 
@@ -33,13 +34,15 @@ def run_grid(name: str, scale: str, folder: Path = RESULTS, *, most: int | None 
     module = load(name)
     grid, points = module.GRID[scale], Points(module.GRID)
     cost = getattr(module, "cost", lambda point: 1.0)
+    takes_rows = "rows" in inspect.signature(module.run).parameters
     done = {points.key(row) for row in read_rows(name, folder)}
     left = [point for point in grid if points.key(point) not in done]
     remaining = sum(cost(point) for point in left)
     spent = worked = 0.0
     for number, point in enumerate(left[:most], len(grid) - len(left) + 1):
         started, processor = time.perf_counter(), time.process_time()
-        row = point | module.run(point)
+        given = {"rows": read_rows(name, folder)} if takes_rows else {}
+        row = point | module.run(point, **given)
         seconds = time.perf_counter() - started
         row.setdefault("seconds", round(seconds, 2))
         row["processor_seconds"] = round(time.process_time() - processor, 2)  # machines are busy
