@@ -137,7 +137,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
             verdict=HOLDS if ahead.height else FAILS,
             found=f"ahead by more than 0.1 points in {ahead.height} of {table.height} cases; at best "
             f"{100 * best['gain']:+.2f} points ({best['kind']}, {best['examples_per_user']} examples per user, "
-            f"epsilon {best['epsilon']:g})",
+            f"epsilon {best['epsilon']:g}){logistic.seeds_shown(arms(rows))}",
         ),
     ]
 

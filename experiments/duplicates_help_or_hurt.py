@@ -124,7 +124,7 @@ def draw(rows: list[Row]) -> alt.Chart:
 
 
 def claims(rows: list[Row]) -> list[Verdict]:
-    table = differences(rows)
+    table, trained = differences(rows), arms(rows)
     verdicts, thresholds = [], {}
     for claim, kind in zip(CLAIMS, KINDS, strict=False):
         own = table.filter(pl.col("kind") == kind)
@@ -138,7 +138,8 @@ def claims(rows: list[Row]) -> list[Verdict]:
             verdict = IN_PART if gains[0] > max(0.0, gains[-1]) else FAILS
         shown = ", ".join(f"{100 * gain:+.2f} at {epsilon:g}" for epsilon, gain in zip(epsilons, gains, strict=True))
         where = f"; crosses at about {crossing:.1f}" if crossing else ""
-        found = f"accuracy gained by duplicates, in percentage points by epsilon: {shown}{where}"
+        seeds = logistic.seeds_shown(trained.filter(pl.col("kind") == kind))
+        found = f"accuracy gained by duplicates, in percentage points by epsilon: {shown}{where}{seeds}"
         verdicts.append(Verdict(claim=claim, verdict=verdict, found=found, why=WHY if crossing else ""))
     was_run = set(KINDS) <= set(table["kind"])
     one, other = (thresholds[kind] for kind in KINDS)

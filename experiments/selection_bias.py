@@ -175,11 +175,12 @@ def _improvement(rows: list[Row]) -> pl.DataFrame:
 
 
 def claims(rows: list[Row]) -> list[Verdict]:
-    wide = subsets(rows).pivot("selector", index="epsilon", values="expected").sort("epsilon")
-    names = set(wide.columns)
+    trained = subsets(rows)
+    wide = trained.pivot("selector", index="epsilon", values="expected").sort("epsilon")
+    names, seeds = set(wide.columns), logistic.seeds_shown(trained)
     return [
-        _compare(CLAIMS[0], wide, "greedy", "random", margin=0.0) if {"greedy", "random"} <= names else _open(0),
-        _compare(CLAIMS[1], wide, "random", "random, many users", margin=-0.002)
+        _compare(CLAIMS[0], wide, "greedy", "random", seeds, margin=0.0) if {"greedy", "random"} <= names else _open(0),
+        _compare(CLAIMS[1], wide, "random", "random, many users", seeds, margin=-0.002)
         if {"random", "random, many users"} <= names
         else _open(1),
         _sweet_spot(rows),
@@ -191,12 +192,13 @@ def _open(number: int) -> Verdict:
     return Verdict(claim=CLAIMS[number], verdict=OPEN, found="")
 
 
-def _compare(claim: str, wide: pl.DataFrame, lower: str, higher: str, *, margin: float) -> Verdict:
+def _compare(claim: str, wide: pl.DataFrame, lower: str, higher: str, seeds: str, *, margin: float) -> Verdict:
     """Whether the second arm is ahead of the first by the margin, at how many epsilons."""
     gains = (wide[higher] - wide[lower]).to_list()
     shown = ", ".join(f"{100 * gain:+.2f} at {e:g}" for e, gain in zip(wide["epsilon"], gains, strict=True))
     ahead = sum(gain > margin for gain in gains)
-    return judge(claim, ahead, len(gains), f"accuracy of '{higher}' over '{lower}', in points by epsilon: {shown}")
+    found = f"accuracy of '{higher}' over '{lower}', in points by epsilon: {shown}{seeds}"
+    return judge(claim, ahead, len(gains), found)
 
 
 def _sweet_spot(rows: list[Row]) -> Verdict:
