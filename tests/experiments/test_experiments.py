@@ -1,13 +1,15 @@
 """Every experiment runs at its smallest scale, resumes, and is drawn and judged from rows alone."""
 
+import statistics
+
 import pytest
-from experiments.framework import pages, runner
+from experiments.framework import logistic, pages, runner
 from experiments.framework.rows import Points, read_rows
 from experiments.framework.runner import load, names, run_grid
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, judge
 
 SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing", "audit_power", "attribution_costs"}
-SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms", "accuracy_gap"}
+SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms", "accuracy_gap", "duplicates_help_or_hurt"}
 
 
 def check_verdicts(module, verdicts):
@@ -114,6 +116,47 @@ def test_text_arms_use_the_pair_that_is_best_on_validation():
     kept = module.chosen(tuned + [point | {"validation_loss": 6.0, "test_loss": 6.0} for point in left])
     assert kept.height == 3 * len(module.ARMS)
     assert set(kept.filter(epsilon=module.TUNED_AT)["learning_rate"]) == {best[0]}
+
+
+def test_seeds_are_averaged_for_the_setting_that_is_best_on_validation():
+    tuned = {"epsilon": [1.0, 2.0], "expected": [0.6, 0.7], "validation": [0.9, 0.5]}
+    rows = [
+        {"kind": "a", "batch_size": 8, **tuned},
+        {"kind": "a", "batch_size": 16, **tuned, "validation": [0.8, 0.7], "expected": [0.9, 0.8]},
+        *({"kind": "a", "seed": seed, **tuned, "expected": [0.3 * seed, 0.8]} for seed in logistic.SEEDS),
+    ]
+    filled = [{key: [0.0, 0.0] for key in logistic.LISTS} | row for row in rows]
+    best = logistic.best(logistic.by_epsilon(filled), ["kind"])
+    assert best["batch_size"].to_list() == [8, 16]
+    assert best["expected"].to_list() == pytest.approx([(0.6 + 0.3 + 0.6) / 3, 0.8])
+    assert best["seeds"].to_list() == [3, 3]
+    assert best["deviation"].to_list() == pytest.approx([statistics.stdev([0.6, 0.3, 0.6]), 0.0])
+    assert "3 seeds with a standard error of at most 10.00 points" in logistic.seeds_shown(best)
+    assert logistic.seeds_shown(logistic.best(logistic.by_epsilon(filled[:2]), ["kind"])) == ""
+
+
+def test_repetitions_train_only_what_was_best():
+    trained = []
+
+    def tuned_in_world(given, *, epsilons, seed, pairs):
+        trained.append((given, epsilons, seed, pairs))
+        return {name: [10.0 * e for e in epsilons] for name in logistic.LISTS}
+
+    common = {"num_examples": 5, "num_features": 2, "drawn": 9, "num_epsilons": 2}
+    pairs = {"learning_rate": [0.1, 0.2], "clip_norm": [1.0, 2.0]}
+    rows = [
+        common | {"kind": "a", "batch_size": size, "epsilon": [1.0, 2.0], "validation": validation}
+        for size, validation in ((8, [0.9, 0.5]), (16, [0.8, 0.7]))
+    ]
+    filled = [{key: [0.0, 0.0] for key in logistic.LISTS} | row | pairs for row in rows]
+    point = logistic.repetitions(rows, ["kind"])[1]
+    assert point == common | {"kind": "a", "seed": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logistic, "tuned_in_world", tuned_in_world)
+        row = logistic.repeated(point, logistic.by_epsilon(filled), ["kind"], lambda line, seed: line["batch_size"])
+    assert sorted(trained) == [(8, [1.0], 2, [(0.1, 1.0)]), (16, [2.0], 2, [(0.2, 2.0)])]
+    assert row["epsilon"] == [1.0, 2.0]
+    assert row["test"] == [10.0, 20.0]
 
 
 def test_judge():
