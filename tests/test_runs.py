@@ -471,12 +471,17 @@ TEXT = "Shall we meet on Thursday?"
         (co.LogisticRegression(features=["x1", "x2"], label="y", classes=[0, 1, 2]), {"x1": [0.0], "x2": [0.0]}, ""),
         (co.LinearRegression(features="both", target="y", target_bound=2.0), {"both": [[0.0, 0.0]]}, "column both"),
         (co.TextClassifier(num_features=256, label="y"), {"text": [TEXT]}, "hash_texts"),
+        (
+            co.TextClassifier(num_features=256, label="y", text=["subject", "text"]),
+            {"subject": [None], "text": [TEXT]},
+            "A text is subject and text, with a new line between them.",
+        ),
     ],
-    ids=["logistic", "softmax", "linear", "text"],
+    ids=["logistic", "softmax", "linear", "text", "subject and text"],
 )
 def test_an_export_says_how_to_use_it(model, example, says, tmp_path, monkeypatch, capsys):
     """The code in the README of an exported model gives what `predict` gives."""
-    table = rows().with_columns(both=pl.concat_list("x1", "x2"), text=pl.lit(TEXT))
+    table = rows().with_columns(both=pl.concat_list("x1", "x2"), text=pl.lit(TEXT), subject=pl.lit("Meeting"))
     trained = fit(co.from_table(table, example_id="id"), model, iterations=3)
     readme = (trained.export(tmp_path / "model") / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

@@ -73,8 +73,8 @@ def test_what_cannot_be_used_is_said_in_full(data: Path, capsys):
     printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
     (schedule,) = [row for row in rows if row["mechanism"] == "min-separation"]
     assert schedule["note"] in printed
-    line = next(line for line in printed.splitlines() if line.startswith("greedy-min-separation"))
-    assert line.split()[1] == "-"  # there is no bound
+    line = next(line for line in printed.splitlines() if line.startswith("min-separation"))
+    assert line.split()[1:3] == ["greedy-min-separation", "-"]  # there is no bound
     assert '"contribution_bound":0' not in text
     assert '"contribution_bound":1' in text
 

@@ -190,7 +190,7 @@ def test_a_folder_is_not_a_selection(place):
         certificate_path_of(Path(place))
 
 
-@pytest.mark.parametrize("partitioner", ["mt-kahypar", "label-propagation"])
+@pytest.mark.parametrize("partitioner", [pytest.param("mt-kahypar", marks=pytest.mark.full), "label-propagation"])
 def test_the_partitioner_of_groups_is_said(tmp_path: Path, capsys, monkeypatch, partitioner: str):
     if partitioner == "label-propagation":
         found = importlib.util.find_spec

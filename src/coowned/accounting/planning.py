@@ -69,8 +69,8 @@ def plan(
     under one of the bounds, with a schedule that holds the smallest such bound. Cyclic DP-MF is tried at every bound,
     with duplicates too where these are among the selectors, with the number of groups that would have the least error
     if greedy's S were divided evenly; the row is of what the partition keeps. Random allocation is tried at bound 1,
-    where alone it holds, without groups and with as many as cyclic DP-MF would have; its noise counts in batches of the
-    size that its rounds have on average. DP-MF has as many bands as separation or groups allow: more bands cost no
+    the only one it is accounted for, without groups and with as many as cyclic DP-MF would have; its noise is divided
+    by the mean size of its rounds. DP-MF has as many bands as separation or groups allow: more bands cost no
     privacy and never have more error. Its noise is correlated, so that much of it cancels: its multiplier counts times
     the error of its prefix sums over that of independent noise
     (`BandedStrategy.error_factor`).

@@ -9,7 +9,7 @@ import numpy as np
 from coowned.accounting.numerical import RELATIVE_LOOSENESS, SMALLEST_LOG_DELTA, Answer, Composition
 from coowned.mechanism.mechanism import Steps
 
-_LOG_DELTAS = (-5.0, -25.0)  # at which is looked how to divide epsilon between the directions
+_LOG_DELTAS = (-5.0, -25.0)  # where the division of epsilon between the directions is computed
 
 
 def compose_steps(steps: Sequence[Steps], adjacency: str) -> "Composition | ZeroOutTwice":
@@ -20,13 +20,13 @@ def compose_steps(steps: Sequence[Steps], adjacency: str) -> "Composition | Zero
 
 
 class ZeroOutTwice:
-    """An upper bound under replace: to replace examples is to zero them out and to fill them in.
+    """An upper bound under replace: replacing examples is zeroing them out and then filling them in.
 
     With delta1 and delta2 of the two directions of zero-out, for every e1,
 
         delta(eps) <= delta1(e1) + exp(e1) delta2(eps - e1),
 
-    and also no more than where it is known in which round of every epoch a copy was drawn.
+    and never more than if the round of a copy were known in every epoch.
     """
 
     gaussian_mu = None
@@ -81,7 +81,7 @@ class ZeroOutTwice:
 
 
 def _with_known_rounds(step: Steps) -> Steps:
-    """Without amplification: a copy is in one round of every epoch, and it is known in which."""
+    """Without amplification: a copy is in one round of every epoch, and the round is known."""
     if step.rounds_per_epoch == 1:
         return step
     epochs = -(-step.repetitions // step.rounds_per_epoch)

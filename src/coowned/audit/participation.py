@@ -94,11 +94,12 @@ def audit_allocation(
     group: int = 0,
     rounds: int = _ROUNDS,
 ) -> CheckedLaw:
-    """Draws batches of random allocation: every copy is in one round of each epoch, uniform and independent.
+    """Draws batches of random allocation and tests that each copy's round in an epoch is uniform and independent.
 
-    That it is in exactly one is certain and looked at for every copy that is kept. Counted are copies in the first and
-    in the last round, neighbouring and distant copies in one round, copies in the same round as in the epoch before,
-    and sizes of first rounds: all binomial, exactly, where rounds are drawn uniformly and independently.
+    That a copy is in exactly one round is certain, and is checked for every copy that is kept. The test counts copies
+    in the first and in the last round, neighbouring and distant copies in one round, copies in the same round as in
+    the previous epoch, and sizes of first rounds. All of these are exactly binomial if rounds are uniform and
+    independent.
 
     Guarantees:
       - The probability of an alarm is at most alpha where they are.   (test_honest_allocation_passes)
@@ -231,18 +232,18 @@ def _draw(
 def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
     """Disjoint pairs, so that every pair has its own coins."""
     rounds, copies = drawn.shape
-    checks = []
-    pairs = drawn[:, : copies // 2 * 2].reshape(rounds, -1, 2).all(axis=2)
-    checks.append(binomial_check("neighbouring copies together", int(pairs.sum()), pairs.size, p * p))
-    triples = drawn[:, : copies // 3 * 3].reshape(rounds, -1, 3).all(axis=2)
-    checks.append(binomial_check("three copies in a row together", int(triples.sum()), triples.size, p**3))
     half = copies // 2
-    far = drawn[:, :half] & drawn[:, half : 2 * half]
-    checks.append(binomial_check("distant copies together", int(far.sum()), far.size, p * p))
+    checks = []
+
+    def add(name: str, together: npt.NDArray[np.bool_], chance: float) -> None:
+        checks.append(binomial_check(name, int(together.sum()), together.size, chance))
+
+    add("neighbouring copies together", drawn[:, : half * 2].reshape(rounds, -1, 2).all(axis=2), p * p)
+    add("three copies in a row together", drawn[:, : copies // 3 * 3].reshape(rounds, -1, 3).all(axis=2), p**3)
+    add("distant copies together", drawn[:, :half] & drawn[:, half : 2 * half], p * p)
     for lag in sorted({1, 2, min(rounds // 2, max(1, round(1 / p)))}):
         first = np.flatnonzero(np.arange(rounds - lag) // lag % 2 == 0)  # blocks of `lag` steps, each with the next
-        again = drawn[first] & drawn[first + lag]
-        checks.append(binomial_check(f"a copy again {lag} steps later", int(again.sum()), again.size, p * p))
+        add(f"a copy again {lag} steps later", drawn[first] & drawn[first + lag], p * p)
     return checks
 
 

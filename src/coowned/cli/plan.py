@@ -207,18 +207,23 @@ def _show(choices: "tuple[Choice, ...]") -> None:
         return
     first = choices[0]
     sizes = sorted({choice.batch_size for choice in choices})
+    differing = {"batch_size": "batch", "mechanism": "mechanism"}  # shown where rows differ in them
+    leading = [name for name in differing if len({getattr(choice, name) for choice in choices}) > 1]
+    columns = [*(differing[name] for name in leading), "selector", "k", "bands", "distinct", "copies", "users per copy"]
+    columns += ["noise multiplier", "effective", "error", "signal-to-noise", f"epsilon, {first.other_adjacency}", ""]
     show.table(
         f"epsilon {first.epsilon:g} (unit: {first.unit}; bound k), delta {first.delta:g}, {first.adjacency}; batches "
         f"of {' or '.join(f'{size:,}' for size in sizes)}, {first.iterations:,} steps",
-        (*(("batch",) if len(sizes) > 1 else ()), "selector", "k", "bands", "distinct", "copies", "users per copy",
-         "noise multiplier", "effective", "error", "signal-to-noise", f"epsilon, {first.other_adjacency}", ""),
-        [(*((choice.batch_size,) if len(sizes) > 1 else ()), *_row(choice)) for choice in choices],
-        left=(len(sizes) > 1, 11 + (len(sizes) > 1)),
-    )  # fmt: skip
+        columns,
+        [(*(getattr(choice, name) for name in leading), *_row(choice)) for choice in choices],
+        left=[number for number, column in enumerate(columns) if column in ("mechanism", "selector", "")],
+    )
     show.line(
         "error: root mean square over the steps of the error in prefix sums of mean gradients, in clip norms (*: "
-        f"lowest for its mechanism); users per example in all data: {first.population_mean_users_per_example:.2f}"
+        "lowest for its mechanism)"
     )
+    show.line("signal-to-noise: predicted for the whole training; that of a single step is below")
+    show.line(f"users per example in all data: {first.population_mean_users_per_example:.2f}")
     for choice in choices:
         if choice.least_group_probability not in (None, choice.sampling_probability):
             show.line(

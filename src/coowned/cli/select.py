@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _SETTINGS: dict[str, tuple[type, Option]] = {
     "contribution_bound": (int, Option("Largest number of selected copies that contain one user.", metavar="K")),
-    "batch_size": (int, Option("Of a schedule.", metavar="B")),
+    "batch_size": (int, Option("Schedules: size of a batch.", metavar="B")),
     "iterations": (int, Option("Schedules: number of batches.", metavar="T")),
     "min_separation": (
         int,

@@ -1,6 +1,7 @@
 """How results and progress look: tables for people on stdout, progress on stderr, JSON for machines."""
 
 import contextlib
+import io
 import json
 import sys
 import time
@@ -43,11 +44,18 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, 
     for row in cells:
         shown.add_row(*row)
     # No markup: a user's key may contain brackets or colons that rich would interpret.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
-    with console.capture() as capture:  # we write it ourselves: rich exits the process when a pipe is closed
-        console.print(shown, crop=False)
-    sys.stdout.write(capture.get())
+    on_terminal = sys.stdout.isatty()
+    drawn = io.StringIO()  # we write it ourselves: rich exits the process when a pipe is closed
+    console = Console(
+        file=drawn,
+        force_terminal=on_terminal or None,
+        width=None if on_terminal else _PIPE_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    console.print(shown, crop=False)
+    sys.stdout.write(drawn.getvalue())
 
 
 def count(value: Any) -> str:

@@ -20,8 +20,8 @@ from coowned.progress import counted
 from coowned.selection.selector import Selection
 
 _ONE_COPY = (
-    "random allocation is accounted for where one copy is all that a user adds: no bound is known for several copies "
-    "in rounds of their own"
+    "the accounting of random allocation covers users with one copy only; no bound is known for several copies, each "
+    "in a round of its own"
 )
 
 
@@ -29,9 +29,10 @@ _ONE_COPY = (
 class RandomAllocation(GroupedMechanism):
     """Users are in groups that take turns; in each epoch of a group every copy is in exactly one of its rounds.
 
-    Group g has the steps t = g mod `num_groups`, its rounds; `rounds_per_epoch` of them in a row are an epoch. In every
-    epoch each copy draws its round uniformly, on its own. With one group it is DP-SGD with another sampler. At the same
-    epsilon it needs less noise than coins of the same rate, at contribution bound 1 only.
+    The rounds of group g are the steps t = g mod `num_groups`; `rounds_per_epoch` consecutive ones are an epoch. In
+    every epoch, the round of each copy is drawn uniformly and independently. With one group, this is DP-SGD with
+    another sampler. At the same epsilon it needs less noise than Poisson sampling at the same rate. It is accounted for
+    at contribution bound 1 only.
 
     Attributes:
       rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, rounded,
@@ -43,8 +44,8 @@ class RandomAllocation(GroupedMechanism):
     Guarantees:
       - A contribution bound above 1 is refused.   (test_more_than_one_copy_is_refused)
       - More bands than groups are refused.   (test_more_bands_than_groups_are_refused)
-      - With one round an epoch it is a Gaussian mechanism.   (test_one_round_is_the_gaussian)
-      - It needs less noise than Poisson sampling of the same rate.   (test_less_noise_than_coins)
+      - With one round per epoch it is a Gaussian mechanism.   (test_one_round_is_the_gaussian)
+      - It needs less noise than Poisson sampling at the same rate.   (test_less_noise_than_coins)
 
     Example:
       >>> m = RandomAllocation(contribution_bound=1, rounds_per_epoch=6, iterations=100, num_groups=8, num_bands=8)
@@ -92,7 +93,7 @@ class RandomAllocation(GroupedMechanism):
 
     @classmethod
     def suits(cls, certificate: ContributionCertificate) -> bool:
-        """Never by itself: where it could be used, sampling by coins is the default."""
+        """Never by default: wherever it could be used, Poisson sampling is the default."""
         return False
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
@@ -156,7 +157,7 @@ class RandomAllocation(GroupedMechanism):
         return (
             f"random allocation over {counted(self.num_groups, 'group')} of users with noise correlated over "
             f"{counted(self.num_bands, 'band')}; in each epoch of {counted(self.rounds_per_epoch, 'round')} of its "
-            "group every copy is in exactly one, drawn uniformly and by itself"
+            "group, every copy is in exactly one round, drawn uniformly and independently"
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
@@ -171,7 +172,7 @@ class RandomAllocation(GroupedMechanism):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AllocationBatches(Batches):
-    """In every epoch of a group each of its copies is in exactly one round.
+    """In every epoch of a group, each of its copies is in exactly one round.
 
     The rounds of an epoch are drawn from the key of its first step, so a run can be resumed anywhere.
 
@@ -182,7 +183,7 @@ class AllocationBatches(Batches):
         test_rounds_are_uniform_and_independent)
       - `batch(step)` is the same in whatever order steps are asked for.   (test_batches_in_any_order)
       - Nothing is dropped; a step without any copy is a batch of padding.   (test_an_empty_round_is_padding)
-    Cost: O(copies of a group) once an epoch, and O(|S|) memory.
+    Cost: O(copies of a group) once per epoch, and O(|S|) memory.
     """
 
     selection: Selection

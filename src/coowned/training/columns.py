@@ -104,7 +104,7 @@ def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str
 
 
 def text_column(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray:
-    """One text for each row: that of a column, or of several one after another, a new line between them."""
+    """One text for each row: that of a column, or of several, with a new line between them."""
     schema = payload.schema
     columns = [
         payload.column(name).cast(column_type(schema, name)).cast(pa.large_string())
@@ -114,6 +114,11 @@ def text_column(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray
         return columns[0]
     between = pa.scalar("\n", pa.large_string())
     return pc.binary_join_element_wise(*columns, between, null_handling="replace", null_replacement="")
+
+
+def joined_text(text: str | Sequence[str]) -> str:
+    """The sentence that says how `text_column` joins several columns; "" for one."""
+    return "" if isinstance(text, str) else f"A text is {' and '.join(text)}, with a new line between them."
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -346,7 +346,7 @@ adjacency = "zero-out"           # or "replace"
 [mechanism]
 kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule), or "cyclic-dp-mf" (the same with
                                  # sampling; needs the selector cyclic-groups with num_groups), or
-                                 # "random-allocation" (contribution_bound = 1: one round of each epoch)
+                                 # "random-allocation" (contribution_bound = 1; every copy once per epoch)
 batch_size = 256                 # expected and public: gradients are divided by it
 iterations = 500
 clip_norm = 1.0                  # largest gradient norm of one copy

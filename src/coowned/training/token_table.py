@@ -109,7 +109,7 @@ class TokenTable(TokenizedExamples):
         sequence_length: int,
         lowercase: bool = True,
     ) -> Self:
-        """From a text column of the payload, or several that are read one after another, a new line between them."""
+        """From a text column of the payload, or several, with a new line between them."""
         column = text_column(examples.payload, text)
         texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
         return cls(graph=examples.graph, texts=texts)

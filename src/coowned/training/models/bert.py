@@ -11,7 +11,7 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import ConfigError, InputError
-from coowned.training.columns import check_text_columns
+from coowned.training.columns import check_text_columns, joined_text
 from coowned.training.labels import Classes, check_label_column, declared_classes
 from coowned.training.model import Model
 from coowned.training.models import bert_files
@@ -132,13 +132,12 @@ class _Bert(Specification):
         )
 
     def usage(self) -> str:
-        head, shown, joined = self.head(), "scores.shape", ""
+        head, shown = self.head(), "scores.shape"
+        layout = f"The folder has the layout of Hugging Face's transformers. {joined_text(self.text)}"
         if head.classes is not None:
             shown = "[model.config.id2label[number] for number in scores.argmax(-1).tolist()]"
-        if not isinstance(self.text, str):
-            joined = f" A text is {' and '.join(self.text)}, a new line between them."
         return (
-            f"The folder has the layout of Hugging Face's transformers.{joined}\n\n"
+            f"{layout.rstrip()}\n\n"
             "```python\n"
             f"from transformers import {head.architecture}, BertTokenizerFast\n\n"
             f'tokenizer = BertTokenizerFast(vocab="vocab.txt", do_lower_case={self.lowercase})\n'

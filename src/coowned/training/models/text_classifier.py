@@ -13,7 +13,7 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
-from coowned.training.columns import check_text_columns, text_column
+from coowned.training.columns import check_text_columns, joined_text, text_column
 from coowned.training.hashed_text import check_ngrams, hash_texts
 from coowned.training.labels import check_label_column, class_indices, declared_classes
 from coowned.training.model import Model
@@ -114,9 +114,11 @@ class TextClassifier(Classifier):
         return clipped_sparse_sums(coefficients, rows, batch["labels"], mask, grids)
 
     def _example_features(self) -> str:
+        comment = f"# {joined}\n" if (joined := joined_text(self.text)) else ""
         return (
             "import pyarrow as pa\n\n"
             "from coowned.training.hashed_text import ONE, hash_texts\n\n"
+            f"{comment}"
             'hashed = hash_texts(pa.array(["Shall we meet on Thursday?"]), '
             f"{', '.join(f'{name}={value!r}' for name, value in self._hashing().items())})\n"
             f"features = np.zeros((1, {self._size}), np.float32)\n"
