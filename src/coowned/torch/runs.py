@@ -102,7 +102,7 @@ def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
     Yields:
       (copies,) indices of examples of the graph that `plan.selected` was chosen from.
     """
-    loop.refuse_reused_key(plan.run_key, f"batches of {plan.digest}")
+    plan.run_key.bind(f"batches of {plan.digest}")
     plan.mechanism.check_selected(plan.selected)
     return _batches(plan)
 

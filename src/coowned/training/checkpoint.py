@@ -1,4 +1,4 @@
-"""The run folder while a run lasts: its record, its secret key and its checkpoints; `run.py` says what each file is."""
+"""The run folder while a run lasts: its record, its secret key and its checkpoints."""
 
 import contextlib
 import fcntl
@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,17 +21,10 @@ import coowned
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.keys import RunKey
-from coowned.training.records import RunRecord
+from coowned.training.records import FILES, RunRecord, is_run_file
 
-OWN_FILES = (
-    "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
-    "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
-    "report.html", "report-release.html", "config.json", "vocab.txt", "model.py", "members.parquet",
-    "private-log.json", "signature.json",
-)  # fmt: skip
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
 _NOT_TRAINING = ("audit/", "cli/", "report/", "spark/", "testing/")  # folders that decide nothing of a step
-_MEMBER = re.compile(r"model-\d+\.safetensors")
 # What a resumed run must agree in, and what an error calls it.
 _BOUND = {
     "plan": "selection, mechanism, noise, clip norm or optimizer",
@@ -116,7 +108,7 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def _locked(cls, path: Path) -> Iterator["RunFolder"]:
-        foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not _is_own(name))
+        foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not is_run_file(name))
         if foreign:
             raise InputError(f"{path}: a folder with other files in it ({foreign[0]}); choose another one for the run")
         handle = os.open(path, os.O_RDONLY)
@@ -231,7 +223,7 @@ class RunFolder:
         if self.is_begun:
             return
         first = self._half("run.json").name  # what a kill leaves of the first file: nobody's work
-        there = sorted(name for name in os.listdir(self.path) if _is_own(_written_as(name)) and name != first)
+        there = sorted(name for name in os.listdir(self.path) if is_run_file(_written_as(name)) and name != first)
         if there:
             raise InputError(
                 f"{self.path / there[0]}: exists without the record of the run that wrote it (run.json); move it, or "
@@ -302,7 +294,7 @@ class RunFolder:
 
     def _destroy_secrets(self) -> None:
         _overwrite_and_remove(self.path / "run-key.json")
-        for name in ("checkpoint.safetensors", *(f".{name}.part" for name in OWN_FILES)):
+        for name in ("checkpoint.safetensors", *(f".{name}.part" for name in FILES)):
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
 
@@ -331,10 +323,6 @@ def _overwrite_and_remove(file: Path) -> None:
 def _written_as(name: str) -> str:
     """The file that a half-written one would have been."""
     return name[1:].removesuffix(".part") if name.startswith(".") and name.endswith(".part") else name
-
-
-def _is_own(name: str) -> bool:
-    return name in OWN_FILES or _MEMBER.fullmatch(name) is not None
 
 
 def platform() -> str:
