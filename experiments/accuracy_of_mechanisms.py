@@ -61,7 +61,7 @@ def run(point: Point) -> Row:
     data = logistic.train_part(world)
     selected, mechanism = _arm(point, data.graph)
     epsilons = _EPSILONS[point["num_epsilons"]]
-    trained = logistic.tuned_in_world(data, selected, mechanism, epsilons=epsilons, seed=point["seed"])
+    trained = logistic.tuned_in_world(world, data, selected, mechanism, epsilons=epsilons, seed=point["seed"])
     strategy = mechanism.check_strategy(None)
     factor = 1.0 if strategy is None else strategy.error_factor()
     drawn = point["batch_size"]

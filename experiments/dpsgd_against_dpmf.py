@@ -77,7 +77,7 @@ def run(point: Point) -> Row:
         except InfeasibleScheduleError:
             return {"epsilon": [], "min_separation": 0} | {name: [] for name in logistic.LISTS}
         mechanism = co.MinSeparation.from_certificate(co.certify(graph, selected))
-    trained = logistic.tuned_in_world(data, selected, mechanism, epsilons=epsilons)
+    trained = logistic.tuned_in_world(world, data, selected, mechanism, epsilons=epsilons)
     return {"epsilon": list(epsilons), "min_separation": separation} | trained
 
 

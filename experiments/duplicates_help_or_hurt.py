@@ -62,7 +62,7 @@ def run(point: Point) -> Row:
     )
     epsilons = _EPSILONS[point["num_epsilons"]]
     return {"epsilon": list(epsilons)} | logistic.tuned_in_world(
-        data, selection, mechanism, epsilons=epsilons, seed=point["seed"]
+        world, data, selection, mechanism, epsilons=epsilons, seed=point["seed"]
     )
 
 

@@ -79,7 +79,7 @@ def run(point: Point) -> Row:
             subset = co.RandomSubset(size=selection.size, among=RANDOM[point["selector"]]).select(graph)
             data = dataclasses.replace(data, graph=_unshared(graph))
             selection = co.Selection.from_copies(data.graph, subset.copies)
-    trained = logistic.tuned_in_world(data, selection, _mechanism(data.graph, selection, point), **noise)
+    trained = logistic.tuned_in_world(world, data, selection, _mechanism(data.graph, selection, point), **noise)
     users = float(np.dot(selection.copies, graph.users_per_example)) / selection.size
     return {"epsilon": list(epsilons), "mean_users_per_example": users} | setting | trained
 

@@ -40,7 +40,7 @@ def make_world(
 
 
 @functools.lru_cache(maxsize=1)
-def train_part(world: LogisticWorld) -> WorldData:
+def train_part(world: LogisticWorld) -> WorldData | co.FeatureTable:
     """80% of the examples; validation and test have 10% each."""
     return WorldData.part(world, world.examples_in("train"))
 
@@ -103,9 +103,15 @@ def tuned(
     }
 
 
-def tuned_in_world(data: WorldData, selected: co.Selection | co.Schedule, mechanism: Mechanism, **settings: Any) -> Row:
+def tuned_in_world(
+    world: LogisticWorld,
+    data: TrainingData,
+    selected: co.Selection | co.Schedule,
+    mechanism: Mechanism,
+    **settings: Any,
+) -> Row:
     """`tuned`, on the validation and test examples of the data's world."""
-    validation, test = held_out(data.world, "validation"), held_out(data.world, "test")
+    validation, test = held_out(world, "validation"), held_out(world, "test")
     return tuned(data, selected, mechanism, validation=validation, test=test, **settings)
 
 

@@ -9,9 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.identifiers import is_text
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.torch.module_model import ModuleModel, tensors
-from coowned.training.example_table import ExampleTable, holds_text
+from coowned.training.columns import column_type
+from coowned.training.example_table import ExampleTable
 from coowned.training.models.example_model import ExampleModel
 from coowned.training.models.example_specification import AskedExample, ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree
@@ -143,10 +145,7 @@ class TorchModel(ExampleSpecification):
         """What `encode` gives for a row of empty texts, zeros and empty lists: it says which shapes there are."""
         if self.encode is None:
             return {}
-        missing = [name for name in self.encode_columns or () if name not in schema.names]
-        if missing:
-            raise InputError(f"the data have no column {missing[0]!r}; they have {', '.join(schema.names)}")
-        row = {name: _nothing(schema, name) for name in self.encode_columns or schema.names}
+        row = {name: _nothing(column_type(schema, name)) for name in self.encode_columns or schema.names}
         try:
             return {name: _encoded(value) for name, value in self.encode(row).items()}
         except Exception as error:
@@ -175,9 +174,8 @@ def _refuse_batch_statistics(module: Any) -> None:
             )
 
 
-def _nothing(schema: pa.Schema, name: str) -> Any:
-    kind = schema.field(name).type
-    if holds_text(schema, name):
+def _nothing(kind: pa.DataType) -> Any:
+    if is_text(kind):
         return ""
     if pa.types.is_boolean(kind):
         return False

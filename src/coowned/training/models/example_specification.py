@@ -14,16 +14,10 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.identifiers import is_text
 from coowned.errors import InputError
-from coowned.training.example_table import (
-    KEY,
-    USABLE,
-    ExampleColumn,
-    ExampleTable,
-    columns_of,
-    holds_text,
-    numeric_columns,
-)
+from coowned.training.columns import column_type
+from coowned.training.example_table import KEY, USABLE, ExampleColumn, ExampleTable, columns_of, numeric_columns
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel, refuse_collectives
 from coowned.training.models.parameter_trees import ParameterTree
@@ -123,7 +117,7 @@ class ExampleSpecification(Specification):
         label = self.label or next((name for name in _LABELS if name in asked), None)
         if label is not None and label not in asked and labels:
             raise InputError(f"label is {label!r}, which is not an entry of an example; choose from {', '.join(asked)}")
-        spelled = label in asked and label not in more and holds_text(schema, asked[label])
+        spelled = label in asked and label not in more and is_text(column_type(schema, asked[label]))
         if spelled and self.classes is None:
             raise InputError(
                 f"column {asked[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
@@ -180,7 +174,7 @@ class ExampleSpecification(Specification):
             raise InputError(f"columns must be a list of columns or a mapping, not {self.columns!r}")
         own = {name: name for name in (numeric_columns(schema) if self.columns is None else self.columns)}
         label = self.label or next((name for name in _LABELS if name in schema.names), None)
-        if self.columns is None and label in schema.names and holds_text(schema, str(label)):
+        if self.columns is None and label in schema.names and is_text(column_type(schema, str(label))):
             own[str(label)] = str(label)
         return own
 
