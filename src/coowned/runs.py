@@ -293,10 +293,10 @@ def fit(
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)
     if folder is not None:
-        return _trained(config, Path(folder), examples, select, text, progress, on_metrics)
+        return _trained(config, Path(folder), examples, select, progress, on_metrics)
     path = tempfile.mkdtemp(prefix="coowned-")  # readable by its owner alone
     try:
-        run = _trained(config, Path(path), examples, select, text, progress, on_metrics)
+        run = _trained(config, Path(path), examples, select, progress, on_metrics)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -309,7 +309,6 @@ def _trained(
     path: Path,
     examples: AttributedExamples,
     select: Select | None,
-    text: str,
     progress: Progress | None,
     on_metrics: OnMetrics | None,
 ) -> Run:
@@ -320,7 +319,6 @@ def _trained(
             opened,
             examples=examples,
             select=select,
-            text=text,
             progress=progress,
             on_metrics=on_metrics,
             announce=lambda text: report(0.0, text),

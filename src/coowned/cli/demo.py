@@ -251,10 +251,9 @@ def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
     from coowned.training.run import StoredRun
 
     folder, config = _paths(output, epsilon)
-    text = _configuration(epsilon, choice)
-    config.write_text(text, encoding="utf-8")
+    config.write_text(_configuration(epsilon, choice), encoding="utf-8")
     with RunFolder.open(folder) as opened:
-        run_configuration(TrainConfig.read(config), opened, text=text)
+        run_configuration(TrainConfig.read(config), opened)
     return StoredRun.open(folder)
 
 

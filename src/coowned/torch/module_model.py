@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.errors import InputError, MemoryLimitError
-from coowned.training.example_table import USABLE, ExampleColumn
-from coowned.training.models.example_model import ExampleModel, largest_tensor
+from coowned.training.example_table import USABLE
+from coowned.training.model import num_parameters
+from coowned.training.models.example_model import STAND_IN_ENTRIES, ExampleModel, largest_tensor
 from coowned.training.models.parameter_trees import ParameterTree
 
 _MOST_ROWS = 128  # of a microbatch
@@ -248,7 +249,7 @@ class ModuleModel(ExampleModel):
         """Examples of a microbatch: no more than fit the memory limit."""
         if self.microbatch is not None:
             return self.microbatch
-        per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
+        per_row = 4 * num_parameters(self)
         one, two = self.memory_of(1), self.memory_of(2)
         if one > self.memory_limit:
             raise MemoryLimitError(
@@ -267,7 +268,7 @@ class ModuleModel(ExampleModel):
         counted = live_bytes()
         with self._readable_errors(), counted:
             self._gradients(given[0], tensors(given[1]))
-        size = sum(math.prod(shape) for shape in self.shapes().values())
+        size = num_parameters(self)
         return counted.peak + 4 * size + 16 * size  # parameters; sums on the host: float64, then int64
 
 
@@ -290,13 +291,8 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> M
         along = own[largest].gather(0, example["coordinate"].reshape(1))[0]
         return example["length"] * along + example["everywhere"] * spread
 
-    entries = (
-        ExampleColumn(name="coordinate", column="coordinate", whole=True),
-        ExampleColumn(name="length", column="length"),
-        ExampleColumn(name="everywhere", column="everywhere"),
-    )
     tree = ParameterTree.of({names[name]: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    return ModuleModel(loss=loss, tree=tree, entries=entries, microbatch=microbatch, module=module)
+    return ModuleModel(loss=loss, tree=tree, entries=STAND_IN_ENTRIES, microbatch=microbatch, module=module)
 
 
 def tensors(arrays: Arrays) -> dict[str, Any]:

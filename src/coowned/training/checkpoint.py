@@ -233,7 +233,7 @@ class RunFolder:
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replaces the checkpoint."""
         metadata = {"step": str(step), "run": self._record_digest()}
-        self._write_arrays("checkpoint.safetensors", tensors, metadata)
+        self.write("checkpoint.safetensors", _serialize(tensors, metadata))
 
     def finish(
         self, models: Mapping[str, tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, str]]], files: Mapping[str, bytes]
@@ -248,18 +248,13 @@ class RunFolder:
         for name, content in files.items():
             self.write(name, content)
         for name, (arrays, metadata) in models.items():
-            self._write_arrays(name, arrays, metadata, mode=0o644 if name == "model.safetensors" else 0o600)
+            self.write(name, _serialize(arrays, metadata), mode=0o644 if name == "model.safetensors" else 0o600)
         self._write_record("finished", self._files)
         self._destroy_secrets()
 
     def _write_record(self, state: Literal["preparing", "training", "finished"], files: Mapping[str, str]) -> None:
         record = msgspec.structs.replace(self._record, state=state, files=dict(files))
         self.write("run.json", record.to_json())
-
-    def _write_arrays(
-        self, name: str, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o600
-    ) -> None:
-        self.write(name, _serialize(arrays, metadata), mode=mode)
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Writes a file of the run, whole or not at all."""

@@ -190,6 +190,7 @@ class TrainConfig:
     run: RunSection
     report: ReportSection
     folder: Path  # what relative paths are relative to
+    text: str = dataclasses.field(default="", repr=False, compare=False)  # the file as it was written
 
     def __post_init__(self) -> None:
         if self.run.baseline and not self.privacy.is_private:
@@ -220,7 +221,7 @@ class TrainConfig:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
             except InputError as error:
                 raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
-        return cls(**sections, folder=Path(folder))
+        return cls(**sections, folder=Path(folder), text=text if isinstance(text, str) else text.decode())
 
     @property
     def splits(self) -> list[float]:

@@ -43,7 +43,6 @@ def run_configuration(
     *,
     examples: AttributedExamples | None = None,
     select: Select | None = None,
-    text: str = "",
     progress: Progress | None = None,
     on_metrics: OnMetrics | None = None,
     announce: Callable[[str], None] = lambda text: None,
@@ -63,7 +62,7 @@ def run_configuration(
         (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
 
     Args:
-      config, text: the configuration, and the file as it was written, for `config.toml`.
+      config: the configuration; `config.toml` is the file as it was written.
       folder: an open `RunFolder`.
       examples: data in memory, in place of those that the configuration names.
       select: chooses S from the train split's graph, where the configuration says that it is given.
@@ -100,7 +99,7 @@ def run_configuration(
     tell("reading content")
     content = task.load(examples, splits, plan.selected.copies)
     if not resumed:
-        _prepare_files(plan, folder, graph, text, content.private_log)
+        _prepare_files(plan, folder, graph, config.text, content.private_log)
 
     def at_end(trained: TrainedModel) -> None:
         baseline = None

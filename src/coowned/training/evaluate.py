@@ -107,7 +107,7 @@ def example_losses(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
-    loss, correct = _of_every_example(_compiled_losses(model), parameters, data)
+    loss, correct = _of_every_example(_compiled(model, "losses"), parameters, data)
     loss = loss.astype(np.float64)
     return loss, correct.astype(bool) & np.isfinite(loss)
 
@@ -123,7 +123,7 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
     import polars as pl
 
     model.check_data(data.shapes())
-    found, probability = _of_every_example(_compiled_predictions(model), parameters, data)
+    found, probability = _of_every_example(_compiled(model, "predict"), parameters, data)
     if model.classes is None:
         values = pl.Series("prediction", found.astype(np.float32)).fill_nan(None)
         return pl.DataFrame([values, pl.Series("probability", [None] * len(found), pl.Float32)])
@@ -144,14 +144,10 @@ def _of_every_example(
     return first, second
 
 
-@functools.lru_cache(maxsize=32)
-def _compiled_losses(model: Model) -> Any:
-    return compiled_for(model, model.losses)
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled_predictions(model: Model) -> Any:
-    return compiled_for(model, model.predict)
+@functools.lru_cache(maxsize=64)
+def _compiled(model: Model, method: str) -> Any:
+    """A method of the model; compiling takes longer than most evaluations."""
+    return compiled_for(model, getattr(model, method))
 
 
 def _figures(

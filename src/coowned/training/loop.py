@@ -1,7 +1,6 @@
 """Algorithm 1: clip each copy's gradient, sum, divide by the public batch size, add correlated noise, step."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, mach
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.metrics import NOT_COVERED, OnMetrics, StepMetrics, metrics_table, parquet_bytes
-from coowned.training.model import Model, num_parameters, num_scores
+from coowned.training.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.training.optimizers import Rates, Rule
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
@@ -195,7 +194,7 @@ def run_plans(
             model=model.describe(),
             data=data.digest,
             configuration=configuration_digest,
-            initial=_digest_arrays(start_parameters),
+            initial=digest_arrays(start_parameters),
             code=code_digest(),
             devices=devices,
             platform=machine(),
@@ -404,12 +403,3 @@ def _check_initial(
     if found != model.shapes():
         raise InputError(f"initial parameters must have the shapes {model.shapes()}, not {found}")
     return {name: np.asarray(array, np.float32) for name, array in initial.items()}
-
-
-def _digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    hashed = hashlib.sha256()
-    for name in sorted(arrays):
-        hashed.update(
-            f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode() + np.ascontiguousarray(arrays[name]).tobytes()
-        )
-    return hashed.hexdigest()

@@ -1,6 +1,7 @@
 """What the loop asks of a model."""
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -147,6 +148,14 @@ def num_scores(model: Model) -> int:
 def num_parameters(model: Model) -> int:
     """How many numbers are trained, and get noise."""
     return sum(math.prod(shape) for shape in model.shapes().values())
+
+
+def digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Names arrays by their names, types, shapes and bits."""
+    hashed = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        hashed.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()
 
 
 def compiled_for(model: Model, function: Callable[..., Any]) -> Callable[..., Any]:

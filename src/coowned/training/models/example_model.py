@@ -16,7 +16,7 @@ from coowned.cache import keep_compiled_programs
 from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
-from coowned.training.model import sums_of_members
+from coowned.training.model import num_parameters, sums_of_members
 from coowned.training.models.parameter_trees import ParameterTree
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
 Arrays = Mapping[str, Any]
+STAND_IN_ENTRIES = (
+    ExampleColumn(name="coordinate", column="coordinate", whole=True),
+    ExampleColumn(name="length", column="length"),
+    ExampleColumn(name="everywhere", column="everywhere"),
+)
+"""What an example of `linear_stand_in` holds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -299,7 +305,7 @@ class ExampleModel:
         """Examples of a microbatch: no more than fit the memory limit, nor than a near cache has room for."""
         if self.microbatch is not None:
             return self.microbatch
-        per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
+        per_row = 4 * num_parameters(self)
         size = min(_MOST_ROWS, _power_of_two(_NEAR / per_row))
         while (needed := self.memory_of(size)) > self.memory_limit:
             if size == 1:
@@ -312,7 +318,7 @@ class ExampleModel:
 
     def memory_of(self, rows: int) -> int:
         """Bytes that a microbatch of so many rows takes: parameters, examples, gradients, and what lies between."""
-        size = sum(math.prod(shape) for shape in self.shapes().values())
+        size = num_parameters(self)
         try:
             used = self._program(rows).memory_analysis()
             device = used.argument_size_in_bytes + _KEPT * (used.output_size_in_bytes + used.temp_size_in_bytes)
@@ -383,13 +389,8 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> E
         along = parameters[largest].ravel()[example["coordinate"]]
         return example["length"] * along + example["everywhere"] * spread
 
-    entries = (
-        ExampleColumn(name="coordinate", column="coordinate", whole=True),
-        ExampleColumn(name="length", column="length"),
-        ExampleColumn(name="everywhere", column="everywhere"),
-    )
     tree = ParameterTree.of({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    return ExampleModel(loss=loss, tree=tree, entries=entries, microbatch=microbatch)
+    return ExampleModel(loss=loss, tree=tree, entries=STAND_IN_ENTRIES, microbatch=microbatch)
 
 
 def largest_tensor(shapes: Mapping[str, tuple[int, ...]]) -> str:
