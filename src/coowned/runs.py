@@ -356,8 +356,8 @@ def _selector_settings(selector: Any) -> dict[str, Any]:
         )
     if CLASSES.get(getattr(selector, "name", "")) == f"{type(selector).__module__}.{type(selector).__name__}":
         return selector.settings()
-    own = {name: getattr(selector, name) for name in _SCHEDULE if hasattr(selector, name)}
-    return {"name": GIVEN, "groups": hasattr(selector, "num_groups"), **own}
+    schedule = {name: getattr(selector, name) for name in _SCHEDULE if hasattr(selector, name)}
+    return {"name": GIVEN, "groups": hasattr(selector, "num_groups"), **schedule}
 
 
 def _given(

@@ -176,10 +176,10 @@ class RunFolder:
         if stored is None or stored.state == "preparing":
             self._lay_out()
             return None
-        for name, what in _BOUND.items():
+        for name, words in _BOUND.items():
             if getattr(stored, name) != getattr(record, name):
                 raise CertificateMismatchError(
-                    f"{self.path}: the run was started with a different {what}; resuming would use the same noise for "
+                    f"{self.path}: the run was started with a different {words}; resuming would use the same noise for "
                     "two different gradients. Restore the original, or choose another folder"
                 )
         self._files = dict(stored.files)
@@ -223,10 +223,10 @@ class RunFolder:
         if self.is_begun:
             return
         first = self._half("run.json").name  # what a kill leaves of the first file: nobody's work
-        there = sorted(name for name in os.listdir(self.path) if is_run_file(_written_as(name)) and name != first)
-        if there:
+        found = sorted(name for name in os.listdir(self.path) if is_run_file(_written_as(name)) and name != first)
+        if found:
             raise InputError(
-                f"{self.path / there[0]}: exists without the record of the run that wrote it (run.json); move it, or "
+                f"{self.path / found[0]}: exists without the record of the run that wrote it (run.json); move it, or "
                 "choose another folder for the run"
             )
 
@@ -341,7 +341,7 @@ def machine() -> str:
     """
     from llvmlite import binding
 
-    features = json.dumps(sorted(name for name, there in binding.get_host_cpu_features().items() if there))
+    features = json.dumps(sorted(name for name, enabled in binding.get_host_cpu_features().items() if enabled))
     features += os.environ.get("XLA_FLAGS", "")
     digest = hashlib.sha256(features.encode()).hexdigest()[:16]
     return f"{platform()} {binding.get_host_cpu_name()} {digest}"

@@ -215,17 +215,17 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
-    asked = config.mechanism
+    settings = config.mechanism
     try:
-        return mechanism_class(asked.kind).from_certificate(
+        return mechanism_class(settings.kind).from_certificate(
             certificate,
-            batch_size=asked.batch_size,
-            iterations=asked.iterations,
-            num_bands=asked.min_separation if asked.num_bands is None else asked.num_bands,
+            batch_size=settings.batch_size,
+            iterations=settings.iterations,
+            num_bands=settings.min_separation if settings.num_bands is None else settings.num_bands,
             protects=config.privacy.is_private,
         )
     except InputError as error:
-        if asked.batch_size <= certificate.size:
+        if settings.batch_size <= certificate.size:
             raise
         raise InputError(f"{error}. S is selected from the train split, {config.splits[0]:.0%} of the data") from None
 

@@ -129,8 +129,8 @@ class ExampleTable(RowTable):
         return {**{name: np.shape(array)[1:] for name, array in self.arrays.items()}, KEY: (2,), USABLE: ()}
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        own = {name: np.asarray(array).dtype for name, array in self.arrays.items()}
-        return {**own, KEY: np.dtype(np.uint32), USABLE: np.dtype(np.bool_)}
+        dtypes = {name: np.asarray(array).dtype for name, array in self.arrays.items()}
+        return {**dtypes, KEY: np.dtype(np.uint32), USABLE: np.dtype(np.bool_)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = self._rows_of(np.ascontiguousarray(examples, np.int64))
@@ -159,17 +159,17 @@ def columns_of(
     """
     found = {}
     for name, column in columns.items():
-        own, kind = _shape_of(column_type(schema, column))
+        declared, kind = _shape_of(column_type(schema, column))
         if not is_number(kind):
             raise InputError(
                 f"column {column!r} must contain numbers or lists of numbers, not {schema.field(column).type}; "
                 "remove it, or convert it to numbers one example at a time"
             )
-        asked = shapes.get(name)
-        if asked is not None and own is not None and np.prod(asked) != np.prod(own):
-            raise InputError(f"column {column!r} has entries of shape {own}, not {tuple(asked)}")
+        wanted = shapes.get(name)
+        if wanted is not None and declared is not None and np.prod(wanted) != np.prod(declared):
+            raise InputError(f"column {column!r} has entries of shape {declared}, not {tuple(wanted)}")
         whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        found[name] = (own if asked is None else tuple(int(size) for size in asked), whole)
+        found[name] = (declared if wanted is None else tuple(int(size) for size in wanted), whole)
     return found
 
 

@@ -190,11 +190,11 @@ class LabelledTokenTable(TokenizedExamples):
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = self._rows_in(examples, out)
-        own = {name: array[: len(rows)] for name, array in out.items()}
+        batch = {name: array[: len(rows)] for name, array in out.items()}
         texts = self.texts
-        copy_texts(texts.ids, texts.offsets, rows, texts.vocabulary.pad_id, own["tokens"], own["lengths"])
-        own["labels"][:] = self.labels[rows]
-        own["weights"][:] = np.isfinite(own["labels"]) & (own["lengths"] > 0)
+        copy_texts(texts.ids, texts.offsets, rows, texts.vocabulary.pad_id, batch["tokens"], batch["lengths"])
+        batch["labels"][:] = self.labels[rows]
+        batch["weights"][:] = np.isfinite(batch["labels"]) & (batch["lengths"] > 0)
 
     @property
     def digest(self) -> str:

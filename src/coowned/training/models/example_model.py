@@ -129,10 +129,10 @@ class ExampleModel:
         gradients = self._gradients if devices else self._program(self.rows_at_once)
         rows, kept = self._rows(batch), np.asarray(mask) & np.asarray(batch[USABLE])
 
-        def of_one(own: Arrays, grid: Grid, scales: Arrays | None) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        def of_one(member: Arrays, grid: Grid, scales: Arrays | None) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
             return clipped_gradient_sums(
                 gradients,
-                self._placed(own),
+                self._placed(member),
                 rows,
                 kept,
                 grid,
@@ -289,9 +289,9 @@ class ExampleModel:
 
         row = {name: array[0] for name, array in self._made_up(1).items()}
         with refuse_collectives():
-            given = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
-        if jax.tree.structure(given) != jax.tree.structure(0) or given.shape != () or given.dtype != np.float32:
-            raise InputError(f"loss must return one float32 number for one example, not {given}")
+            result = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
+        if jax.tree.structure(result) != jax.tree.structure(0) or result.shape != () or result.dtype != np.float32:
+            raise InputError(f"loss must return one float32 number for one example, not {result}")
         lowered = jax.jit(jax.grad(self._loss)).lower(self.tree.trained, self.tree.frozen, row).as_text()
         if _CALLBACK.search(lowered):
             raise InputError(
@@ -337,14 +337,14 @@ class ExampleModel:
         size = self.rows_at_once
         if size == 1:
             return True
-        own, parameters = self._made_up(size), self._all_parameters()
+        batch, parameters = self._made_up(size), self._all_parameters()
         gradients = self._program(size)
-        usual = _on_host(gradients(parameters, own))
+        usual = _on_host(gradients(parameters, batch))
         for row in (0, size - 1):
             for scale in (0.0, 1.0, 1e3):
                 others = self._made_up(size, seed=1, scale=scale)
-                for name in own:
-                    others[name][row] = own[name][row]
+                for name in batch:
+                    others[name][row] = batch[name][row]
                 changed = _on_host(gradients(parameters, others))
                 for name, gradient in usual.items():
                     if gradient[row].tobytes() != changed[name][row].tobytes():
@@ -361,14 +361,14 @@ class ExampleModel:
     def _made_up(self, rows: int, *, seed: int = 0, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
         """A batch of random numbers: normal, or 0 and 1 (any class) for integers."""
         generator = np.random.default_rng(seed)
-        made: dict[str, npt.NDArray[Any]] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
         for entry in self.entries:
             if entry.whole:
-                made[entry.name] = generator.integers(0, 2, (rows, *entry.shape), np.int32)
+                arrays[entry.name] = generator.integers(0, 2, (rows, *entry.shape), np.int32)
             else:
                 values = scale * generator.standard_normal((rows, *entry.shape), np.float32)
-                made[entry.name] = np.asarray(values, np.float32)
-        return {**made, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
+                arrays[entry.name] = np.asarray(values, np.float32)
+        return {**arrays, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
 
 
 def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> ExampleModel:
@@ -384,7 +384,7 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> E
     def loss(parameters: Arrays, example: Arrays, key: Any) -> Any:
         del key
         spread = sum(
-            (jnp.cos(jnp.arange(math.prod(shapes[name]))) * own.ravel()).sum() for name, own in parameters.items()
+            (jnp.cos(jnp.arange(math.prod(shapes[name]))) * array.ravel()).sum() for name, array in parameters.items()
         )
         along = parameters[largest].ravel()[example["coordinate"]]
         return example["length"] * along + example["everywhere"] * spread
@@ -432,8 +432,8 @@ def _over_rows(function: Callable[[Any], Any], rows: Arrays) -> Any:
     import jax
 
     count = len(jax.tree.leaves(rows)[0])
-    given = jax.lax.map(jax.vmap(function), _in_parts(rows))
-    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:count], given)
+    results = jax.lax.map(jax.vmap(function), _in_parts(rows))
+    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:count], results)
 
 
 def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -69,8 +69,8 @@ class ParameterTree:
         """The tree with these leaves."""
         import jax
 
-        own = {**self._static, **frozen, **trained}
-        return jax.tree.unflatten(self._structure, [own[name] for name in self._names])
+        leaves = {**self._static, **frozen, **trained}
+        return jax.tree.unflatten(self._structure, [leaves[name] for name in self._names])
 
     @property
     def sizes(self) -> list[int]:
