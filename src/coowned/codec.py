@@ -55,7 +55,6 @@ def decode_json(
     *,
     name: str,
     format: str | None = None,
-    error: type[CoownedError] = InputError,
     remedy: str = "",
     secret: bool = False,
 ) -> Kind:
@@ -74,11 +73,10 @@ def decode_json(
         checked first.
       name: what errors call the file.
       format: the value of an entry "format" that `kind` has no field for.
-      error: the class of every error.
       remedy: what to do, appended to errors without a remedy of their own.
       secret: leave values out of errors.
     """
-    reader = _Reader(name=name, error=error, remedy=remedy, secret=secret)
+    reader = _Reader(name=name, remedy=remedy, secret=secret)
     return reader.convert(kind, reader.parse(text), format)
 
 
@@ -181,8 +179,8 @@ class _Reader:
     """One text that is being read, and how its errors are worded."""
 
     name: str
-    error: type[CoownedError]
     remedy: str
+    error: type[CoownedError] = InputError
     secret: bool = False
     toml: bool = False
 

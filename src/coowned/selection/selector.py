@@ -83,6 +83,11 @@ class Selected:
         """Binds the ids of the chosen rows in row order: `graph_digest` is the same for rows in another order."""
         return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._selected_rows())
 
+    @functools.cached_property
+    def num_distinct(self) -> int:
+        """Examples that were selected at least once."""
+        return int(np.count_nonzero(self.copies))  # type: ignore[attr-defined]
+
     def check_graph(self, graph: AttributionGraph) -> None:
         """Refuses, with CertificateMismatchError, a graph this was not selected from."""
         if graph is self.graph:
@@ -170,11 +175,6 @@ class Selection(Selected):
     def size(self) -> int:
         """The size of S, every copy counted."""
         return int(self.copies.sum(dtype=np.int64))
-
-    @functools.cached_property
-    def num_distinct(self) -> int:
-        """Examples that are in S at least once."""
-        return int(np.count_nonzero(self.copies))
 
     def to_json(self) -> str:
         """A JSON text that lists only what is selected."""
@@ -272,11 +272,6 @@ class Schedule(Selected):
     def copies(self) -> npt.NDArray[np.int32]:
         """How often each example appears in the whole schedule, shape (num_examples,)."""
         return _contiguous(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
-
-    @functools.cached_property
-    def num_distinct(self) -> int:
-        """Examples that appear at least once."""
-        return int(np.count_nonzero(self.copies))
 
     def to_json(self) -> str:
         """A JSON text with the examples of every batch."""

@@ -21,8 +21,8 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.matrix_tiles import LINE, prefetch
 from coowned.synthetic.logistic_data import LogisticWorld
-from coowned.training.columns import check_number_columns, number_matrix, numbers
-from coowned.training.labels import check_label_column, class_indices
+from coowned.training.columns import number_matrix
+from coowned.training.labels import read_labels
 
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
 _PIECE_EXAMPLES, _PIECE_NUMBERS = 4096, 2**22  # at most, of what is evaluated at once
@@ -190,15 +190,9 @@ class FeatureTable(RowTable):
           - Only the schema can refuse: a label that is no class, or a list of another length than most, makes its own
             row unusable and changes no other.   (test_only_the_schema_refuses)
         """
-        payload = examples.payload
-        labels = np.full(len(payload), np.nan, np.float32)
-        if label is not None and classes is None:
-            check_number_columns(payload.schema, [label])
-            labels = numbers(payload.column(label))
-        elif label is not None and classes is not None:
-            check_label_column(payload.schema, label, classes)
-            labels = class_indices(payload.column(label), classes)
-        return cls(graph=examples.graph, features=number_matrix(payload, features, num_features), labels=labels)
+        labels = read_labels(examples.payload, label, classes)
+        matrix = number_matrix(examples.payload, features, num_features)
+        return cls(graph=examples.graph, features=matrix, labels=labels)
 
     @property
     def num_unusable(self) -> int:

@@ -13,7 +13,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.training.columns import text_column
 from coowned.training.data import Draw, RowTable
-from coowned.training.labels import class_indices
+from coowned.training.labels import read_labels
 from coowned.training.masking import copy_texts, evaluation_key, mask_texts, max_predictions, training_key
 from coowned.training.text import TokenizedTexts, Vocabulary, tokenize
 
@@ -174,10 +174,7 @@ class LabelledTokenTable(TokenizedExamples):
         """From text columns as `TokenTable`'s and a label column; without one no label is known."""
         column = text_column(examples.payload, text)
         texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
-        labels = (
-            np.full(len(texts), np.nan) if label is None else class_indices(examples.payload.column(label), classes)
-        )
-        return cls(graph=examples.graph, texts=texts, labels=labels)
+        return cls(graph=examples.graph, texts=texts, labels=read_labels(examples.payload, label, classes))
 
     def counts(self) -> dict[str, int]:
         return {**super().counts(), "unusable_labels": int(np.isnan(self.labels).sum())}
