@@ -203,7 +203,7 @@ def public_checkpoint(public_text: int) -> Path:
     config = TrainConfig.from_toml(text)
     with RunFolder.open(folder / f"checkpoint-{config.digest[:16]}") as opened:
         if not opened.is_finished:
-            run_configuration(config, opened, text=text)
+            run_configuration(config, opened)
     return opened.path
 
 

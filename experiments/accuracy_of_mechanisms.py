@@ -61,7 +61,7 @@ def run(point: Point) -> Row:
     data = logistic.train_part(world)
     selected, mechanism = _arm(point, data.graph)
     epsilons = _EPSILONS[point["num_epsilons"]]
-    setting = logistic.Setting(data, selected, mechanism, epsilons)
+    setting = logistic.Setting(world, data, selected, mechanism, epsilons)
     trained = logistic.tuned_in_world(setting, seed=point["seed"])
     strategy = mechanism.check_strategy(None)
     factor = 1.0 if strategy is None else strategy.error_factor()

@@ -85,7 +85,7 @@ def _setting(point: Point, seed: int) -> logistic.Setting:
         separation = max(2, round(point["separation_share"] * co.max_min_separation(graph, **steps, seed=seed)))
         selected = co.GreedyMinSeparation(**steps, min_separation=separation).select(graph, seed=seed)
         mechanism = co.MinSeparation.from_certificate(co.certify(graph, selected))
-    return logistic.Setting(data, selected, mechanism, _EPSILONS[point["num_epsilons"]])
+    return logistic.Setting(world, data, selected, mechanism, _EPSILONS[point["num_epsilons"]])
 
 
 def _candidates(rows: list[Row]) -> pl.DataFrame:

@@ -72,7 +72,7 @@ def _setting(point: Point, seed: int) -> logistic.Setting:
         batch_size=point["batch_size"],
         iterations=point["drawn"] // point["batch_size"],
     )
-    return logistic.Setting(data, selection, mechanism, _EPSILONS[point["num_epsilons"]])
+    return logistic.Setting(world, data, selection, mechanism, _EPSILONS[point["num_epsilons"]])
 
 
 def _candidates(rows: list[Row]) -> pl.DataFrame:

@@ -94,7 +94,7 @@ def public_checkpoint() -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with RunFolder.open(folder) as opened:
         if not opened.is_finished:
-            run_configuration(config, opened, text=text)
+            run_configuration(config, opened)
     return folder
 
 
@@ -151,7 +151,7 @@ learning_rate = {learning_rate}
 def trained(working: Path, text: str, folder: Path) -> Row:
     started = time.perf_counter()
     with RunFolder.open(folder) as opened:
-        trained = run_configuration(TrainConfig.from_toml(text, folder=working), opened, text=text)
+        trained = run_configuration(TrainConfig.from_toml(text, folder=working), opened)
     seconds = time.perf_counter() - started
     tested = pl.read_parquet(folder / "test.parquet").row(0, named=True)
     validated = pl.read_parquet(folder / "validation.parquet").row(0, named=True)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 import coowned as co
-from coowned.training.data import WorldData
+from coowned.synthetic.logistic_data import LogisticWorld
 from experiments.framework import logistic
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
@@ -62,36 +62,35 @@ def run(point: Point, rows: list[Row]) -> Row:
     """One sweep; random subsets are trained with greedy's noise, and claim nothing."""
     if "batch_size" not in point:
         return logistic.repeated(point, _table(rows), ARM, _setting)
-    graph, bias_mitigating = _data(point).graph, _bias_mitigating(point)
     setting = _setting(point, 0)
+    graph = logistic.train_part(setting.world).graph
     copies = setting.selected.copies
     return {
         "epsilon": list(setting.epsilons),
         "mean_users_per_example": float(np.dot(copies, graph.users_per_example)) / setting.selected.size,
-        **(bias_mitigating or dict.fromkeys(("threshold", "few_user_run", "many_user_run"))),
+        **(_bias_mitigating(point, graph) or dict.fromkeys(("threshold", "few_user_run", "many_user_run"))),
         **logistic.tuned_in_world(setting),
     }
 
 
-def _data(point: Point) -> WorldData:
-    return logistic.train_part(
-        logistic.make_world(
-            KIND, point["num_examples"], EXAMPLES_PER_USER, point["num_features"], point["bias_strength"]
-        )
+def _world(point: Point) -> LogisticWorld:
+    return logistic.make_world(
+        KIND, point["num_examples"], EXAMPLES_PER_USER, point["num_features"], point["bias_strength"]
     )
 
 
-def _bias_mitigating(point: Point) -> dict[str, int]:
+def _bias_mitigating(point: Point, graph: co.AttributionGraph) -> dict[str, int]:
     """The setting of this step, for the arm that has steps."""
     if point["selector"] != "bias-mitigating":
         return {}
-    return frontier_settings(_data(point).graph, point["steps"])[point["step"]]
+    return frontier_settings(graph, point["steps"])[point["step"]]
 
 
 def _setting(point: Point, seed: int) -> logistic.Setting:
-    data, epsilons, noise = _data(point), _EPSILONS[point["num_epsilons"]], None
+    world, epsilons, noise = _world(point), _EPSILONS[point["num_epsilons"]], None
+    data = logistic.train_part(world)
     graph = data.graph
-    if bias_mitigating := _bias_mitigating(point):
+    if bias_mitigating := _bias_mitigating(point, graph):
         selector = co.BiasMitigating(contribution_bound=BOUND, allow_duplicates=True, **bias_mitigating)
     elif point["selector"] == "greedy with duplicates":
         selector = co.GreedyWithDuplicates(contribution_bound=BOUND)
@@ -105,7 +104,7 @@ def _setting(point: Point, seed: int) -> logistic.Setting:
         subset = co.RandomSubset(size=selection.size, among=RANDOM[point["selector"]]).select(graph, seed=seed)
         data = dataclasses.replace(data, graph=_unshared(graph))
         selection = co.Selection.from_copies(data.graph, subset.copies)
-    return logistic.Setting(data, selection, _mechanism(data.graph, selection, point), epsilons, noise)
+    return logistic.Setting(world, data, selection, _mechanism(data.graph, selection, point), epsilons, noise)
 
 
 def _unshared(graph: co.AttributionGraph) -> co.AttributionGraph:

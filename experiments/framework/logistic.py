@@ -42,7 +42,7 @@ def make_world(
 
 
 @functools.lru_cache(maxsize=1)
-def train_part(world: LogisticWorld) -> WorldData:
+def train_part(world: LogisticWorld) -> WorldData | co.FeatureTable:
     """80% of the examples; validation and test have 10% each."""
     return WorldData.part(world, world.examples_in("train"))
 
@@ -63,7 +63,8 @@ def held_out(world: LogisticWorld, split: str) -> HeldOut:
 class Setting(NamedTuple):
     """What one sweep trains, and its noise by epsilon."""
 
-    data: WorldData
+    world: LogisticWorld
+    data: WorldData | co.FeatureTable
     selected: co.Selection | co.Schedule
     mechanism: Mechanism
     epsilons: tuple[float, ...]
@@ -133,13 +134,12 @@ def tuned(
 
 def tuned_in_world(setting: Setting, *, epsilons: Sequence[float] | None = None, **options: Any) -> Row:
     """`tuned`, on the validation and test examples of the data's world."""
-    data, selected, mechanism, *_ = setting
     return tuned(
-        data,
-        selected,
-        mechanism,
-        validation=held_out(data.world, "validation"),
-        test=held_out(data.world, "test"),
+        setting.data,
+        setting.selected,
+        setting.mechanism,
+        validation=held_out(setting.world, "validation"),
+        test=held_out(setting.world, "test"),
         **setting.noise(setting.epsilons if epsilons is None else epsilons),
         **options,
     )

@@ -86,9 +86,9 @@ def keep_compiled_programs() -> None:
     if folder is None or jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         return
     with contextlib.suppress(OSError):
-        own = folder / "programs"
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
-        jax.config.update("jax_compilation_cache_dir", str(own))
+        programs = folder / "programs"
+        programs.mkdir(mode=0o700, parents=True, exist_ok=True)  # what is in it will be run
+        jax.config.update("jax_compilation_cache_dir", str(programs))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # many small ones add up
         compilation_cache.reset_cache()  # otherwise JAX ignores the folder if it has compiled anything before
 

@@ -4,6 +4,8 @@ Selectors use compiled kernels; this file counts with numpy alone, so that a bug
 """
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,22 @@ class _StoredCertificate(ContributionCertificate):
 
     def __post_init__(self) -> None:
         """The checksum is checked first."""
+
+
+def certificate_for(selection: str) -> str:
+    """The path or URL of the certificate of S."""
+    if "://" not in selection:
+        return str(certificate_path_of(Path(selection)))
+    if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
+        raise InputError(f"{selection}: not the URL of a selection; give one such as hdfs://head/S.parquet")
+    return f"{selection.rstrip('/').removesuffix('.parquet')}.certificate.json"
+
+
+def certificate_path_of(selection: Path) -> Path:
+    """S.parquet has its certificate in S.certificate.json."""
+    if not selection.name:
+        raise InputError(f"{selection}: a folder, not a selection; give a file such as S.parquet")
+    return selection.with_name(f"{selection.stem}.certificate.json")
 
 
 def certify(graph: AttributionGraph, selected: Selection | Schedule) -> ContributionCertificate:

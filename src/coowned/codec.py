@@ -40,7 +40,8 @@ _WORDS = {
     "object": "an object",
     "str": "a string",
 }
-_OBJECTS = (inspect.StructType, inspect.DataclassType)
+_RECORDS = (inspect.StructType, inspect.DataclassType)
+_OBJECTS = (*_RECORDS, inspect.DictType)
 _LISTS = (inspect.ListType, inspect.VarTupleType)
 _ANY = inspect.AnyType()
 # tomllib needs quadratic time for the parts of a key. Possessive, from the start of a part: linear time here.
@@ -54,7 +55,6 @@ def decode_json(
     *,
     name: str,
     format: str | None = None,
-    error: type[CoownedError] = InputError,
     remedy: str = "",
     secret: bool = False,
 ) -> Kind:
@@ -73,11 +73,10 @@ def decode_json(
         checked first.
       name: what errors call the file.
       format: the value of an entry "format" that `kind` has no field for.
-      error: the class of every error.
       remedy: what to do, appended to errors without a remedy of their own.
       secret: leave values out of errors.
     """
-    reader = _Reader(name=name, error=error, remedy=remedy, secret=secret)
+    reader = _Reader(name=name, remedy=remedy, secret=secret)
     return reader.convert(kind, reader.parse(text), format)
 
 
@@ -180,8 +179,8 @@ class _Reader:
     """One text that is being read, and how its errors are worded."""
 
     name: str
-    error: type[CoownedError]
     remedy: str
+    error: type[CoownedError] = InputError
     secret: bool = False
     toml: bool = False
 
@@ -203,8 +202,8 @@ class _Reader:
 
     def convert(self, kind: type[Kind], value: Any, format: str | None) -> Kind:
         info = inspect.type_info(kind)
-        fields = info.fields if isinstance(info, _OBJECTS) else ()
-        if isinstance(info, _OBJECTS) and not isinstance(value, dict):
+        fields = info.fields if isinstance(info, _RECORDS) else ()
+        if isinstance(info, _RECORDS) and not isinstance(value, dict):
             self._refuse_type((), "object", value)
         if format is not None:
             self._check_format((format,), value.get("format"))
@@ -231,37 +230,24 @@ class _Reader:
         if isinstance(value, float) and not math.isfinite(value):
             self.refuse(path, f"must be a finite number, not {value}")
         choices = info.types if isinstance(info, inspect.UnionType) else (info,)
-        told = [choice for choice in choices if not isinstance(choice, inspect.NoneType)]
-        if len(told) == 1 and isinstance(told[0], inspect.LiteralType):
-            if value is not None or len(choices) == 1:
-                self._check_word(told[0].values, value, path)
+        if isinstance(info, inspect.LiteralType):
+            self._check_word(info.values, value, path)
         elif isinstance(value, dict):
-            self._check_object(told, value, path)
+            self._check_object(next((choice for choice in choices if isinstance(choice, _OBJECTS)), _ANY), value, path)
         elif isinstance(value, list):
-            item = next((choice.item_type for choice in told if isinstance(choice, _LISTS)), _ANY)
+            item = next((choice.item_type for choice in choices if isinstance(choice, _LISTS)), _ANY)
             if not isinstance(item, inspect.IntType):  # there may be millions, and nothing to find
                 for index, entry in enumerate(value):
                     self._check(item, entry, (*path, index))
 
-    def _check_object(self, choices: list[inspect.Type], value: dict[str, Any], path: Path) -> None:
-        """`choices`: the types that the field may have, of which a tag tells structs apart."""
-        objects = [choice for choice in choices if isinstance(choice, (*_OBJECTS, inspect.DictType))]
-        structs = [choice for choice in objects if isinstance(choice, inspect.StructType) and choice.tag_field]
-        tagged = {choice.tag: choice for choice in structs}
-        info, tag = (objects[0] if objects else _ANY), None
-        if tagged:
-            tag = str(structs[0].tag_field)
-            if tag not in value:
-                self._refuse_missing(path, tag)
-            self._check_word(tuple(tagged), value[tag], (*path, tag))
-            info = tagged[value[tag]]
-        if not isinstance(info, _OBJECTS):
+    def _check_object(self, info: inspect.Type, value: dict[str, Any], path: Path) -> None:
+        if not isinstance(info, _RECORDS):
             for key, entry in value.items():
                 self._check(getattr(info, "value_type", _ANY), entry, (*path, key))
             return
         fields = {field.encode_name: field for field in info.fields}
         for key in value:
-            if key not in fields and key != tag:
+            if key not in fields:
                 close = nearest(key, fields)
                 is_section = self.toml and not path
                 problem = f"there is no section [{key}]" if is_section else f"has no key {key!r}"

@@ -38,8 +38,8 @@ def refusing_unwritable(target: Path) -> Iterator[None]:
 
 
 def _unwritable(folder: Path, target: Path | None) -> InputError:
-    what = f"{folder}:" if target is None else f"{target}: the folder {folder}"
-    return InputError(f"{what} cannot be written to; choose another")
+    subject = f"{folder}:" if target is None else f"{target}: the folder {folder}"
+    return InputError(f"{subject} cannot be written to; choose another")
 
 
 def write_file(
@@ -111,8 +111,8 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
         temporary = []
         for target in paths:
             with refusing_unwritable(target):
-                room = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
-            temporary.append(Path(rooms.enter_context(room)) / target.name)
+                folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
+            temporary.append(Path(rooms.enter_context(folder)) / target.name)
         yield temporary
         for path in temporary:
             _flush(path)

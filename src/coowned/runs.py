@@ -22,12 +22,13 @@ from coowned.progress import Progress, reporting
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.training import evaluate as evaluation
-from coowned.training import run as stored_run
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
 from coowned.training.configured_run import Select, run_configuration
-from coowned.training.loop import OnMetrics
+from coowned.training.metrics import OnMetrics
 from coowned.training.model import Model, Parameters
+from coowned.training.plan import RunPlan
+from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
 from coowned.training.tasks import Specification, Table
 
@@ -53,7 +54,7 @@ class Run:
       specification: the model as it was given; None reads it from the run's configuration.
     """
 
-    stored: stored_run.StoredRun
+    stored: StoredRun
     specification: Specification | None = None
 
     def __repr__(self) -> str:
@@ -70,7 +71,7 @@ class Run:
         return self.stored.guarantee
 
     @property
-    def plan(self) -> stored_run.RunPlan:
+    def plan(self) -> RunPlan:
         """Every choice of the run: mechanism, noise multiplier, clip norm, optimizer, digests."""
         return self.stored.plan
 
@@ -154,7 +155,7 @@ def open_run(folder: str | os.PathLike[str], *, model: Specification | None = No
     """
     if model is not None:
         _check_model(model)
-    return Run(stored=stored_run.StoredRun.open(folder), specification=model)
+    return Run(stored=StoredRun.open(folder), specification=model)
 
 
 def fit(
@@ -292,10 +293,10 @@ def fit(
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)
     if folder is not None:
-        return _trained(config, Path(folder), examples, select, text, progress, on_metrics)
+        return _trained(config, Path(folder), examples, select, progress, on_metrics)
     path = tempfile.mkdtemp(prefix="coowned-")  # readable by its owner alone
     try:
-        run = _trained(config, Path(path), examples, select, text, progress, on_metrics)
+        run = _trained(config, Path(path), examples, select, progress, on_metrics)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -308,7 +309,6 @@ def _trained(
     path: Path,
     examples: AttributedExamples,
     select: Select | None,
-    text: str,
     progress: Progress | None,
     on_metrics: OnMetrics | None,
 ) -> Run:
@@ -319,13 +319,12 @@ def _trained(
             opened,
             examples=examples,
             select=select,
-            text=text,
             progress=progress,
             on_metrics=on_metrics,
             announce=lambda text: report(0.0, text),
             advise=lambda text: report(0.0, text),
         )
-    return Run(stored=stored_run.StoredRun.open(path), specification=config.model)
+    return Run(stored=StoredRun.open(path), specification=config.model)
 
 
 def _mechanism_for(*, schedules: bool, groups: bool) -> str:
@@ -357,8 +356,8 @@ def _selector_settings(selector: Any) -> dict[str, Any]:
         )
     if CLASSES.get(getattr(selector, "name", "")) == f"{type(selector).__module__}.{type(selector).__name__}":
         return selector.settings()
-    own = {name: getattr(selector, name) for name in _SCHEDULE if hasattr(selector, name)}
-    return {"name": GIVEN, "groups": hasattr(selector, "num_groups"), **own}
+    schedule = {name: getattr(selector, name) for name in _SCHEDULE if hasattr(selector, name)}
+    return {"name": GIVEN, "groups": hasattr(selector, "num_groups"), **schedule}
 
 
 def _given(

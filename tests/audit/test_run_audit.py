@@ -22,8 +22,9 @@ from coowned.cli import main
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.records import AuditRecord
-from coowned.training.run import NO_GUARANTEE, StoredRun, guarantee_text, plan_digest
+from coowned.training.plan import plan_digest
+from coowned.training.records import NO_GUARANTEE, AuditRecord, guarantee_text
+from coowned.training.run import StoredRun
 
 FORMAT = AuditRecord().format
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])

@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from coowned import ContributionCertificate, Greedy, InputError, read_csv
+from coowned.certificate import certificate_path_of
 from coowned.cli import select as module
 from coowned.cli.main import run
-from coowned.cli.paths import certificate_path_of
 
 
 @pytest.fixture

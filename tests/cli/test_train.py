@@ -26,7 +26,8 @@ from coowned.training import loop
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import TrainConfig, example, read_file
 from coowned.training.evaluate import evaluate
-from coowned.training.run import NO_GUARANTEE_FORMAT, StoredRun
+from coowned.training.records import NO_GUARANTEE_FORMAT
+from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
 
 run = main.run

@@ -39,7 +39,7 @@ class Runs:
             text = text.replace(old, new)
         place = self.folder / name
         with RunFolder.open(place) as folder:
-            run_configuration(TrainConfig.from_toml(text, folder=self.folder), folder, text=text)
+            run_configuration(TrainConfig.from_toml(text, folder=self.folder), folder)
         return place
 
     def __getitem__(self, name: str) -> Path:

@@ -133,7 +133,7 @@ def test_content_is_read_after_selection(tmp_path, monkeypatch):
     monkeypatch.setattr(DataSource, "read", lambda self: examples)
     config = TrainConfig.from_toml(POISSON)
     with RunFolder.open(tmp_path / "run") as folder:
-        plan = run_configuration(config, folder, text=POISSON).plan
+        plan = run_configuration(config, folder).plan
     # And then the rows that were selected or held out, and no others.
     splits = split_examples(examples.graph, config.splits)
     selected = splits["train"][plan.selected.copies > 0]
@@ -176,7 +176,7 @@ def test_content_cannot_refuse_a_run(tmp_path, monkeypatch):
     examples.payload.open = True
     monkeypatch.setattr(DataSource, "read", lambda self: examples)
     with RunFolder.open(tmp_path / "run") as folder:
-        run_configuration(TrainConfig.from_toml(POISSON), folder, text=POISSON)
+        run_configuration(TrainConfig.from_toml(POISSON), folder)
     log = configured_run.StoredRun.open(tmp_path / "run").private_log()
     assert log is not None
     assert log["unusable_rows"] == len(examples.payload.taken[0])

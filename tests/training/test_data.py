@@ -171,9 +171,7 @@ def test_rows_in_place_are_those_of_fill(small):
         for read in (data, with_norms(data)):
             place = rows_in_place(read, wanted)
             assert place is not None
-            assert np.shares_memory(
-                place.source, features if isinstance(data, FeatureTable) else stored.world.stored[0]
-            )
+            assert np.shares_memory(place.source, data.features)
             out = filled(read, wanted)
             assert np.array_equal(place.arrays()["features"], out["features"])
             rest = {name: np.zeros_like(array) for name, array in out.items() if name != "features"}

@@ -10,8 +10,9 @@ from tests.training.run_folders import reseal, write_run
 from coowned import CertificateMismatchError, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.training.checkpoint import RunFolder
+from coowned.training.plan import plan_digest
 from coowned.training.records import RunRecord
-from coowned.training.run import StoredRun, plan_digest, stated_origins
+from coowned.training.run import StoredRun, stated_origins
 
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
 

@@ -41,25 +41,25 @@ def config_of(corpus, *, privacy='epsilon = "none"', model=None, **changes):
         "model": model or 'vocabulary = "vocab.txt"\narchitecture = "config.json"',
     } | changes  # fmt: skip
     text = configuration(**settings)
-    return TrainConfig.from_toml(text, folder=corpus), text
+    return TrainConfig.from_toml(text, folder=corpus)
 
 
-def run(config, text, folder):
+def run(config, folder):
     with RunFolder.open(folder) as opened:
-        return run_configuration(config, opened, text=text)
+        return run_configuration(config, opened)
 
 
 @pytest.fixture(scope="module")
 def public_run(corpus):
     folder = corpus.parent / "public-run"
-    run(*config_of(corpus, privacy="public = true", clip_norm=None), folder)
+    run(config_of(corpus, privacy="public = true", clip_norm=None), folder)
     return folder
 
 
 def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_path):
     assert {"config.json", "vocab.txt", "model.safetensors"} <= {file.name for file in public_run.iterdir()}
-    config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{public_run}"')
-    trained = run(config, text, tmp_path / "private")
+    config = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{public_run}"')
+    trained = run(config, tmp_path / "private")
     assert trained.plan.guarantee is not None
     assert trained.plan.guarantee.epsilon <= 8
     start = config.task(config.source().read().payload.schema).initial
@@ -73,10 +73,10 @@ def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_pa
 
 def test_checkpoint_of_private_data_is_refused(corpus, tmp_path):
     without_privacy = tmp_path / "without"
-    run(*config_of(corpus), without_privacy)
+    run(config_of(corpus), without_privacy)
     with pytest.raises(InputError, match="not declared public"):
         refuse_private_checkpoint(without_privacy)
-    config, _ = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{without_privacy}"')
+    config = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{without_privacy}"')
     with pytest.raises(InputError, match="not declared public"):
         config.task(config.source().read().payload.schema)
     (without_privacy / "guarantee.json").write_text('{"format": "coowned-guarantee-1"}', encoding="utf-8")
@@ -96,13 +96,13 @@ def copied(run_folder, place):
     ("privacy", "match"), [("epsilon = 8\ndelta = 1e-5", "composed"), ('epsilon = "none"', "not declared public")]
 )
 def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatch, privacy, match):
-    run(*config_of(corpus, privacy=privacy), tmp_path / "run")
+    run(config_of(corpus, privacy=privacy), tmp_path / "run")
     copy = copied(tmp_path / "run", tmp_path / "copy")
     for later in ("epsilon = 8\ndelta = 1e-5", "public = true"):  # else a public run would wash the claim off
-        config, _ = config_of(corpus, privacy=later, model=f'checkpoint = "{copy}"')
+        config = config_of(corpus, privacy=later, model=f'checkpoint = "{copy}"')
         with pytest.raises(InputError, match=match):
             config.task(config.source().read().payload.schema)
-    config, _ = config_of(corpus, model=f'checkpoint = "{copy}"')  # a run that claims nothing may start anywhere
+    config = config_of(corpus, model=f'checkpoint = "{copy}"')  # a run that claims nothing may start anywhere
     assert config.task(config.source().read().payload.schema).initial
     (copy / "guarantee.json").write_text('{"format": "coowned-no-guarantee-1", "public": true}', encoding="utf-8")
     with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
@@ -133,8 +133,8 @@ def test_private_log(corpus, tmp_path):
     kept = pl.when(pl.col("index") >= 3).then(long)
     texts.with_columns(text=kept).drop("index").write_parquet(tmp_path / "texts.parquet")
     place = tmp_path / "run"
-    config, text = config_of(tmp_path, privacy="public = true", clip_norm=None)
-    trained = run(config, text, place)
+    config = config_of(tmp_path, privacy="public = true", clip_norm=None)
+    trained = run(config, place)
     file = place / "private-log.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     stored = json.loads(file.read_text(encoding="utf-8"))
@@ -160,7 +160,7 @@ def test_cased_vocabulary(corpus, tmp_path):
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (tmp_path / "vocab.txt").write_text("\n".join([*special, "cat", "Cat"]) + "\n", encoding="utf-8")
     for lowercase, first in ((True, 5), (False, 6)):
-        config, _ = config_of(tmp_path, model=f'vocabulary = "vocab.txt"\nlowercase = {str(lowercase).lower()}')
+        config = config_of(tmp_path, model=f'vocabulary = "vocab.txt"\nlowercase = {str(lowercase).lower()}')
         examples = config.source().read()
         rows = {"train": np.arange(examples.graph.num_examples)}
         table = config.task(examples.payload.schema).load(examples, rows).parts["train"]
@@ -168,7 +168,7 @@ def test_cased_vocabulary(corpus, tmp_path):
 
 
 def test_text_has_its_own_split(corpus):
-    config, _ = config_of(corpus)
+    config = config_of(corpus)
     assert config.splits == [0.9, 0.05, 0.05]
 
 
@@ -186,7 +186,7 @@ def test_contradictions(corpus, model, match):
 
 
 def test_too_long_for_the_model(corpus):
-    config, _ = config_of(corpus, sequence_length=17)
+    config = config_of(corpus, sequence_length=17)
     with pytest.raises(ConfigError, match="16 positions"):
         config.task(config.source().read().payload.schema)
 
@@ -194,17 +194,17 @@ def test_too_long_for_the_model(corpus):
 def test_vocabulary_larger_than_the_model(corpus, tmp_path):
     small = tmp_path / "config.json"
     small.write_text(json.dumps(ARCHITECTURE | {"vocab_size": 10}), encoding="utf-8")
-    config, _ = config_of(corpus, model=f'vocabulary = "vocab.txt"\narchitecture = "{small}"')
+    config = config_of(corpus, model=f'vocabulary = "vocab.txt"\narchitecture = "{small}"')
     with pytest.raises(ConfigError, match="room for 10"):
         config.task(config.source().read().payload.schema)
 
 
 def test_interrupted_text_run_is_resumed(corpus, tmp_path):
     """Masks, coins and noise follow from the key: the run that stopped ends in the bits of the one that did not."""
-    config, text = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")
-    seeded = text + "[run]\nseed = 7\ncheckpoint_every = 2\n"
+    config = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")
+    seeded = config.text + "[run]\nseed = 7\ncheckpoint_every = 2\n"
     config = TrainConfig.from_toml(seeded, folder=corpus)
-    run(config, seeded, tmp_path / "whole")
+    run(config, tmp_path / "whole")
 
     with RunFolder.open(tmp_path / "stopped") as opened:
         save = opened.save
@@ -215,9 +215,9 @@ def test_interrupted_text_run_is_resumed(corpus, tmp_path):
 
         opened.save = save_and_stop
         with pytest.raises(KeyboardInterrupt):
-            run_configuration(config, opened, text=seeded)
+            run_configuration(config, opened)
     assert not (tmp_path / "stopped" / "model.safetensors").exists()
-    run(config, seeded, tmp_path / "stopped")
+    run(config, tmp_path / "stopped")
     whole, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
     for name in whole:
         np.testing.assert_array_equal(whole[name], resumed[name])

@@ -107,12 +107,12 @@ class Plan:
           - However many choices are too small, one sentence says so.   (test_too_small_choices_share_one_sentence)
         """
         notes = []
-        for note, what in ((TOO_SMALL, "one batch"), (TOO_SMALL_FOR_GROUPS, "two groups' batches")):
+        for note, needed in ((TOO_SMALL, "one batch"), (TOO_SMALL_FOR_GROUPS, "two groups' batches")):
             if small := [choice for choice in self.choices if choice.note == note]:
                 which = "1 choice has" if len(small) == 1 else f"{len(small)} choices have"
                 largest = max(choice.size for choice in small)
                 notes.append(
-                    f"{which} fewer copies than {what} of {min(choice.batch_size for choice in small):,} (at most "
+                    f"{which} fewer copies than {needed} of {min(choice.batch_size for choice in small):,} (at most "
                     f"{largest:,}) and cannot be used; a smaller batch size or a larger bound would help."
                 )
         others = [choice for choice in self.choices if choice.note not in ("", TOO_SMALL, TOO_SMALL_FOR_GROUPS)]
@@ -124,9 +124,9 @@ def mark_best(choices: Sequence[Choice]) -> list[Choice]:
     usable = [choice for choice in choices if choice.signal_to_noise is not None]
     if not usable:
         return list(choices)
-    by_mechanism = {kind: own for kind in TITLES if (own := [choice for choice in usable if choice.mechanism == kind])}
-    least = [min(own, key=_error_of) for own in by_mechanism.values()]
-    strongest = {kind: max(own, key=_signal_of) for kind, own in by_mechanism.items()}
+    by_mechanism = {kind: rows for kind in TITLES if (rows := [row for row in usable if row.mechanism == kind])}
+    least = [min(rows, key=_error_of) for rows in by_mechanism.values()]
+    strongest = {kind: max(rows, key=_signal_of) for kind, rows in by_mechanism.items()}
     best = max(strongest.values(), key=_signal_of)
     others = [choice for choice in strongest.values() if choice is not best]
     why = _why(best, others, min(usable, key=_error_of))
@@ -162,9 +162,9 @@ def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
     def name(choice: Choice) -> str:
         return f"{TITLES[choice.mechanism]} ({choice.label}, batches of {choice.batch_size:,})"
 
-    beside = "; ".join(f"{name(choice)} has {has(choice)}" for choice in others)
+    comparison = "; ".join(f"{name(choice)} has {has(choice)}" for choice in others)
     sentence = f"Best predicted signal-to-noise, {_signal_of(best):.3g}: {name(best)} has {has(best)}"
-    sentence += f", where {beside}" if others else ""
+    sentence += f", where {comparison}" if others else ""
     if least is best:
         return f"{sentence}; no row has less error."
     return f"{sentence}; the lowest error, {_error_of(least):.3g}, is that of {name(least)}, which keeps " + (

@@ -333,15 +333,15 @@ def _attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str)
     return cached("accounting", question, bound, encode=repr, decode=float)
 
 
-def _certificate_of(stored: Any, given: ContributionCertificate | None) -> ContributionCertificate:
+def _certificate_of(stored: Any, certificate: ContributionCertificate | None) -> ContributionCertificate:
     """The certificate inside a stored guarantee, or the given one where only its digest is stored."""
     if isinstance(stored, dict):
         embedded = ContributionCertificate.from_json(codec.encode_json(stored))
-        if given is not None and given != embedded:
+        if certificate is not None and certificate != embedded:
             raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
         return embedded
-    if given is None:
+    if certificate is None:
         raise InputError("the guarantee is stored without its certificate; open the run folder it belongs to")
-    if stored != codec.checksum(msgspec.json.decode(given.to_json())):
+    if stored != codec.checksum(msgspec.json.decode(certificate.to_json())):
         raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
-    return given
+    return certificate

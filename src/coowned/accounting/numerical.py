@@ -251,9 +251,9 @@ class Composition:
             epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
         return answer if rough == 1.0 else None
 
-    def delta(self, epsilon: float, *, looseness: float = RELATIVE_LOOSENESS) -> Answer:
+    def delta(self, epsilon: float) -> Answer:
         """The smallest delta proven for epsilon, over all directions."""
-        return self.deltas([epsilon], looseness=looseness)[0]
+        return self.deltas([epsilon])[0]
 
     def deltas(
         self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True

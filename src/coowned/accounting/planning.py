@@ -141,8 +141,8 @@ def plan(
             jobs.append(("random allocation", functools.partial(tried.allocated, size)))
     report = progress or (lambda done, message: None)
     choices: list[Choice] = []
-    for number, (what, job) in enumerate(jobs):
-        report(number / len(jobs), what)
+    for number, (label, job) in enumerate(jobs):
+        report(number / len(jobs), label)
         choices += job()
     report(1.0, "done")
     choices = mark_best(choices)
@@ -263,9 +263,9 @@ class _Tried:
             selector = CyclicGroups(num_groups=number, contribution_bound=1)
             selected.append((CyclicGroups.name, select_once(self.graph, selector, seed=self.seed)))
         rows = []
-        for word, own in selected:
-            certificate = certify(self.graph, own)
-            facts = self._facts(RandomAllocation.kind, word, batch_size, own, certificate)
+        for word, selection in selected:
+            certificate = certify(self.graph, selection)
+            facts = self._facts(RandomAllocation.kind, word, batch_size, selection, certificate)
             if certificate.size < batch_size:
                 rows.append(_unusable(facts, TOO_SMALL))
                 continue

@@ -204,12 +204,12 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
     for copies, users, least, most in by_number_of_copies(levels).iter_rows():
         if not users:
             continue
-        what = (
+        level = (
             "not in training"
             if copies == 0
             else f"epsilon {interval(least, most)} in {counted(copies, 'copy', 'copies')}"
         )
-        parts.append(f"{100 * users / total:.1f}% of users: {what}")
+        parts.append(f"{100 * users / total:.1f}% of users: {level}")
     said = [f"Graph statistic, not protected by this guarantee: {'; '.join(parts)}{_median(levels, total)}."]
     if "group" in levels.columns:
         sizes = guarantee.certificate.group_sizes or ()

@@ -79,9 +79,9 @@ class AttributedExamples:
         if isinstance(keys, (str, bytes)):
             raise InputError("keys must be a list of user keys, not one string; write [key]")
         wanted = self.key_rules.canonical(pl.Series([str(key) for key in keys], dtype=pl.String)).unique()
-        own = pl.Series(self.user_keys)
-        refuse_unknown_keys(wanted.filter(~wanted.is_in(own.implode())).to_list())
-        gone = own.is_in(wanted.implode()).to_numpy()
+        user_keys = pl.Series(self.user_keys)
+        refuse_unknown_keys(wanted.filter(~wanted.is_in(user_keys.implode())).to_list())
+        gone = user_keys.is_in(wanted.implode()).to_numpy()
         return dataclasses.replace(
             self,
             graph=self.graph.without_users(np.flatnonzero(gone)),

@@ -140,9 +140,9 @@ def check_valid(array: pa.Array | pa.ChunkedArray, name: str) -> None:
         try:
             chunk.validate(full=True)
         except pa.ArrowInvalid as error:
-            what = "is not UTF-8" if "UTF8" in str(error) else f"is not valid Arrow data ({one_line(error)})"
+            problem = "is not UTF-8" if "UTF8" in str(error) else f"is not valid Arrow data ({one_line(error)})"
             row = before + _first_invalid(chunk)
-            raise InputError(f"{name} {what} at row {row}; correct it or write the data again") from None
+            raise InputError(f"{name} {problem} at row {row}; correct it or write the data again") from None
         before += len(chunk)
 
 

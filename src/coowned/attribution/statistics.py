@@ -123,8 +123,8 @@ class HeavyUsers:
         Of the examples that contain at least one of the first j users, S holds at most j times contribution_bound; the
         best j counts, so that light users at the end of the list take nothing away.
         """
-        room = np.cumsum(np.minimum(self.held, contribution_bound))
-        return np.maximum.accumulate((np.cumsum(self.added) - room).clip(0)).tolist()
+        capacity = np.cumsum(np.minimum(self.held, contribution_bound))
+        return np.maximum.accumulate((np.cumsum(self.added) - capacity).clip(0)).tolist()
 
     def advice(self, contribution_bound: int) -> str | None:
         """The sentence of `heavy_users_advice`."""

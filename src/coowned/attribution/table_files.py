@@ -298,12 +298,12 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
             values.append(fields.get(name))
         numbers.append(number)
     for name in metadata:
-        given = [(row, json_kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
-        other = next((row for row, kind in given if (kind == "a list") != (given[0][1] == "a list")), None)
+        kinds = [(row, json_kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
+        other = next((row for row, kind in kinds if (kind == "a list") != (kinds[0][1] == "a list")), None)
         if other is not None:
             raise InputError(
                 f"{file}, line {numbers[other]}: {name!r} is {json_kind(columns[name or ''][other])} here and "
-                f"{given[0][1]} in an earlier line; use one type"
+                f"{kinds[0][1]} in an earlier line; use one type"
             )
     names = [name.encode("utf-8", "replace").decode() for name in columns]
     return pa.table([values_to_arrow(values) for values in columns.values()], names=names)

@@ -7,7 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.options import Engine, Json, Master, check_engine, reads_data
-from coowned.cli.paths import certificate_for, read_certificate
+from coowned.cli.paths import read_certificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.progress import counted
 
@@ -43,13 +43,15 @@ def run(
         coowned certify hdfs://head/pairs.parquet hdfs://head/S.parquet --user user_id \\
             --example-id example_id --engine spark --master spark://head:7077
     """
-    beside = certificate or certificate_for(selection)
-    check_engine(engine, master, str(source.path), selection, beside)
+    from coowned.certificate import certificate_for
+
+    certificate_path = certificate or certificate_for(selection)
+    check_engine(engine, master, str(source.path), selection, certificate_path)
     if "://" not in selection and not Path(selection).exists():
         raise InputError(f"{selection}: no such file or folder; give the S that `coowned select` wrote")
     claim_and_recount = _on_spark if engine == "spark" else _locally
     try:
-        claim, recount = claim_and_recount(source, selection, beside, master)
+        claim, recount = claim_and_recount(source, selection, certificate_path, master)
         claim.check_recount(recount)
     except CertificateMismatchError as error:
         if json:

@@ -54,7 +54,7 @@ def run(
     from coowned.accounting.statement import rounded_down
     from coowned.audit.bob import ATTRIBUTIONS, BobTest
     from coowned.audit.run_audit import audit_run
-    from coowned.cli.paths import certificate_path_of
+    from coowned.certificate import certificate_path_of
     from coowned.cli.select import make_selector
     from coowned.report.page import write_report
     from coowned.selection.selection_files import write_selection
@@ -214,8 +214,8 @@ def _bob(found: "Measured") -> dict[str, Any]:
 
 def _plan(graph: "co.AttributionGraph", epsilon: float) -> "tuple[Plan, Choice]":
     """Every choice for one epsilon, and the best of them."""
-    asked = {"contribution_bounds": (1, 3, 10), "mechanism": "poisson", "num_parameters": _NUM_FEATURES + 1}
-    planned = co.plan(graph, epsilon=epsilon, **asked, **_TARGET, **_BATCHES)
+    settings = {"contribution_bounds": (1, 3, 10), "mechanism": "poisson", "num_parameters": _NUM_FEATURES + 1}
+    planned = co.plan(graph, epsilon=epsilon, **settings, **_TARGET, **_BATCHES)
     return planned, next(choice for choice in planned.choices if choice.best)
 
 
@@ -251,10 +251,9 @@ def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
     from coowned.training.run import StoredRun
 
     folder, config = _paths(output, epsilon)
-    text = _configuration(epsilon, choice)
-    config.write_text(text, encoding="utf-8")
+    config.write_text(_configuration(epsilon, choice), encoding="utf-8")
     with RunFolder.open(folder) as opened:
-        run_configuration(TrainConfig.read(config), opened, text=text)
+        run_configuration(TrainConfig.read(config), opened)
     return StoredRun.open(folder)
 
 

@@ -51,8 +51,8 @@ for verb in (
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"coowned {coowned.__version__}")
         raise typer.Exit()
 

@@ -97,9 +97,9 @@ def with_parameters(
     """The verb with `parameters` instead of the parameter `replaced`, whose value `build` creates from them."""
 
     @functools.wraps(verb)
-    def run(**given: Any) -> Any:
-        built = build({one.name: given.pop(one.name) for one in parameters})
-        return verb(**{replaced: built}, **given)
+    def run(**arguments: Any) -> Any:
+        built = build({one.name: arguments.pop(one.name) for one in parameters})
+        return verb(**{replaced: built}, **arguments)
 
     signature: list[inspect.Parameter] = []
     for one in inspect.signature(verb).parameters.values():
@@ -123,14 +123,14 @@ def reads_data(verb: Callable[..., Any], *, or_config: bool = False) -> Callable
     return with_parameters(verb, "source", [data, *options], _source)
 
 
-def _source(given: dict[str, Any]) -> "DataSource | None":
+def _source(values: dict[str, Any]) -> "DataSource | None":
     from coowned.attribution.sources import DataSource
 
-    if given["data"] is None:
-        for name, value in given.items():
+    if values["data"] is None:
+        for name, value in values.items():
             if value:
                 raise InputError(f"--{name.replace('_', '-')} needs DATA; with --config, set it in the configuration")
         return None
-    chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
     return DataSource(path=chosen.pop("data"), users=columns or None, **chosen)

@@ -1,7 +1,6 @@
 """Paths of a verb: the certificate next to S, and outputs that never overwrite inputs."""
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ PathOrURL = str | os.PathLike[str]
 
 def files_of(source: "DataSource") -> list[PathOrURL]:
     """What a verb with data options reads."""
-    return [given for given in (source.path, source.aliases, source.unprotected) if given is not None]
+    return [path for path in (source.path, source.aliases, source.unprotected) if path is not None]
 
 
 def refuse_to_overwrite(
@@ -28,7 +27,7 @@ def refuse_to_overwrite(
     A file in a data folder would be read as data next time. Without `replace` an output that exists is
     refused too; what exists at a URL of another file system is not looked at here.
     """
-    read = [_resolved(given) for given in inputs]
+    read = [_resolved(path_or_url) for path_or_url in inputs]
     written: set[str] = set()
     for output in outputs:
         if output is None:
@@ -36,7 +35,7 @@ def refuse_to_overwrite(
         path = _resolved(output)
         if path in read:
             raise InputError(f"{output}: would overwrite its own input; choose another path")
-        if any(path.startswith(f"{given}/") and ("://" in given or Path(given).is_dir()) for given in read):
+        if any(path.startswith(f"{folder}/") and ("://" in folder or Path(folder).is_dir()) for folder in read):
             raise InputError(f"{output}: is inside the data folder and would be read as data; choose another path")
         if path in written:
             raise InputError(f"{output}: two outputs have this path; choose another path for one of them")
@@ -55,31 +54,15 @@ def refuse_to_replace(folders: Iterable[Path], output: Path | None, *, except_fo
         return
     path = output.resolve()
     for folder in folders:
-        own = [folder.resolve() / name for name in except_for]
-        if folder.resolve() in path.parents and os.path.lexists(output) and path not in own:
+        allowed = [folder.resolve() / name for name in except_for]
+        if folder.resolve() in path.parents and os.path.lexists(output) and path not in allowed:
             raise InputError(f"{output}: would overwrite a file of the run; choose another path")
 
 
-def _resolved(given: PathOrURL) -> str:
+def _resolved(path_or_url: PathOrURL) -> str:
     """One spelling of each path or URL, so that two can be compared; a SQLite URL is that of its file."""
-    path = str(given).removeprefix("sqlite:///").removeprefix("file://")
+    path = str(path_or_url).removeprefix("sqlite:///").removeprefix("file://")
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())
-
-
-def certificate_for(selection: str) -> str:
-    """The path or URL of the certificate of S."""
-    if "://" not in selection:
-        return str(certificate_path_of(Path(selection)))
-    if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
-        raise InputError(f"{selection}: not the URL of a selection; give one such as hdfs://head/S.parquet")
-    return f"{selection.rstrip('/').removesuffix('.parquet')}.certificate.json"
-
-
-def certificate_path_of(selection: Path) -> Path:
-    """S.parquet has its certificate in S.certificate.json."""
-    if not selection.name:
-        raise InputError(f"{selection}: a folder, not a selection; give a file such as S.parquet")
-    return selection.with_name(f"{selection.stem}.certificate.json")
 
 
 def read_certificate(path: Path) -> "ContributionCertificate":

@@ -97,7 +97,7 @@ def run(
     from coowned.accounting.planning import default_bounds, plan
     from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
 
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
         "adjacency": adjacency,
@@ -108,21 +108,21 @@ def run(
         "allow_large_delta": allow_large_delta or None,
         "seed": seed,
     }
-    if [] in given.values():
+    if [] in options.values():
         raise InputError("Nothing to plan; name at least one bound, one selector and one batch size")
     if (source is None) == (config is None):
         raise InputError("plan needs either DATA or --config TRAIN.toml")
-    asked = None
+    configuration = None
     if config is not None:
         from coowned.training.config import TrainConfig
 
-        asked = TrainConfig.read(config)
-    settings: dict[str, Any] = {"adjacency": "zero-out"} if asked is None else _settings_of(asked)
-    settings |= {name: value for name, value in given.items() if value is not None}
+        configuration = TrainConfig.read(config)
+    settings: dict[str, Any] = {"adjacency": "zero-out"} if configuration is None else _settings_of(configuration)
+    settings |= {name: value for name, value in options.items() if value is not None}
     for name in ("epsilon", "delta", "batch_size", "iterations"):
         if name not in settings:
             raise InputError(f"plan needs --{name.replace('_', '-')}{' or --config' if config is None else ''}")
-    source = source if asked is None else asked.source()
+    source = source if configuration is None else configuration.source()
     assert source is not None
     refuse_to_overwrite([*files_of(source), *([] if config is None else [config])], [output, html])
     for target in filter(None, (output, html)):  # before the work
@@ -131,13 +131,13 @@ def run(
     with show.progress("reading") as progress:
         examples = source.read(progress)
     graph = examples.graph
-    if asked is not None:  # the examples that `coowned train` would select from
+    if configuration is not None:  # the examples that `coowned train` would select from
         from coowned.training.splits import split_examples
 
-        graph = graph.subgraph(split_examples(graph, asked.splits)["train"])
-        if bound := asked.selection.settings.get("contribution_bound"):
+        graph = graph.subgraph(split_examples(graph, configuration.splits)["train"])
+        if bound := configuration.selection.settings.get("contribution_bound"):
             settings.setdefault("contribution_bounds", sorted({bound, *default_bounds(graph)}))
-        parameters = parameters or _parameters_of(asked, examples)
+        parameters = parameters or _parameters_of(configuration, examples)
     with show.progress("planning") as progress:
         found = plan(
             graph,

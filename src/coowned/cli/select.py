@@ -22,7 +22,7 @@ from coowned.cli.options import (
     reads_data,
     with_parameters,
 )
-from coowned.cli.paths import certificate_for, certificate_path_of, files_of, raise_exists, refuse_to_overwrite
+from coowned.cli.paths import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.progress import counted, one_of
@@ -107,6 +107,8 @@ def run(
         coowned select pairs.parquet --user user_id --example-id example_id --contribution-bound 3 \\
             --engine spark --master spark://head:7077 -o S.parquet
     """
+    from coowned.certificate import certificate_for
+
     check_engine(engine, master)
     chooser = make_selector(selector, settings)
     check_engine(engine, master, str(source.path), output)
@@ -145,11 +147,11 @@ def run(
 
 
 def _run_locally(source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool) -> "_Certified":
-    with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
-        from coowned.attribution.statistics import heavy_users_advice
-        from coowned.certificate import certify
-        from coowned.selection.selection_files import write_selection
+    from coowned.attribution.statistics import heavy_users_advice
+    from coowned.certificate import certificate_path_of, certify
+    from coowned.selection.selection_files import write_selection
 
+    with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
         with show.progress("reading") as progress:
             graph = source.read(progress).graph
         with show.progress(f"selecting with {chooser.name}") as progress:
@@ -165,6 +167,7 @@ def _run_locally(source: "DataSource", chooser: "Selector", seed: int, output: P
 def _run_on_spark(
     source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str, overwrite: bool
 ) -> "_Certified":
+    from coowned.certificate import certificate_for
     from coowned.spark.selection import check_selector
     from coowned.spark.session import check_machine
     from coowned.spark.sources import check_source

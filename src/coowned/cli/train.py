@@ -67,7 +67,6 @@ def run(
             trained = run_configuration(
                 settings,
                 folder,
-                text=text.decode(),
                 progress=progress,
                 announce=announce,
                 advise=lambda advice: sys.stderr.write(f"{advice}\n"),

@@ -21,16 +21,16 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compile_later(function: Callable[..., Any]) -> Any:
-        made: Any = numba.njit(nogil=True, error_model="numpy", **options)(function)
+        dispatcher: Any = numba.njit(nogil=True, error_model="numpy", **options)(function)
         try:
-            made.enable_caching()
+            dispatcher.enable_caching()
         except RuntimeError:  # there is no file, as in a console
-            return made
-        kept: Any = getattr(made._cache, "_cache_file", None)
+            return dispatcher
+        kept: Any = getattr(dispatcher._cache, "_cache_file", None)
         if not hasattr(kept, "_source_stamp"):  # not a public part of numba: without it nothing is kept
             return numba.njit(nogil=True, error_model="numpy", **options)(function)
         kept._source_stamp = (kept._source_stamp, _stamps(Path(__file__).parent))
-        return made
+        return dispatcher
 
     return compile_later
 

@@ -149,6 +149,18 @@ class RunKey:
             digests.append(hashed.digest())
         return np.frombuffer(b"".join(digests), "<u4").reshape(-1, 8).astype(np.uint32)
 
+    def bind(self, run: str) -> None:
+        """Refuses, with InputError, to serve another run than the one so named: its noise would serve two gradients.
+
+        The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
+        """
+        if not self.is_test_run and _SERVED.setdefault(self.fingerprint, run) != run:
+            raise InputError(
+                "this run key was used by another run: the same noise added to two different gradients reveals both, "
+                "and runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or "
+                "sweep()"
+            )
+
     def to_json(self) -> str:
         """The secret, as a JSON text: for a file that only the trainer can read."""
         stored = _StoredKey(seed=self.seed, secret=None if self.is_test_run else self.secret.hex())
@@ -189,6 +201,9 @@ def _encode_text(text: str) -> bytes:
     return b"s" + len(content).to_bytes(8, "little") + content
 
 
+# Which run each secret key has served in this process. State that lasts, on purpose: no object that a caller can copy
+# or make again could remember it, and a second run under the same key would give both runs' gradients away.
+_SERVED: dict[str, str] = {}
 _PERSON = b"coowned-keys-1"
 _NOTHING, _WHOLE_NUMBER = b"n" + bytes(8), b"i" + (8).to_bytes(8, "little")
 

@@ -112,9 +112,9 @@ class Mechanism(abc.ABC):
         if batch_size is not None:
             validate.positive(batch_size=batch_size)
         fields = cls._certified_fields(certificate, batch_size, num_bands)
-        for name, given in (("batch_size", batch_size), ("iterations", iterations)):
-            if given not in (None, fields.setdefault(name, given)):
-                raise InputError(f"{name} {given} is not the schedule's ({fields[name]}); remove it")
+        for name, value in (("batch_size", batch_size), ("iterations", iterations)):
+            if value not in (None, fields.setdefault(name, value)):
+                raise InputError(f"{name} {value} is not the schedule's ({fields[name]}); remove it")
         return cls(contribution_bound=bound, **fields, **settings)
 
     @classmethod

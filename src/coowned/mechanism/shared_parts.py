@@ -25,7 +25,7 @@ def atomic_add(typing_context, counter, by):
     return types.int64(counter, types.int64), generate
 
 
-def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int) -> None:
+def in_parts(add_parts: Callable[..., None], arguments: tuple[Any, ...], parts: int) -> None:
     """Has all parts done by this thread and by others that are free; add_parts(*given, taken, done) does them.
 
     Guarantees:
@@ -35,8 +35,8 @@ def in_parts(add_parts: Callable[..., None], given: tuple[Any, ...], parts: int)
     """
     taken, done = np.zeros(1, np.int64), np.zeros(1, np.int64)  # how many parts were begun, and how many ended
     helpers = range(1, min(parts, threads.cores()))
-    others = [threads.step_workers().submit(add_parts, *given, taken, done) for _ in helpers]
-    add_parts(*given, taken, done)
+    others = [threads.step_workers().submit(add_parts, *arguments, taken, done) for _ in helpers]
+    add_parts(*arguments, taken, done)
     if not _all_done(done, parts):
         for other in others:  # slow, or ended by an error, which is raised here
             other.result()

@@ -196,7 +196,7 @@ def run_rows(run: StoredRun, selected: SelectedGraph, other_choices: Plan) -> li
     assert run.guarantee is not None
     noise = run.guarantee.noise_multiplier
     ratio = SignalToNoise.of(run.mechanism, noise_multiplier=noise, num_parameters=found[0].num_parameters)
-    own = dataclasses.replace(
+    chosen = dataclasses.replace(
         found[0],
         selector=run.selector,
         contribution_bound=bound,
@@ -210,8 +210,8 @@ def run_rows(run: StoredRun, selected: SelectedGraph, other_choices: Plan) -> li
         other_epsilon=run.guarantee.other_epsilon,
         note="",
     )
-    choices = sorted([own, *others], key=lambda choice: (choice.selector, choice.contribution_bound))
-    return [{**plan_row(choice), "chosen": choice is own} for choice in choices]
+    choices = sorted([chosen, *others], key=lambda choice: (choice.selector, choice.contribution_bound))
+    return [{**plan_row(choice), "chosen": choice is chosen} for choice in choices]
 
 
 def trade_off(

@@ -156,6 +156,5 @@ def _resource(name: str) -> str:
 
 def _write(path: Path, text: str, *, mode: int) -> None:
     with whole_files(path) as (temporary,):
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        temporary.touch(mode=mode)
+        temporary.write_text(text, encoding="utf-8")

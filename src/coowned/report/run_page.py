@@ -3,13 +3,13 @@
 import dataclasses
 import datetime
 import importlib.metadata
-import json
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coowned import codec
 from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
 from coowned.accounting.statement import Statement, rounded_down, rounded_up
 from coowned.audit.bob import ATTRIBUTIONS, Measured
@@ -222,15 +222,12 @@ def releasable_config(text: str) -> str:
     path = "mail.mbox"
     splits = [1, 0, 0]
     """
-    lines = []
-    for section, values in tomllib.loads(text).items():
-        lines += [f"[{section}]"] if not lines else ["", f"[{section}]"]
+    sections = tomllib.loads(text)
+    for section, values in sections.items():
         for key, value in values.items():
             if isinstance(value, str) and "/" in value and section != "report":
-                value = Path(value).name
-            # A configuration has only strings, numbers, lists and booleans, which TOML and JSON write alike.
-            lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
-    return "\n".join(lines)
+                values[key] = Path(value).name
+    return codec.encode_toml(sections).rstrip("\n")
 
 
 def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:

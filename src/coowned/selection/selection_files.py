@@ -1,6 +1,8 @@
 """Selections and schedules as Parquet, distinguished by their columns."""
 
+import io
 import os
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -10,16 +12,23 @@ import pyarrow.parquet
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.table_files import read_parquet_table
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import write_file
 from coowned.selection.selector import Schedule, Selection
 
 
 def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selected: Selection | Schedule) -> None:
-    """Writes `example_id, copies` of what is selected, in input order, or `batch, position, example_id` of a schedule.
-
-    Ids keep the type of the input. A selection with groups has a column `group` too.
+    """Writes what `encode_selection` gives.
 
     Guarantees:
       - A new file is readable by its owner alone.   (test_selections_are_private)
+    """
+    write_file(Path(path), encode_selection(graph, selected), mode=0o600)  # who is in a training set is private
+
+
+def encode_selection(graph: AttributionGraph, selected: Selection | Schedule) -> bytes:
+    """Parquet of `example_id, copies` of what is selected, in input order, or `batch, position, example_id`.
+
+    Ids keep the type of the input. A selection with groups has a column `group` too.
     """
     selected.check_graph(graph)
     if isinstance(selected, Schedule):
@@ -30,10 +39,9 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
         columns = {"example_id": graph.ids_of(rows), "copies": selected.copies[rows].astype(np.int32)}
         if selected.groups is not None:
             columns["group"] = selected.groups[rows].astype(np.int32)
-    # Readable by its owner alone: membership in a training set is private.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        pyarrow.parquet.write_table(pa.table(columns), file, compression="zstd")
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table(columns), buffer, compression="zstd")
+    return buffer.getvalue()
 
 
 def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Selection | Schedule:

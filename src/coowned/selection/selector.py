@@ -83,14 +83,19 @@ class Selected:
         """Binds the ids of the chosen rows in row order: `graph_digest` is the same for rows in another order."""
         return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._selected_rows())
 
+    @functools.cached_property
+    def num_distinct(self) -> int:
+        """Examples that were selected at least once."""
+        return int(np.count_nonzero(self.copies))  # type: ignore[attr-defined]
+
     def check_graph(self, graph: AttributionGraph) -> None:
         """Refuses, with CertificateMismatchError, a graph this was not selected from."""
         if graph is self.graph:
             return
-        own: Any = self
+        selected: Any = self
         same = "; pass the graph it was selected from"
-        if graph.num_examples != own.num_examples:
-            other = f"a graph of {own.num_examples} examples, not {graph.num_examples}{same}"
+        if graph.num_examples != selected.num_examples:
+            other = f"a graph of {selected.num_examples} examples, not {graph.num_examples}{same}"
         elif self.graph_digest is not None and self.graph_digest != graph.digest:
             other = f"another graph (digest {self.graph_digest}, not {graph.digest}){same}"
         elif self.ids_digest is not None and self.ids_digest != _digest_ids(graph, self._selected_rows()):
@@ -157,9 +162,9 @@ class Selection(Selected):
         """One's own S: how often each example of the graph is in it (and, where wanted, the group of each)."""
         check_is_graph(graph)
         own_groups = None if groups is None else np.array(groups)
-        own = np.array(copies)
-        own = own.astype(np.int32) if own.dtype == bool else own  # a mask: each once
-        return cls(graph=graph, copies=own, groups=own_groups, selector={"name": "from-copies"})
+        counts = np.array(copies)
+        counts = counts.astype(np.int32) if counts.dtype == bool else counts  # a mask: each once
+        return cls(graph=graph, copies=counts, groups=own_groups, selector={"name": "from-copies"})
 
     @property
     def num_examples(self) -> int:
@@ -170,11 +175,6 @@ class Selection(Selected):
     def size(self) -> int:
         """The size of S, every copy counted."""
         return int(self.copies.sum(dtype=np.int64))
-
-    @functools.cached_property
-    def num_distinct(self) -> int:
-        """Examples that are in S at least once."""
-        return int(np.count_nonzero(self.copies))
 
     def to_json(self) -> str:
         """A JSON text that lists only what is selected."""
@@ -247,11 +247,11 @@ class Schedule(Selected):
         """One's own schedule: the example indices of each batch, shape (iterations, batch_size)."""
         check_is_graph(graph)
         try:
-            own = np.array(batches)
+            slots = np.array(batches)
         except ValueError:
             raise InputError("batches must all have the same length") from None
         selector = {"name": "from-batches"}
-        return cls(graph=graph, batches=own, num_examples=graph.num_examples, selector=selector)
+        return cls(graph=graph, batches=slots, num_examples=graph.num_examples, selector=selector)
 
     @property
     def iterations(self) -> int:
@@ -272,11 +272,6 @@ class Schedule(Selected):
     def copies(self) -> npt.NDArray[np.int32]:
         """How often each example appears in the whole schedule, shape (num_examples,)."""
         return _contiguous(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
-
-    @functools.cached_property
-    def num_distinct(self) -> int:
-        """Examples that appear at least once."""
-        return int(np.count_nonzero(self.copies))
 
     def to_json(self) -> str:
         """A JSON text with the examples of every batch."""

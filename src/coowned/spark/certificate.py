@@ -47,16 +47,16 @@ def certify(
     graph = as_graph(data, checkpoint_dir)
     checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
     try:
-        own = selection.select(F.col("example_id").cast("string").alias("text"), F.col("copies").cast("bigint"))
-        rows, size, most = _count_rows(own)
+        selected = selection.select(F.col("example_id").cast("string").alias("text"), F.col("copies").cast("bigint"))
+        rows, size, most = _count_rows(selected)
         text = F.col("id").cast("string").alias("text")
-        joined = checkpoints.save(graph.examples.select(text, "users").join(own, "text"), "chosen")
-        _refuse_unknown(own, joined, rows)
+        joined = checkpoints.save(graph.examples.select(text, "users").join(selected, "text"), "chosen")
+        _refuse_unknown(selected, joined, rows)
         copies = F.col("copies")
         without = joined.where(F.size("users") == 0).agg(F.sum(copies)).collect()[0][0] or 0
         levels = _levels(joined, graph.num_users)
         row = F.concat(F.lit("copies:"), copies.cast("string"), F.lit(":"), F.col("text"))
-        selection_digest = digests.finish("selection", sum_rows(own, row))
+        selection_digest = digests.finish("selection", sum_rows(selected, row))
         return ContributionCertificate(
             contribution_bound=max(len(levels) - 1, 0),
             size=size,
@@ -83,25 +83,25 @@ def certify(
             graph.release()
 
 
-def _count_rows(own: "DataFrame") -> tuple[int, int, int]:
+def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
     """Rows, copies in all, most copies of one."""
     from pyspark.sql import functions as F
 
     copies = F.col("copies")
     wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
-    rows, bad, size, most = own.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
+    rows, bad, size, most = selected.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
     if bad:
         raise InputError(f"{bad} rows of the selection have no example_id, or copies outside [1, 2^31); write it again")
-    repeated = own.groupBy("text").count().where("count > 1").limit(1).collect()
+    repeated = selected.groupBy("text").count().where("count > 1").limit(1).collect()
     if repeated:
         raise InputError(f"the example_id {repeated[0][0]!r} is in several rows; put its copies in one row")
     return rows, size or 0, most or 0
 
 
-def _refuse_unknown(own: "DataFrame", joined: "DataFrame", rows: int) -> None:
+def _refuse_unknown(selected: "DataFrame", joined: "DataFrame", rows: int) -> None:
     if joined.count() == rows:
         return
-    stranger = own.join(joined.select("text"), "text", "left_anti").limit(1).collect()
+    stranger = selected.join(joined.select("text"), "text", "left_anti").limit(1).collect()
     named = repr(stranger[0][0]) if stranger else "one"
     raise CertificateMismatchError(
         f"example {named} of the selection is not in the data; check the data and the example_id"

@@ -69,8 +69,8 @@ def running_session(table: "DataFrame") -> "SparkSession":
 
 def _base_directory(spark: "SparkSession", directory: str | os.PathLike[str] | None) -> str:
     if directory is not None:
-        given = str(directory)
-        return given if "://" in given else Path(given).resolve().as_uri()
+        path = str(directory)
+        return path if "://" in path else Path(path).resolve().as_uri()
     configured = spark.sparkContext.getCheckpointDir()
     if configured is not None:
         return configured

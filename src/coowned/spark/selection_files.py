@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from coowned.attribution.table_files import files_of
-from coowned.certificate import ContributionCertificate
+from coowned.certificate import ContributionCertificate, certificate_for, certificate_path_of
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.spark.checkpoints import hadoop_path, running_session
@@ -40,11 +40,11 @@ def write_selection(
     if "://" in os.fspath(path):
         return _write_by_spark(spark, selection, certificate, os.fspath(path))
     target = Path(path)
-    beside = target.with_name(f"{target.stem}.certificate.json")
-    with whole_files(target, beside) as (folder, file):
+    certificate_path = certificate_path_of(target)
+    with whole_files(target, certificate_path) as (folder, file):
         write_parts(selection, certificate, folder)
         file.write_text(certificate.to_json() + "\n", encoding="utf-8")
-    return str(target), str(beside)
+    return str(target), str(certificate_path)
 
 
 def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "DataFrame":
@@ -113,7 +113,7 @@ def _write_by_spark(
     """On any file system: all under hidden names, then renamed."""
     address = address.rstrip("/")
     parent, _, name = address.rpartition("/")
-    beside = f"{parent}/{name.removesuffix('.parquet')}.certificate.json"
+    certificate_path = certificate_for(address)
     hidden = f"{parent}/.{name}.{uuid.uuid4().hex}"
     system, target = hadoop_path(spark, address)
     old = hadoop_path(spark, f"{hidden}/replaced")[1]
@@ -131,16 +131,16 @@ def _write_by_spark(
         if system.exists(target):
             _rename(system, target, old, address)
         _rename(system, hadoop_path(spark, f"{hidden}/{name}")[1], target, address)
-        new = hadoop_path(spark, beside)[1]
+        new = hadoop_path(spark, certificate_path)[1]
         system.delete(new, False)
-        _rename(system, hadoop_path(spark, f"{hidden}/certificate")[1], new, beside)
+        _rename(system, hadoop_path(spark, f"{hidden}/certificate")[1], new, certificate_path)
     except BaseException:
         if system.exists(old) and not system.exists(target):
             system.rename(old, target)
         raise
     finally:
         system.delete(hadoop_path(spark, hidden)[1], True)
-    return address, beside
+    return address, certificate_path
 
 
 def _rename(system, source, target, address: str) -> None:

@@ -63,9 +63,7 @@ def _kind_of_address(path: str | os.PathLike[str]) -> str:
     raise InputError(f"{path}: unknown format; choose one with --format {'|'.join(SUFFIXES)}")
 
 
-def attribute_source(
-    spark: "SparkSession", source: DataSource, *, checkpoint_dir: str | os.PathLike[str] | None = None
-) -> SparkGraph:
+def attribute_source(spark: "SparkSession", source: DataSource) -> SparkGraph:
     """Reads and attributes what a `DataSource` describes: Parquet, CSV or JSON lines with a column of ids.
 
     Its path may be an address of any file system that Spark knows (hdfs://…, s3a://…). The columns of every file are
@@ -90,7 +88,6 @@ def attribute_source(
             aliases=aliases,
             addresses=source.addresses,
             unprotected=unprotected,
-            checkpoint_dir=checkpoint_dir,
         )
 
 

@@ -16,7 +16,7 @@ class TorchFactory(PythonModel):
     """Names a function that gives a `TorchModel`; everything else is as `PythonModel` says."""
 
     kind: ClassVar[str] = "torch"
-    gives: ClassVar[str] = "coowned.torch.TorchModel"
+    returns: ClassVar[str] = "coowned.torch.TorchModel"
 
     def load(self, folder: Path) -> tuple[ExampleSpecification, bytes]:
         require("torch", "a model of kind 'torch'")

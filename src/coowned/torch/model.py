@@ -9,9 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.identifiers import is_text
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.torch.module_model import ModuleModel, tensors
-from coowned.training.example_table import ExampleTable, holds_text
+from coowned.training.columns import column_type
+from coowned.training.example_table import ExampleTable
 from coowned.training.models.example_model import ExampleModel
 from coowned.training.models.example_specification import AskedExample, ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree
@@ -66,20 +68,22 @@ class TorchModel(ExampleSpecification):
     def parameter_tree(self) -> ParameterTree:
         import torch
 
-        trained = {name: own for name, own in self.module.named_parameters() if own.requires_grad}
-        for name, own in trained.items():
-            if own.dtype != torch.float32:
+        trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+        for name, parameter in trained.items():
+            if parameter.dtype != torch.float32:
                 raise InputError(
-                    f"parameter {name!r} is {own.dtype}; what is trained must be float32: cast or freeze it"
+                    f"parameter {name!r} is {parameter.dtype}; what is trained must be float32: cast or freeze it"
                 )
-            if own.device.type != "cpu":
-                raise InputError(f"parameter {name!r} is on {own.device}; training runs on the processor: module.cpu()")
+            if parameter.device.type != "cpu":
+                raise InputError(
+                    f"parameter {name!r} is on {parameter.device}; training runs on the processor: module.cpu()"
+                )
         if not trained:
             raise InputError("no parameter is trained: all of the module's have requires_grad=False")
-        return ParameterTree.of({name: own.detach().numpy() for name, own in trained.items()})
+        return ParameterTree.of({name: parameter.detach().numpy() for name, parameter in trained.items()})
 
     def lengths(self, tree: ParameterTree) -> list[int]:
-        return sorted({size for own in self.module.parameters() for size in own.shape})
+        return sorted({size for parameter in self.module.parameters() for size in parameter.shape})
 
     def make_model(self, **settings: Any) -> ExampleModel:
         return ModuleModel(loss=self.loss, predictor=self.predict, module=self.module, **settings)
@@ -93,12 +97,12 @@ class TorchModel(ExampleSpecification):
         import torch
 
         with torch.no_grad():
-            gives = None if self.predict is None else self.predict(self.module, example)
+            output = None if self.predict is None else self.predict(self.module, example)
             if with_loss:
-                if self.class_names(gives):  # a class is its index, whatever the type of its column
+                if self.class_names(output):  # a class is its index, whatever the type of its column
                     example.whole.add(label)
                 self.loss(self.module, example)
-        return gives
+        return output
 
     def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
         import torch
@@ -123,16 +127,16 @@ class TorchModel(ExampleSpecification):
         usable = np.ones(count, bool)
         for number, row in enumerate(self._rows(payload)):
             try:
-                given = {name: _encoded(value) for name, value in self.encode(row).items()}
+                encoded = {name: _encoded(value) for name, value in self.encode(row).items()}
                 fits = all(
-                    name in given and given[name].shape == array.shape and given[name].dtype == array.dtype
+                    name in encoded and encoded[name].shape == array.shape and encoded[name].dtype == array.dtype
                     for name, array in wanted.items()
                 )
             except Exception:  # whatever it is, it came of this row's content alone
                 fits = False
             usable[number] = fits
             for name, array in arrays.items() if fits else ():
-                array[number] = given[name]
+                array[number] = encoded[name]
         for entry in model.entries:
             if entry.name not in nothing:
                 arrays[entry.name], good = entry.read(payload)
@@ -143,10 +147,7 @@ class TorchModel(ExampleSpecification):
         """What `encode` gives for a row of empty texts, zeros and empty lists: it says which shapes there are."""
         if self.encode is None:
             return {}
-        missing = [name for name in self.encode_columns or () if name not in schema.names]
-        if missing:
-            raise InputError(f"the data have no column {missing[0]!r}; they have {', '.join(schema.names)}")
-        row = {name: _nothing(schema, name) for name in self.encode_columns or schema.names}
+        row = {name: _nothing(column_type(schema, name)) for name in self.encode_columns or schema.names}
         try:
             return {name: _encoded(value) for name, value in self.encode(row).items()}
         except Exception as error:
@@ -175,9 +176,8 @@ def _refuse_batch_statistics(module: Any) -> None:
             )
 
 
-def _nothing(schema: pa.Schema, name: str) -> Any:
-    kind = schema.field(name).type
-    if holds_text(schema, name):
+def _nothing(kind: pa.DataType) -> Any:
+    if is_text(kind):
         return ""
     if pa.types.is_boolean(kind):
         return False

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.errors import InputError, MemoryLimitError
-from coowned.training.example_table import USABLE, ExampleColumn
-from coowned.training.models.example_model import ExampleModel, largest_tensor
+from coowned.training.example_table import USABLE
+from coowned.training.model import num_parameters
+from coowned.training.models.example_model import STAND_IN_ENTRIES, ExampleModel, largest_tensor
 from coowned.training.models.parameter_trees import ParameterTree
 
 _MOST_ROWS = 128  # of a microbatch
@@ -60,14 +61,14 @@ class ModuleModel(ExampleModel):
         """The plain sum, some examples at a time: for training without privacy."""
         import torch
 
-        trained = {name: own.requires_grad_() for name, own in tensors(parameters).items()}
+        trained = {name: parameter.requires_grad_() for name, parameter in tensors(parameters).items()}
         kept = torch.tensor(np.asarray(mask) & np.asarray(batch[USABLE]))
         for rows, part in self._in_parts({**self._rows(batch), "": kept}, self.rows_at_once):
             losses = self._vmap(self.loss)(trained, self._frozen, rows)
             torch.where(part, losses, 0.0).sum().backward()
         return {
-            name: np.zeros(own.shape, np.float32) if own.grad is None else own.grad.numpy()
-            for name, own in trained.items()
+            name: np.zeros(parameter.shape, np.float32) if parameter.grad is None else parameter.grad.numpy()
+            for name, parameter in trained.items()
         }
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
@@ -99,7 +100,7 @@ class ModuleModel(ExampleModel):
         """Parameters that are not trained, and buffers."""
         trained = self.tree.trained
         everything = (*self.module.named_parameters(), *self.module.named_buffers())
-        return {name: own.detach() for name, own in everything if name not in trained}
+        return {name: tensor.detach() for name, tensor in everything if name not in trained}
 
     def _placed(self, parameters: Arrays) -> Mapping[str, Any]:
         trained = {name: np.asarray(array)[0] for name, array in parameters.items()}
@@ -123,9 +124,9 @@ class ModuleModel(ExampleModel):
         called, names = Called(self.module), [entry.name for entry in self.entries]
 
         def of_example(trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
-            own = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
+            tensors_by_name = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # vmap loops over the others
-                return torch.func.functional_call(called, own, ({name: row[name] for name in names},))
+                return torch.func.functional_call(called, tensors_by_name, ({name: row[name] for name in names},))
 
         return of_example
 
@@ -145,9 +146,9 @@ class ModuleModel(ExampleModel):
 
     def _in_parts(self, batch: Arrays, size: int) -> Iterator[tuple[Arrays, Any]]:
         """Rows of the entries, and of what is there as ""."""
-        given, count = tensors(batch), len(next(iter(batch.values())))
+        arrays, count = tensors(batch), len(next(iter(batch.values())))
         for begin in range(0, max(1, count), size):
-            rows = {name: array[begin : begin + size] for name, array in given.items()}
+            rows = {name: array[begin : begin + size] for name, array in arrays.items()}
             yield rows, rows.pop("")
 
     # ---- the program of a microbatch
@@ -157,17 +158,17 @@ class ModuleModel(ExampleModel):
         if rows not in self._programs:
             from torch.fx.experimental.proxy_tensor import make_fx
 
-            given = self._all_parameters(), tensors(self._made_up(rows))
+            arguments = self._all_parameters(), tensors(self._made_up(rows))
             with self._readable_errors():
-                self._gradients(*given)
+                self._gradients(*arguments)
             try:
-                self._programs[rows] = make_fx(lambda own, rows: self._gradients(own, rows))(*given)
+                self._programs[rows] = make_fx(lambda parameters, rows: self._gradients(parameters, rows))(*arguments)
             except RuntimeError:  # it decides by values that are the same for all examples: parameters or positions
                 self._programs[rows] = self._gradients
         program = self._programs[rows]
 
-        def gradients(parameters: Mapping[str, Any], given: Arrays) -> dict[str, npt.NDArray[np.float32]]:
-            return {name: own.numpy() for name, own in program(parameters, tensors(given)).items()}
+        def gradients(parameters: Mapping[str, Any], rows: Arrays) -> dict[str, npt.NDArray[np.float32]]:
+            return {name: gradient.numpy() for name, gradient in program(parameters, tensors(rows)).items()}
 
         return gradients
 
@@ -208,10 +209,11 @@ class ModuleModel(ExampleModel):
 
         rows = {name: array[0] for name, array in tensors(self._made_up(1)).items()}
         with torch.no_grad():
-            given = self._function(self.loss)(tensors(self.tree.trained), self._frozen, rows)
-        if not isinstance(given, torch.Tensor) or given.shape != () or given.dtype != torch.float32:
-            what = f"{given.dtype} of {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
-            raise InputError(f"loss must return one float32 number for one example, not {what}")
+            result = self._function(self.loss)(tensors(self.tree.trained), self._frozen, rows)
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor or result.shape != () or result.dtype != torch.float32:
+            shown = f"{result.dtype} of {tuple(result.shape)}" if is_tensor else type(result).__name__
+            raise InputError(f"loss must return one float32 number for one example, not {shown}")
 
     @functools.cached_property
     def _is_independent(self) -> bool:
@@ -248,7 +250,7 @@ class ModuleModel(ExampleModel):
         """Examples of a microbatch: no more than fit the memory limit."""
         if self.microbatch is not None:
             return self.microbatch
-        per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
+        per_row = 4 * num_parameters(self)
         one, two = self.memory_of(1), self.memory_of(2)
         if one > self.memory_limit:
             raise MemoryLimitError(
@@ -263,11 +265,11 @@ class ModuleModel(ExampleModel):
 
     def memory_of(self, rows: int) -> int:
         """Bytes that a microbatch takes at its peak: trained parameters, examples, and all that is computed."""
-        given = self._all_parameters(), self._made_up(rows)
+        arguments = self._all_parameters(), self._made_up(rows)
         counted = live_bytes()
         with self._readable_errors(), counted:
-            self._gradients(given[0], tensors(given[1]))
-        size = sum(math.prod(shape) for shape in self.shapes().values())
+            self._gradients(arguments[0], tensors(arguments[1]))
+        size = num_parameters(self)
         return counted.peak + 4 * size + 16 * size  # parameters; sums on the host: float64, then int64
 
 
@@ -285,18 +287,13 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> M
     largest = names[largest_tensor(shapes)]
 
     def loss(module: Any, example: Arrays) -> Any:
-        own = {name: getattr(module, name).reshape(-1) for name in names.values()}
-        spread = sum((torch.cos(torch.arange(flat.numel())) * flat).sum() for flat in own.values())
-        along = own[largest].gather(0, example["coordinate"].reshape(1))[0]
+        parameters = {name: getattr(module, name).reshape(-1) for name in names.values()}
+        spread = sum((torch.cos(torch.arange(flat.numel())) * flat).sum() for flat in parameters.values())
+        along = parameters[largest].gather(0, example["coordinate"].reshape(1))[0]
         return example["length"] * along + example["everywhere"] * spread
 
-    entries = (
-        ExampleColumn(name="coordinate", column="coordinate", whole=True),
-        ExampleColumn(name="length", column="length"),
-        ExampleColumn(name="everywhere", column="everywhere"),
-    )
     tree = ParameterTree.of({names[name]: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    return ModuleModel(loss=loss, tree=tree, entries=entries, microbatch=microbatch, module=module)
+    return ModuleModel(loss=loss, tree=tree, entries=STAND_IN_ENTRIES, microbatch=microbatch, module=module)
 
 
 def tensors(arrays: Arrays) -> dict[str, Any]:
@@ -304,8 +301,8 @@ def tensors(arrays: Arrays) -> dict[str, Any]:
     import torch
 
     found = {}
-    for name, given in arrays.items():
-        array = np.asarray(given)
+    for name, values in arrays.items():
+        array = np.asarray(values)
         found[name] = torch.tensor(array.astype(np.int64) if array.dtype.kind in "iu" else array)
     return found
 
@@ -321,11 +318,11 @@ def live_bytes() -> Any:
             self.now, self.peak, self._known = 0, 0, weakref.WeakSet()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            made = func(*args, **(kwargs or {}))
-            for tensor in tree_leaves(made):
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
                 if hasattr(tensor, "untyped_storage"):
                     self._count(tensor.untyped_storage())
-            return made
+            return result
 
         def _count(self, storage: Any) -> None:
             if storage in self._known:

@@ -102,7 +102,7 @@ def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
     Yields:
       (copies,) indices of examples of the graph that `plan.selected` was chosen from.
     """
-    loop.refuse_reused_key(plan.run_key, f"batches of {plan.digest}")
+    plan.run_key.bind(f"batches of {plan.digest}")
     plan.mechanism.check_selected(plan.selected)
     return _batches(plan)
 
@@ -119,9 +119,9 @@ def load_trained(run: runs.Run, module: Any) -> Any:
     import torch
 
     arrays = {name: torch.tensor(array) for name, array in run.stored.arrays().items()}
-    own = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     for name, tensor in arrays.items():
-        if name not in own or own[name].shape != tensor.shape:
+        if name not in parameters or parameters[name].shape != tensor.shape:
             raise InputError(
                 f"the module has no parameter {name!r} of shape {tuple(tensor.shape)}; use the run's module"
             )

@@ -1,4 +1,4 @@
-"""The run folder while a run lasts: its record, its secret key and its checkpoints; `run.py` says what each file is."""
+"""The run folder while a run lasts: its record, its secret key and its checkpoints."""
 
 import contextlib
 import fcntl
@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,17 +21,10 @@ import coowned
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.keys import RunKey
-from coowned.training.records import RunRecord
+from coowned.training.records import FILES, RunRecord, is_run_file
 
-OWN_FILES = (
-    "run.json", "run-key.json", "checkpoint.safetensors", "model.safetensors", "metrics.parquet", "config.toml",
-    "certificate.json", "guarantee.json", "validation.parquet", "test.parquet", "S.parquet", "audit.json",
-    "report.html", "report-release.html", "config.json", "vocab.txt", "model.py", "members.parquet",
-    "private-log.json", "signature.json",
-)  # fmt: skip
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
 _NOT_TRAINING = ("audit/", "cli/", "report/", "spark/", "testing/")  # folders that decide nothing of a step
-_MEMBER = re.compile(r"model-\d+\.safetensors")
 # What a resumed run must agree in, and what an error calls it.
 _BOUND = {
     "plan": "selection, mechanism, noise, clip norm or optimizer",
@@ -116,7 +108,7 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def _locked(cls, path: Path) -> Iterator["RunFolder"]:
-        foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not _is_own(name))
+        foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not is_run_file(name))
         if foreign:
             raise InputError(f"{path}: a folder with other files in it ({foreign[0]}); choose another one for the run")
         handle = os.open(path, os.O_RDONLY)
@@ -184,10 +176,10 @@ class RunFolder:
         if stored is None or stored.state == "preparing":
             self._lay_out()
             return None
-        for name, what in _BOUND.items():
+        for name, words in _BOUND.items():
             if getattr(stored, name) != getattr(record, name):
                 raise CertificateMismatchError(
-                    f"{self.path}: the run was started with a different {what}; resuming would use the same noise for "
+                    f"{self.path}: the run was started with a different {words}; resuming would use the same noise for "
                     "two different gradients. Restore the original, or choose another folder"
                 )
         self._files = dict(stored.files)
@@ -231,17 +223,17 @@ class RunFolder:
         if self.is_begun:
             return
         first = self._half("run.json").name  # what a kill leaves of the first file: nobody's work
-        there = sorted(name for name in os.listdir(self.path) if _is_own(_written_as(name)) and name != first)
-        if there:
+        found = sorted(name for name in os.listdir(self.path) if is_run_file(_written_as(name)) and name != first)
+        if found:
             raise InputError(
-                f"{self.path / there[0]}: exists without the record of the run that wrote it (run.json); move it, or "
+                f"{self.path / found[0]}: exists without the record of the run that wrote it (run.json); move it, or "
                 "choose another folder for the run"
             )
 
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replaces the checkpoint."""
         metadata = {"step": str(step), "run": self._record_digest()}
-        self._write_arrays("checkpoint.safetensors", tensors, metadata)
+        self.write("checkpoint.safetensors", _serialize(tensors, metadata))
 
     def finish(
         self, models: Mapping[str, tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, str]]], files: Mapping[str, bytes]
@@ -256,18 +248,13 @@ class RunFolder:
         for name, content in files.items():
             self.write(name, content)
         for name, (arrays, metadata) in models.items():
-            self._write_arrays(name, arrays, metadata, mode=0o644 if name == "model.safetensors" else 0o600)
+            self.write(name, _serialize(arrays, metadata), mode=0o644 if name == "model.safetensors" else 0o600)
         self._write_record("finished", self._files)
         self._destroy_secrets()
 
     def _write_record(self, state: Literal["preparing", "training", "finished"], files: Mapping[str, str]) -> None:
         record = msgspec.structs.replace(self._record, state=state, files=dict(files))
         self.write("run.json", record.to_json())
-
-    def _write_arrays(
-        self, name: str, arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], *, mode: int = 0o600
-    ) -> None:
-        self.write(name, _serialize(arrays, metadata), mode=mode)
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Writes a file of the run, whole or not at all."""
@@ -302,7 +289,7 @@ class RunFolder:
 
     def _destroy_secrets(self) -> None:
         _overwrite_and_remove(self.path / "run-key.json")
-        for name in ("checkpoint.safetensors", *(f".{name}.part" for name in OWN_FILES)):
+        for name in ("checkpoint.safetensors", *(f".{name}.part" for name in FILES)):
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
 
@@ -333,10 +320,6 @@ def _written_as(name: str) -> str:
     return name[1:].removesuffix(".part") if name.startswith(".") and name.endswith(".part") else name
 
 
-def _is_own(name: str) -> bool:
-    return name in OWN_FILES or _MEMBER.fullmatch(name) is not None
-
-
 def platform() -> str:
     """The kind of device that steps run on: a processor sums large batches in another order than others do.
 
@@ -358,7 +341,7 @@ def machine() -> str:
     """
     from llvmlite import binding
 
-    features = json.dumps(sorted(name for name, there in binding.get_host_cpu_features().items() if there))
+    features = json.dumps(sorted(name for name, enabled in binding.get_host_cpu_features().items() if enabled))
     features += os.environ.get("XLA_FLAGS", "")
     digest = hashlib.sha256(features.encode()).hexdigest()[:16]
     return f"{platform()} {binding.get_host_cpu_name()} {digest}"

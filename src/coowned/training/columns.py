@@ -40,9 +40,9 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
         raise InputError("features must name one list column or one or more columns of numbers")
     for name in listed:
         kind = column_type(schema, name)
-        if lists and len(listed) == 1 and _is_list(kind):
+        if lists and len(listed) == 1 and is_list(kind):
             kind = kind.value_type
-        if not (_is_number(kind) or types_are_inferred(schema)):
+        if not (is_number(kind) or types_are_inferred(schema)):
             lone = "one list column or " if lists else ""
             raise InputError(f"column {name!r} must contain numbers, not {kind}; name {lone}columns of numbers")
     return listed
@@ -59,7 +59,7 @@ def number_matrix(
     columns = [payload.column(name) for name in check_number_columns(payload.schema, names, lists=True)]
     if len(columns) == 1 and is_text(columns[0].type):
         columns = [_parsed_lists(columns[0])]
-    if len(columns) == 1 and _is_list(columns[0].type):
+    if len(columns) == 1 and is_list(columns[0].type):
         return _list_matrix(columns[0], num_features)
     if len(columns) == 1 and num_features not in (None, 1):  # not even one list among the cells
         return np.full((len(payload), num_features or 1), np.nan, np.float32)
@@ -80,7 +80,7 @@ def numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
         text = pl.Series(column.cast(pa.large_string())).str.strip_chars()
         logical = text.str.to_lowercase().replace_strict({"true": 1.0, "false": 0.0}, default=None)
         found = text.cast(pl.Float64, strict=False).fill_null(logical).fill_null(float("nan")).to_numpy()
-    elif _is_number(column.type):
+    elif is_number(column.type):
         column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
         # A safe cast refuses integers that must be rounded.
         found = np.array(column.cast(pa.float64(), safe=False).fill_null(float("nan")), np.float64)
@@ -121,11 +121,11 @@ def joined_text(text: str | Sequence[str]) -> str:
     return "" if isinstance(text, str) else f"A text is {' and '.join(text)}, with a new line between them."
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
     known = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return known or pa.types.is_boolean(kind)
 

@@ -190,6 +190,7 @@ class TrainConfig:
     run: RunSection
     report: ReportSection
     folder: Path  # what relative paths are relative to
+    text: str = dataclasses.field(default="", repr=False, compare=False)  # the file as it was written
 
     def __post_init__(self) -> None:
         if self.run.baseline and not self.privacy.is_private:
@@ -205,13 +206,15 @@ class TrainConfig:
         cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
     ) -> "TrainConfig":
         """Reads the text of a configuration; `name` is what errors call it."""
-        given = _sections(text, name)
-        file: Any = codec.decode_toml(_file_type(given), text, name=name, error=ConfigError, remedy=_REMEDY)
+        written = _sections(text, name)
+        file: Any = codec.decode_toml(_file_type(written), text, name=name, error=ConfigError, remedy=_REMEDY)
         sections: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
         sections["selection"] = SelectionSection(
             selector=file.selection.selector,
             seed=file.selection.seed,
-            settings={key: getattr(file.selection, key) for key in given["selection"] if key not in _OF_ALL_SELECTORS},
+            settings={
+                key: getattr(file.selection, key) for key in written["selection"] if key not in _OF_ALL_SELECTORS
+            },
         )
         kind = model_class(file.model.kind)
         sections["model"] = kind(**{field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)})
@@ -220,7 +223,7 @@ class TrainConfig:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
             except InputError as error:
                 raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
-        return cls(**sections, folder=Path(folder))
+        return cls(**sections, folder=Path(folder), text=text if isinstance(text, str) else text.decode())
 
     @property
     def splits(self) -> list[float]:
@@ -276,17 +279,17 @@ def _sections(text: str | bytes, name: str) -> dict[str, dict[str, Any]]:
     return {name: value if isinstance(value := found.get(name), dict) else {} for name in ("selection", "model")}
 
 
-def _file_type(given: dict[str, dict[str, Any]]) -> type[Any]:
+def _file_type(written: dict[str, dict[str, Any]]) -> type[Any]:
     """The type of a file whose selector and kind of model are these."""
-    needed: list[Any] = [("data", DataSection), ("selection", _selection_type(given["selection"].get("selector")))]
+    needed: list[Any] = [("data", DataSection), ("selection", _selection_type(written["selection"].get("selector")))]
     needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
     # A section without needed keys may be left out.
     optional = [
         (name, section, msgspec.field(default_factory=section))
         for name, section in (("run", RunSection), ("report", ReportSection))
     ]
-    model = _model_type(given["model"].get("kind", USUAL_MODEL))
-    model_field = ("model", model) if given["model"] else ("model", model, msgspec.field(default_factory=model))
+    model = _model_type(written["model"].get("kind", USUAL_MODEL))
+    model_field = ("model", model) if written["model"] else ("model", model, msgspec.field(default_factory=model))
     return msgspec.defstruct("Configuration", [*needed, model_field, *optional], kw_only=True)
 
 

@@ -1,14 +1,10 @@
 """The whole road for one configuration: read, split, select, certify, account, train, evaluate."""
 
 import dataclasses
-import io
 import json
 import logging
 import math
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.examples import AttributedExamples
@@ -21,20 +17,19 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
 from coowned.progress import Progress
-from coowned.selection.selection_files import write_selection
+from coowned.selection.selection_files import encode_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
-from coowned.training.loop import OnMetrics, TrainedModel, train, train_without_privacy
+from coowned.training.loop import TrainedModel, train, train_without_privacy
+from coowned.training.metrics import OnMetrics, parquet_bytes
 from coowned.training.model import num_parameters, num_scores
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import claim
-from coowned.training.run import StoredRun, guarantee_text
+from coowned.training.records import guarantee_text
+from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _LOG = logging.getLogger(__name__)
 Select = Callable[[AttributionGraph], Selection | Schedule]
@@ -48,7 +43,6 @@ def run_configuration(
     *,
     examples: AttributedExamples | None = None,
     select: Select | None = None,
-    text: str = "",
     progress: Progress | None = None,
     on_metrics: OnMetrics | None = None,
     announce: Callable[[str], None] = lambda text: None,
@@ -68,7 +62,7 @@ def run_configuration(
         (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
 
     Args:
-      config, text: the configuration, and the file as it was written, for `config.toml`.
+      config: the configuration; `config.toml` is the file as it was written.
       folder: an open `RunFolder`.
       examples: data in memory, in place of those that the configuration names.
       select: chooses S from the train split's graph, where the configuration says that it is given.
@@ -105,7 +99,7 @@ def run_configuration(
     tell("reading content")
     content = task.load(examples, splits, plan.selected.copies)
     if not resumed:
-        _prepare_files(plan, folder, graph, text, content.private_log)
+        _prepare_files(plan, folder, graph, config.text, content.private_log)
 
     def at_end(trained: TrainedModel) -> None:
         baseline = None
@@ -116,7 +110,7 @@ def run_configuration(
             found = evaluation.evaluate(
                 content.model, trained.parameters, content.parts[name], split=name, baseline=baseline
             )
-            folder.write(f"{name}.parquet", _parquet(found))
+            folder.write(f"{name}.parquet", parquet_bytes(found, evaluation.NOT_COVERED))
         for name, file in task.files.items():
             folder.write(name, file, mode=0o644)
 
@@ -221,17 +215,17 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
-    asked = config.mechanism
+    settings = config.mechanism
     try:
-        return mechanism_class(asked.kind).from_certificate(
+        return mechanism_class(settings.kind).from_certificate(
             certificate,
-            batch_size=asked.batch_size,
-            iterations=asked.iterations,
-            num_bands=asked.min_separation if asked.num_bands is None else asked.num_bands,
+            batch_size=settings.batch_size,
+            iterations=settings.iterations,
+            num_bands=settings.min_separation if settings.num_bands is None else settings.num_bands,
             protects=config.privacy.is_private,
         )
     except InputError as error:
-        if asked.batch_size <= certificate.size:
+        if settings.batch_size <= certificate.size:
             raise
         raise InputError(f"{error}. S is selected from the train split, {config.splits[0]:.0%} of the data") from None
 
@@ -239,10 +233,7 @@ def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mec
 def _prepare_files(
     plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str, private_log: Mapping[str, int]
 ) -> None:
-    with tempfile.TemporaryDirectory() as room:
-        file = Path(room) / "S.parquet"
-        write_selection(file, graph, plan.selected)
-        folder.prepare("S.parquet", file.read_bytes())
+    folder.prepare("S.parquet", encode_selection(graph, plan.selected))
     folder.prepare("config.toml", text.encode(), mode=0o644)
     folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
     claim = guarantee_text(plan.guarantee, plan.mechanism, public=plan.public)
@@ -264,11 +255,3 @@ def _check_devices(devices: int) -> None:
 
         if devices > len(jax.devices()):
             raise InputError(f"[run] devices: there are {len(jax.devices())} devices, not {devices}; use fewer")
-
-
-def _parquet(table: "pl.DataFrame") -> bytes:
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(table.to_arrow().replace_schema_metadata({"coowned": evaluation.NOT_COVERED}), buffer)
-    return buffer.getvalue()

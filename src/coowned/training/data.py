@@ -1,10 +1,10 @@
 """What a training step reads: features and labels of the examples of a graph, from memory or made on demand."""
 
-import abc
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,10 +21,11 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.matrix_tiles import LINE, prefetch
 from coowned.synthetic.logistic_data import LogisticWorld
-from coowned.training.columns import check_number_columns, number_matrix, numbers
-from coowned.training.labels import check_label_column, class_indices
+from coowned.training.columns import number_matrix
+from coowned.training.labels import read_labels
 
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
+_PIECE_EXAMPLES, _PIECE_NUMBERS = 4096, 2**22  # at most, of what is evaluated at once
 _AHEAD, _LINES = 8, 8  # how many rows ahead, and how many lines of each, are prefetched
 
 
@@ -77,48 +78,58 @@ class InPlace(Protocol):
         ...
 
 
-class _Features(abc.ABC):
-    """What the two kinds of data with rows of features share."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RowTable:
+    """Content in memory, one row an example, for all examples of a graph or for those that were read.
+
+    Attributes:
+      graph: whose examples these are.
+      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
+    """
 
     graph: AttributionGraph
-    rows: npt.NDArray[np.int64] | None
+    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
 
-    @property
-    @abc.abstractmethod
-    def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-        """(features, labels) in memory, if they are there."""
+    def _check_rows(self, **content: Sized) -> None:
+        """Refuses, with InputError, rows that do not exist or repeat; `content` has an entry for each row."""
+        if self.rows is None:
+            validate.same_length(self.graph.num_examples, **content)
+            return
+        validate.same_length(self.graph.num_examples, rows=self.rows)
+        rows, available = self.rows, min(len(array) for array in content.values())
+        if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < -1 or rows.max() >= available)):
+            raise InputError(f"rows must be integers in [-1, {available}): the row of each example, or -1 for none")
+        read = rows[rows >= 0]
+        if len(np.unique(read)) != len(read):
+            raise InputError(
+                "rows must not repeat: content shared by two examples would be in twice as many copies as were counted"
+            )
 
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return {"features": np.dtype(np.float32), "labels": np.dtype(np.float32)}
+    def _rows_of(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of these examples; InputError where one was not read."""
+        if self.rows is None:
+            return examples
+        rows = self.rows[examples]
+        if rows.min(initial=0) < 0:
+            raise InputError("an example was requested whose content was not read because it was not selected")
+        return rows
 
-    def in_place(self, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
-        """Where the features of these examples lie in memory; None where they are made on demand or lie in pieces.
+    def _rows_or_first(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of these examples and of padding, which asks for example 0, whether it was read or not."""
+        return examples if self.rows is None else np.maximum(self.rows[examples], 0)
 
-        Guarantees:
-          - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
-        """
-        if self.stored is None or not rows_are_contiguous(self.stored[0]):
-            return None
-        # Padding asks for example 0, whether it was read or not.
-        return RowsInPlace(self.stored[0], examples if self.rows is None else np.maximum(self.rows[examples], 0))
-
-    def with_norms(self) -> "WithNorms":
-        """Features together with their rows' norms."""
-        if self.stored is None:
-            return WithNorms(data=self, sides=None)  # pyright: ignore[reportArgumentType]
-        features, labels = self.stored
-        rows = np.arange(self.graph.num_examples) if self.rows is None else np.maximum(self.rows, 0)
-        norms = np.empty(rows.size, np.float32)
-
-        def piece(begin: int, end: int) -> None:
-            fill_norms(features, rows[begin:end], norms[begin:end])
-
-        threads.over_ranges(piece, rows.size, parts=threads.cores())
-        return WithNorms(data=self, sides=np.stack([labels[rows], norms], axis=1))  # pyright: ignore[reportArgumentType]
+    def _digest(self, *about: Any, arrays: Sequence[npt.NDArray[Any]] = ()) -> str:
+        """Computed anew whenever it is asked for: arrays are the caller's, who might have written to them."""
+        content = json.dumps([self.graph.digest, *about, self.rows is not None])
+        hashed = hashlib.blake2b(content.encode(), digest_size=32, person=b"coowned-data-1")
+        hash_row_order(hashed, self.graph)
+        for array in arrays if self.rows is None else (*arrays, self.rows):
+            hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+        return hashed.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class FeatureTable(_Features):
+class FeatureTable(RowTable):
     """Features and labels in memory.
 
     A value that is missing or not finite is kept as it is: its example then adds exactly zero to every gradient, so
@@ -143,10 +154,8 @@ class FeatureTable(_Features):
       {'features': (2,), 'labels': ()}
     """
 
-    graph: AttributionGraph
     features: npt.NDArray[np.float32] = dataclasses.field(repr=False)
     labels: npt.NDArray[np.float32] = dataclasses.field(repr=False)
-    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         features, labels = np.asarray(self.features), np.asarray(self.labels)
@@ -160,11 +169,7 @@ class FeatureTable(_Features):
             )
         object.__setattr__(self, "features", np.ascontiguousarray(features, np.float32))
         object.__setattr__(self, "labels", np.ascontiguousarray(labels, np.float32))
-        if self.rows is None:
-            validate.same_length(self.graph.num_examples, features=features)
-        else:
-            validate.same_length(self.graph.num_examples, rows=self.rows)
-            check_rows(self.rows, len(features))
+        self._check_rows(features=features)
 
     @classmethod
     def from_examples(
@@ -185,19 +190,9 @@ class FeatureTable(_Features):
           - Only the schema can refuse: a label that is no class, or a list of another length than most, makes its own
             row unusable and changes no other.   (test_only_the_schema_refuses)
         """
-        payload = examples.payload
-        labels = np.full(len(payload), np.nan, np.float32)
-        if label is not None and classes is None:
-            check_number_columns(payload.schema, [label])
-            labels = numbers(payload.column(label))
-        elif label is not None and classes is not None:
-            check_label_column(payload.schema, label, classes)
-            labels = class_indices(payload.column(label), classes)
-        return cls(graph=examples.graph, features=number_matrix(payload, features, num_features), labels=labels)
-
-    @property
-    def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        return self.features, self.labels
+        labels = read_labels(examples.payload, label, classes)
+        matrix = number_matrix(examples.payload, features, num_features)
+        return cls(graph=examples.graph, features=matrix, labels=labels)
 
     @property
     def num_unusable(self) -> int:
@@ -212,23 +207,41 @@ class FeatureTable(_Features):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
 
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return dict.fromkeys(self.shapes(), np.dtype(np.float32))
+
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = rows_of(self, examples)
+        rows = self._rows_of(examples)
         _gather(self.features, rows, self.labels[:, None], rows, out)
+
+    def in_place(self, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
+        """Where the features of these examples lie in memory; None where they lie in pieces.
+
+        Guarantees:
+          - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
+        """
+        if not rows_are_contiguous(self.features):
+            return None
+        return RowsInPlace(self.features, self._rows_or_first(examples))
+
+    def with_norms(self) -> "WithNorms":
+        """Features together with their rows' norms."""
+        rows = self._rows_or_first(np.arange(self.graph.num_examples))
+        norms = np.empty(rows.size, np.float32)
+
+        def piece(begin: int, end: int) -> None:
+            fill_norms(self.features, rows[begin:end], norms[begin:end])
+
+        threads.over_ranges(piece, rows.size, parts=threads.cores())
+        return WithNorms(data=self, sides=np.stack([self.labels[rows], norms], axis=1))
 
     @property
     def digest(self) -> str:
-        """Computed anew whenever it is asked for: the arrays are the caller's, who might have written to them."""
-        hashed = hashlib.blake2b(digest_size=32, person=b"coowned-data-1")
-        hashed.update(json.dumps([self.graph.digest, *self.features.shape, self.rows is not None]).encode())
-        hash_row_order(hashed, self.graph)
-        for array in (self.features, self.labels, *(() if self.rows is None else (self.rows,))):
-            hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
-        return hashed.hexdigest()
+        return self._digest(*self.features.shape, arrays=(self.features, self.labels))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WorldData(_Features):
+class WorldData:
     """A `LogisticWorld`'s examples, or a part of them; features are made when a batch asks for them.
 
     Guarantees:
@@ -246,27 +259,28 @@ class WorldData(_Features):
     rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
-    def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData":
-        """All examples of a world, or those given by their indices in its graph."""
-        if examples is None:
-            return cls(graph=world.graph, world=world)
-        rows = np.asarray(examples, np.int64)
-        return cls(graph=world.graph.subgraph(rows), world=world, rows=rows)
-
-    @property
-    def stored(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-        return self.world.stored
+    def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData | FeatureTable":
+        """All examples of a world, or those given by their indices in its graph; a table of those in memory."""
+        rows = None if examples is None else np.asarray(examples, np.int64)
+        graph = world.graph if rows is None else world.graph.subgraph(rows)
+        if world.stored is None:
+            return cls(graph=graph, world=world, rows=rows)
+        features, labels = world.stored
+        return FeatureTable(graph=graph, features=features, labels=labels, rows=rows)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.world.data.num_features,), "labels": ()}
 
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return dict.fromkeys(self.shapes(), np.dtype(np.float32))
+
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = examples if self.rows is None else self.rows[examples]
-        if self.world.stored is not None:
-            features, labels = self.world.stored
-            _gather(features, rows, labels[:, None], rows, out)
-        else:
-            out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
+        out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
+
+    def with_norms(self) -> "WithNorms":
+        """Features together with their rows' norms."""
+        return WithNorms(data=self, sides=None)
 
     @property
     def digest(self) -> str:
@@ -275,8 +289,6 @@ class WorldData(_Features):
         hash_row_order(hashed, self.world.graph)
         hash_row_order(hashed, self.graph)
         hashed.update(b"" if self.rows is None else self.rows.tobytes())
-        for array in self.world.stored or ():
-            hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
 
 
@@ -311,16 +323,15 @@ class WithNorms:
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         return {**self.data.dtypes(), "norms": np.dtype(np.float32)}
 
-    def in_place(self, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
-        return self.data.in_place(examples)
+    def in_place(self, examples: npt.NDArray[np.int64]) -> InPlace | None:
+        return rows_in_place(self.data, examples)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        stored = self.data.stored
-        if self.sides is None or stored is None:
+        if self.sides is None or not isinstance(self.data, FeatureTable):
             self.data.fill(examples, out, draw)
             fill_norms(out["features"], np.arange(examples.size), out["norms"])
         else:
-            _gather(stored[0], rows_of(self.data, examples), self.sides, examples, out)
+            _gather(self.data.features, self.data._rows_of(examples), self.sides, examples, out)
 
 
 def with_norms(data: TrainingData) -> TrainingData:
@@ -329,20 +340,27 @@ def with_norms(data: TrainingData) -> TrainingData:
     return data if prepare is None else prepare()
 
 
+def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
+    """(number of examples, arrays) of all examples in their order, some at a time, for evaluation.
+
+    All pieces have one shape, so that one compiled program reads them; the last is padded with zeros. Each has its own
+    arrays, since a device may read the host's memory in place while the next is filled. No examples are one piece of
+    padding.
+    """
+    total, shapes, kinds = data.graph.num_examples, data.shapes(), data.dtypes()
+    numbers_each = sum(math.prod(shape) for shape in shapes.values())
+    size = max(1, min(_PIECE_EXAMPLES, _PIECE_NUMBERS // numbers_each, total))
+    for begin in range(0, max(1, total), size):
+        examples = np.arange(begin, min(begin + size, total))
+        arrays = {name: np.zeros((size, *shape), kinds[name]) for name, shape in shapes.items()}
+        data.fill(examples, {name: array[: len(examples)] for name, array in arrays.items()})
+        yield len(examples), arrays
+
+
 def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> InPlace | None:
     """Where the content of these examples lies in memory, for data that can say so."""
     find = getattr(data, "in_place", None)
     return None if find is None else find(examples)
-
-
-def rows_of(data: Any, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The rows of these examples in a table; InputError where one was not read."""
-    if data.rows is None:
-        return examples
-    rows = data.rows[examples]
-    if rows.min(initial=0) < 0:
-        raise InputError("an example was requested whose content was not read because it was not selected")
-    return rows
 
 
 def _gather(
@@ -397,14 +415,3 @@ def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:
     offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
     hashed.update(np.diff(offsets))
     hashed.update(data[offsets[0] : offsets[-1]])
-
-
-def check_rows(rows: npt.NDArray[np.int64], available: int) -> None:
-    """Refuses rows that do not exist or repeat; -1 is an example whose content was not read."""
-    if rows.dtype.kind not in "iu" or (rows.size and (rows.min() < -1 or rows.max() >= available)):
-        raise InputError(f"rows must be integers in [-1, {available}): the row of each example, or -1 for none")
-    read = rows[rows >= 0]
-    if len(np.unique(read)) != len(read):
-        raise InputError(
-            "rows must not repeat: content shared by two examples would be in twice as many copies as were counted"
-        )

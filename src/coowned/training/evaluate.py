@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.training.data import TrainingData
+from coowned.training.data import TrainingData, content_pieces
 from coowned.training.model import Model, compiled_for
 from coowned.training.trivial import trivial_answer
 
@@ -22,8 +22,6 @@ NOT_COVERED = (
     "validation, report on test, and show both only to people who may see the data."
 )
 _Z = 1.959963984540054  # 97.5% of a standard normal lie below
-_AT_ONCE = 4096  # examples, at most,
-_NUMBERS = 2**22  # and numbers of a piece of the data
 
 
 def evaluate(
@@ -109,7 +107,7 @@ def example_losses(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
-    loss, correct = _of_every_example(_compiled_losses(model), parameters, data)
+    loss, correct = _of_every_example(_compiled(model, "losses"), parameters, data)
     loss = loss.astype(np.float64)
     return loss, correct.astype(bool) & np.isfinite(loss)
 
@@ -125,7 +123,7 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
     import polars as pl
 
     model.check_data(data.shapes())
-    found, probability = _of_every_example(_compiled_predictions(model), parameters, data)
+    found, probability = _of_every_example(_compiled(model, "predict"), parameters, data)
     if model.classes is None:
         values = pl.Series("prediction", found.astype(np.float32)).fill_nan(None)
         return pl.DataFrame([values, pl.Series("probability", [None] * len(found), pl.Float32)])
@@ -138,32 +136,18 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
 def _of_every_example(
     compute: Any, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The two arrays that a compiled function of (parameters, batch) gives, for all examples in pieces of one shape."""
-    total = data.graph.num_examples
-    numbers = sum(math.prod(shape) for shape in data.shapes().values())
-    size = min(_AT_ONCE, max(1, _NUMBERS // numbers), max(1, total))
-    kinds = data.dtypes()
-    arrays = {name: np.zeros((size, *shape), kinds[name]) for name, shape in data.shapes().items()}
-    pieces: tuple[list[Any], list[Any]] = ([np.zeros(0)], [np.zeros(0)])
-    for begin in range(0, total, size):
-        examples = np.arange(begin, min(begin + size, total))
-        data.fill(examples, {name: array[: len(examples)] for name, array in arrays.items()})
-        # Copies, since a device may read the host's memory in place while the next piece is written there.
-        found = compute(dict(parameters), {name: array.copy() for name, array in arrays.items()})
-        for piece, values in zip(pieces, found, strict=True):
-            piece.append(np.asarray(values)[: len(examples)])
-    first, second = (np.concatenate(piece[1:] or piece) for piece in pieces)
+    """The two arrays that a compiled function of (parameters, batch) gives, for all examples."""
+    pieces = []
+    for count, arrays in content_pieces(data):
+        pieces.append([np.asarray(values)[:count] for values in compute(dict(parameters), arrays)])
+    first, second = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     return first, second
 
 
-@functools.lru_cache(maxsize=32)
-def _compiled_losses(model: Model) -> Any:
-    return compiled_for(model, model.losses)
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled_predictions(model: Model) -> Any:
-    return compiled_for(model, model.predict)
+@functools.lru_cache(maxsize=64)
+def _compiled(model: Model, method: str) -> Any:
+    """A method of the model; compiling takes longer than most evaluations."""
+    return compiled_for(model, getattr(model, method))
 
 
 def _figures(

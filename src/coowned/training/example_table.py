@@ -1,8 +1,6 @@
 """Examples of any shape as training data: named arrays of numbers, and a random key for every copy of every step."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +11,12 @@ import pyarrow.compute
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.identifiers import is_text
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import fill_words
 from coowned.mechanism.keys import Purpose, RunKey, StreamKey
-from coowned.training.data import Draw, check_rows, hash_row_order
+from coowned.training.columns import column_type, is_list, is_number, numbers
+from coowned.training.data import Draw, RowTable
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 KEY, USABLE = "coowned.key", "coowned.usable"  # arrays of a batch beside the example's own
@@ -69,7 +66,7 @@ class ExampleColumn:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ExampleTable:
+class ExampleTable(RowTable):
     """Arrays in memory, one row an example, for a model that takes examples as dictionaries.
 
     A batch also has a key for every copy, which training draws anew in every step and evaluation takes from the row
@@ -96,10 +93,8 @@ class ExampleTable:
       (1, (2,), dtype('int32'))
     """
 
-    graph: AttributionGraph
     arrays: Mapping[str, npt.ArrayLike] = dataclasses.field(repr=False)
     usable: npt.NDArray[np.bool_] | None = dataclasses.field(default=None, repr=False)
-    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         arrays = {name: _array(name, values) for name, values in self.arrays.items()}
@@ -116,11 +111,7 @@ class ExampleTable:
             arrays = {name: np.where(usable.reshape(-1, *(1,) * (a.ndim - 1)), a, 0) for name, a in arrays.items()}
         object.__setattr__(self, "arrays", arrays)
         object.__setattr__(self, "usable", usable)
-        if self.rows is None:
-            validate.same_length(self.graph.num_examples, arrays=usable)
-        else:
-            validate.same_length(self.graph.num_examples, rows=self.rows)
-            check_rows(self.rows, count)
+        self._check_rows(arrays=usable)
 
     @classmethod
     def from_examples(cls, examples: AttributedExamples, columns: Sequence[ExampleColumn]) -> "ExampleTable":
@@ -138,13 +129,11 @@ class ExampleTable:
         return {**{name: np.shape(array)[1:] for name, array in self.arrays.items()}, KEY: (2,), USABLE: ()}
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        own = {name: np.asarray(array).dtype for name, array in self.arrays.items()}
-        return {**own, KEY: np.dtype(np.uint32), USABLE: np.dtype(np.bool_)}
+        dtypes = {name: np.asarray(array).dtype for name, array in self.arrays.items()}
+        return {**dtypes, KEY: np.dtype(np.uint32), USABLE: np.dtype(np.bool_)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
-        if rows.size and rows.min() < 0:
-            raise InputError("an example was requested whose content was not read because it was not selected")
+        rows = self._rows_of(np.ascontiguousarray(examples, np.int64))
         for name, array in (*self.arrays.items(), (USABLE, self.usable)):
             np.take(np.asarray(array), rows, axis=0, out=out[name][: rows.size], mode="clip")
         if draw is None:
@@ -155,19 +144,10 @@ class ExampleTable:
 
     @property
     def digest(self) -> str:
-        """Computed anew whenever it is asked for: the arrays may be the caller's, who might have written to them."""
-        about = [self.graph.digest, self.rows is not None]
-        about += [[name, str(array.dtype), array.shape] for name, array in self._stored()]
-        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
-        hash_row_order(hashed, self.graph)
-        rows = () if self.rows is None else (("rows", np.asarray(self.rows, np.int64)),)
-        for _, array in (*self._stored(), *rows):
-            hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
-        return hashed.hexdigest()
-
-    def _stored(self) -> list[tuple[str, npt.NDArray[Any]]]:
-        named = {**self.arrays, USABLE: self.usable}
-        return [(name, np.asarray(array)) for name, array in sorted(named.items())]
+        named = sorted({**self.arrays, USABLE: self.usable}.items())
+        arrays = [np.asarray(array) for _, array in named]
+        about = [[name, str(array.dtype), array.shape] for (name, _), array in zip(named, arrays, strict=True)]
+        return self._digest(*about, arrays=arrays)
 
 
 def columns_of(
@@ -179,32 +159,23 @@ def columns_of(
     """
     found = {}
     for name, column in columns.items():
-        if column not in schema.names:
-            raise InputError(f"the data have no column {column!r}; they have {', '.join(schema.names)}")
-        own, kind = _shape_of(schema.field(column).type)
-        whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not (whole or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        declared, kind = _shape_of(column_type(schema, column))
+        if not is_number(kind):
             raise InputError(
                 f"column {column!r} must contain numbers or lists of numbers, not {schema.field(column).type}; "
                 "remove it, or convert it to numbers one example at a time"
             )
-        asked = shapes.get(name)
-        if asked is not None and own is not None and np.prod(asked) != np.prod(own):
-            raise InputError(f"column {column!r} has entries of shape {own}, not {tuple(asked)}")
-        found[name] = (own if asked is None else tuple(int(size) for size in asked), whole)
+        wanted = shapes.get(name)
+        if wanted is not None and declared is not None and np.prod(wanted) != np.prod(declared):
+            raise InputError(f"column {column!r} has entries of shape {declared}, not {tuple(wanted)}")
+        whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        found[name] = (declared if wanted is None else tuple(int(size) for size in wanted), whole)
     return found
 
 
 def numeric_columns(schema: pa.Schema) -> list[str]:
     """The columns that hold numbers or lists of them."""
-    kinds = {field.name: _shape_of(field.type)[1] for field in schema}
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
-    return [name for name, kind in kinds.items() if any(test(kind) for test in tests)]
-
-
-def holds_text(schema: pa.Schema, column: str) -> bool:
-    kind = schema.field(column).type
-    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    return [field.name for field in schema if is_number(_shape_of(field.type)[1])]
 
 
 def _evaluation_key() -> StreamKey:
@@ -236,16 +207,12 @@ def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
         return np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else np.int32)
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
 def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
     """(shape, type of the numbers); the shape is None where the schema does not say it."""
     shape: tuple[int, ...] | None = ()
     if isinstance(kind, pa.FixedShapeTensorType):
         return tuple(kind.shape), kind.value_type
-    while _is_list(kind):
+    while is_list(kind):
         fixed = pa.types.is_fixed_size_list(kind)
         shape = (*shape, kind.list_size) if fixed and shape is not None else None
         kind = kind.value_type
@@ -259,12 +226,12 @@ def _read(
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     out, good = np.zeros((len(values), *shape), dtype), np.zeros(len(values), bool)
-    if not _is_list(values.type):
+    if not is_list(values.type):
         if shape:
             return out, good
         return _numbers(values, dtype)
     # A list may hold all numbers of an entry, or lists of its further axes.
-    length, rest = (shape[0], shape[1:]) if _is_list(values.type.value_type) else (int(np.prod(shape)), ())
+    length, rest = (shape[0], shape[1:]) if is_list(values.type.value_type) else (int(np.prod(shape)), ())
     whole = np.asarray(pc.fill_null(pc.list_value_length(values), -1)) == length
     inner, fine = _read(pc.list_flatten(values.filter(pa.array(whole))), rest, dtype)
     out[whole] = inner.reshape(-1, *shape)
@@ -273,14 +240,12 @@ def _read(
 
 
 def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    if dtype == np.float32:
+        found = numbers(pa.chunked_array([values]))
+        good = np.isfinite(found)
+        return np.where(good, found, np.float32(0)), good
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
-    if dtype == np.float32:
-        numbers = np.asarray(pc.fill_null(values.cast(pa.float64(), safe=False), float("nan")))
-        with np.errstate(over="ignore"):
-            numbers = numbers.astype(np.float32)
-        good = np.isfinite(numbers)
-        return np.where(good, numbers, np.float32(0)), good
     low, high = (pa.scalar(end).cast(values.type, safe=False) for end in _range_of(values.type))
     inside = pc.and_(pc.less_equal(low, values), pc.less_equal(values, high))
     good = np.asarray(pc.fill_null(inside, False)).astype(bool)

@@ -68,34 +68,34 @@ class Feeder:
         coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
         try:
             for step in steps:
-                given = coming[0].result()
+                step_input = coming[0].result()
                 coming.pop()
                 if step + 1 < self._stop:
                     coming.append(maker.submit(self._make, step + 1, self._free.pop() if self._free else {}))
-                yield given
+                yield step_input
         finally:
             for unread in coming:  # one that has begun ends by itself: its arrays are nobody's
                 unread.cancel()
 
-    def release(self, given: StepInput) -> None:
+    def release(self, step_input: StepInput) -> None:
         """Says that the step that read this has ended."""
-        self._free.append(given.slot)
+        self._free.append(step_input.slot)
 
     def _make(self, step: int, slot: dict[int, dict[str, npt.NDArray[Any]]]) -> StepInput:
         drawn = self._batches.batch(step)
         size, count = drawn.physical_size, drawn.num_copies
-        place = rows_in_place(self._data, drawn.examples) if self._in_place else None
+        in_place = rows_in_place(self._data, drawn.examples) if self._in_place else None
         if size not in slot:
             if len(slot) >= 4:  # rare sizes do not pile up
                 slot.clear()
             kinds = self._data.dtypes()
-            elsewhere = () if place is None else place.names
+            elsewhere = () if in_place is None else in_place.names
             shapes = {name: shape for name, shape in self._data.shapes().items() if name not in elsewhere}
             slot[size] = {name: _aligned((size, *shape), kinds[name]) for name, shape in shapes.items()}
         arrays = slot[size]
         draw = Draw(self._run_key, step, drawn.copy_numbers[:count])
         self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
-        batch: dict[str, Any] = arrays if place is None else {**arrays, "features": place}
+        batch: dict[str, Any] = arrays if in_place is None else {**arrays, "features": in_place}
         for array in arrays.values():
             array[count:] = 0
         noise = None if self._noise is None else self._noise.next()
@@ -104,6 +104,6 @@ class Feeder:
 
 def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     size = int(np.prod(shape)) * kind.itemsize
-    room = np.zeros(size + _ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % _ALIGNMENT
-    return room[begin : begin + size].view(kind).reshape(shape)
+    buffer = np.zeros(size + _ALIGNMENT, np.uint8)
+    begin = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[begin : begin + size].view(kind).reshape(shape)

@@ -124,8 +124,9 @@ def _hash_pieces(texts: Any, num_features: int, words: Any, characters: Any, mos
         points = np.frombuffer("".join(text for text, _ in read).encode("utf-32-le", "surrogatepass"), np.uint32)
         ends = np.cumsum([0] + [len(text) for text, _ in read])
         counts = max(0, words[1] - words[0] + 1) + max(0, characters[1] - characters[0] + 1)
-        room = (points.size + 2 * len(read)) * max(1, counts)
-        indices, values, offsets = np.empty(room, kind), np.empty(room, np.int16), np.zeros(len(read) + 1, np.int64)
+        capacity = (points.size + 2 * len(read)) * max(1, counts)
+        indices, values = np.empty(capacity, kind), np.empty(capacity, np.int16)
+        offsets = np.zeros(len(read) + 1, np.int64)
         filled = hash_rows(points, ends, num_features, words, characters, indices, values, offsets)
         pieces.append(
             HashedTexts(

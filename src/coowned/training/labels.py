@@ -12,7 +12,7 @@ from coowned import validate
 from coowned.attribution.identifiers import is_text
 from coowned.attribution.tables import types_are_inferred
 from coowned.errors import InputError
-from coowned.training.columns import column_type, numbers
+from coowned.training.columns import check_number_columns, column_type, numbers
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 
@@ -54,6 +54,17 @@ def check_label_column(schema: pa.Schema, label: str, classes: Sequence[str | in
         raise InputError(
             f"column {label!r} holds {kind}, and classes are {list(classes)}; declare them as the data spell them"
         )
+
+
+def read_labels(payload: pa.Table, label: str | None, classes: Sequence[str | int] | None) -> npt.NDArray[np.float32]:
+    """(rows,) the index of each label's class, or the label itself where it is a number; NaN without a label column."""
+    if label is None:
+        return np.full(len(payload), np.nan, np.float32)
+    if classes is None:
+        check_number_columns(payload.schema, [label])
+        return numbers(payload.column(label))
+    check_label_column(payload.schema, label, classes)
+    return class_indices(payload.column(label), classes)
 
 
 def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.NDArray[np.float32]:

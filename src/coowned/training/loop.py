@@ -1,8 +1,6 @@
 """Algorithm 1: clip each copy's gradient, sum, divide by the public batch size, add correlated noise, step."""
 
 import dataclasses
-import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +13,13 @@ from coowned import interrupts, validate
 from coowned.cache import keep_compiled_programs
 from coowned.errors import InputError
 from coowned.extras import require
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.noise import NoiseStream
 from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
-from coowned.training.model import Model, num_parameters, num_scores
+from coowned.training.metrics import NOT_COVERED, OnMetrics, StepMetrics, metrics_table, parquet_bytes
+from coowned.training.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.training.optimizers import Rates, Rule
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
@@ -30,16 +28,6 @@ from coowned.training.step import Step, compiled_loss, gathered
 
 if TYPE_CHECKING:
     import polars as pl
-
-NOT_COVERED = (
-    "Not covered by the guarantee: losses, clipped shares and batch sizes depend on raw content and on the secret "
-    "coins. Show them only to people who may see the data."
-)
-_METRICS = ("step", "loss", "clipped", "copies")  # as a checkpoint has them
-_COLUMNS = ("step", "loss", "clipped_share", "copies")  # as a table and `on_metrics` have them
-
-OnMetrics = Callable[[dict[str, Any]], object]
-"""Called as on_metrics({"step": 20, "loss": 0.41, "clipped_share": 0.9, "copies": 251}) at some steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,7 +134,8 @@ def train(
             "plan": plan.digest,
             "model": json.dumps(model.describe()),
         }
-        folder.finish({"model.safetensors": (trained.arrays, metadata)}, {"metrics.parquet": _metrics_file(metrics)})
+        curves = parquet_bytes(metrics, NOT_COVERED)
+        folder.finish({"model.safetensors": (trained.arrays, metadata)}, {"metrics.parquet": curves})
     return trained
 
 
@@ -196,10 +185,8 @@ def run_plans(
     model.check_data(data.shapes())
     plan.check(data.graph)
     start_parameters = _check_initial(model, initial)
-    refuse_second_use(plans, model, data, start_parameters, devices)
-    trainer = Trainer(plans, model, devices=devices)
-    state, rows, start = trainer.initial_state(start_parameters), [], 0
-    if folder is not None:
+    record = None
+    if folder is not None or not plan.run_key.is_test_run:  # a digest reads all of the data
         choices = plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]}
         record = RunRecord(
             state="training",
@@ -207,7 +194,7 @@ def run_plans(
             model=model.describe(),
             data=data.digest,
             configuration=configuration_digest,
-            initial=_digest_arrays(start_parameters),
+            initial=digest_arrays(start_parameters),
             code=code_digest(),
             devices=devices,
             platform=machine(),
@@ -218,21 +205,25 @@ def run_plans(
             num_scores=num_scores(model),
             members=len(plans),
         )
+        plan.run_key.bind(json.dumps([record.plan, record.model, record.data, record.initial, devices], sort_keys=True))
+    trainer = Trainer(plans, model, devices=devices)
+    state, rows, start = trainer.initial_state(start_parameters), [], 0
+    if folder is not None and record is not None:
         stored = folder.begin(record)
         if stored is not None:
             state, rows, start = trainer.restore(state, stored)
     every = checkpoint_every or max(1, plan.iterations // 20)
 
-    def after(step: int, current: Any, log: list) -> None:
+    def after(step: int, current: Any, log: list[StepMetrics]) -> None:
         report(step + 1)
-        if on_metrics is not None and log and log[-1][0] == step:
-            on_metrics(dict(zip(_COLUMNS, _metrics_row(log[-1]), strict=True)))
+        if on_metrics is not None and log and log[-1].step == step:
+            on_metrics(log[-1].row())
         if folder is not None and (step + 1) % every == 0:
             folder.save(step + 1, trainer.tensors(current, log))
 
     read = data if plan.clip_norm is None else with_norms(data)
     state = trainer.run(read, state, rows, start=start, after=after)
-    return trainer.released(state), _metrics_table(rows)
+    return trainer.released(state), metrics_table(rows)
 
 
 class Trainer:
@@ -295,7 +286,13 @@ class Trainer:
         return {name: np.asarray(array) for name, array in self._step.rule.released(state).items()}
 
     def run(
-        self, data: TrainingData, state: Any, rows: list, *, start: int, after: Callable[[int, Any, list], None]
+        self,
+        data: TrainingData,
+        state: Any,
+        rows: list[StepMetrics],
+        *,
+        start: int,
+        after: Callable[[int, Any, list[StepMetrics]], None],
     ) -> Any:
         """All steps from `start` on; `rows` gains the metrics of a single model."""
         import jax
@@ -313,21 +310,21 @@ class Trainer:
             stop=plan.iterations,
             in_place=self._clips,
         )
-        for given in inputs:
+        for step_input in inputs:
             interrupts.check()
-            batch, mask = given.batch, given.mask
+            batch, mask = step_input.batch, step_input.mask
             if self._split is not None and not self._clips:
                 batch, mask = jax.device_put((batch, mask), self._split)
-            logged = single and (given.step % self._log_every == 0 or given.step == plan.iterations - 1)
+            logged = single and (step_input.step % self._log_every == 0 or step_input.step == plan.iterations - 1)
             loss = self._mean_loss(state[0], gathered(batch), mask) if logged else None
-            state, clipped = self._step(state, batch, mask, given.noise)
+            state, clipped = self._step(state, batch, mask, step_input.noise)
             if waiting is not None:  # the step before has read its batch once it has a result
                 _wait(waiting[1])
                 inputs.release(waiting[0])
-            waiting = (given, (clipped, loss))  # both read the batch
+            waiting = (step_input, (clipped, loss))  # both read the batch
             if logged:
-                rows.append((given.step, loss, clipped, given.copies))  # read when they are needed
-            after(given.step, state, rows)
+                rows.append(StepMetrics(step_input.step, loss, clipped, step_input.copies))
+            after(step_input.step, state, rows)
         jax.block_until_ready(state)
         return state
 
@@ -347,36 +344,36 @@ class Trainer:
             start=start,
         )
 
-    def tensors(self, state: Any, rows: list) -> dict[str, npt.NDArray[Any]]:
+    def tensors(self, state: Any, rows: list[StepMetrics]) -> dict[str, npt.NDArray[Any]]:
         """A state as named arrays, for a checkpoint."""
-        import jax
-
-        parameters, optimizer = state
-        named = {f"parameters/{name}": np.asarray(array) for name, array in parameters.items()}
-        named |= {f"optimizer/{number}": np.asarray(leaf) for number, leaf in enumerate(jax.tree.leaves(optimizer))}
-        own = [(step, float(loss), float(clipped), copies) for step, loss, clipped, copies in rows]
-        named["metrics"] = np.array(own, np.float64).reshape(-1, len(_METRICS))
+        named = {name: np.asarray(leaf) for name, leaf in _named_leaves(state).items()}
+        numbers = [(step, float(loss), float(clipped), copies) for step, loss, clipped, copies in rows]
+        named["metrics"] = np.array(numbers, np.float64).reshape(-1, len(StepMetrics._fields))
         return named
 
-    def restore(self, like: Any, stored: Checkpoint) -> tuple[Any, list, int]:
+    def restore(self, like: Any, stored: Checkpoint) -> tuple[Any, list[StepMetrics], int]:
         """The state, metrics and step of a checkpoint."""
         import jax
         import jax.numpy as jnp
 
-        parameters, optimizer = like
-        leaves, structure = jax.tree.flatten(optimizer)
-        wanted = {f"parameters/{name}": array for name, array in parameters.items()}
-        wanted |= {f"optimizer/{number}": leaf for number, leaf in enumerate(leaves)}
-        for name, array in wanted.items():
+        leaves = []
+        for name, leaf in _named_leaves(like).items():
             found = stored.tensors.get(name)
-            if found is None or found.shape != array.shape or found.dtype != array.dtype:
+            if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
                 raise InputError(f"the checkpoint's {name} does not match the model and optimizer; use another folder")
-        restored = {name: jnp.array(stored.tensors[f"parameters/{name}"]) for name in parameters}
-        optimizer = jax.tree.unflatten(
-            structure, [jnp.array(stored.tensors[f"optimizer/{n}"]) for n in range(len(leaves))]
-        )
-        rows = [(int(s), loss, clipped, int(copies)) for s, loss, clipped, copies in stored.tensors["metrics"].tolist()]
-        return (restored, optimizer), rows, stored.step
+            leaves.append(jnp.array(found))
+        metrics = stored.tensors["metrics"].tolist()
+        rows = [StepMetrics(int(step), loss, clipped, int(copies)) for step, loss, clipped, copies in metrics]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), rows, stored.step
+
+
+def _named_leaves(state: Any) -> dict[str, Any]:
+    """The arrays of a state by their names in a checkpoint, in the order of `jax.tree.leaves`."""
+    import jax
+
+    parameters, optimizer = state
+    named = {f"parameters/{name}": parameters[name] for name in sorted(parameters)}
+    return named | {f"optimizer/{number}": leaf for number, leaf in enumerate(jax.tree.leaves(optimizer))}
 
 
 def _wait(results: tuple[Any, ...]) -> None:
@@ -384,38 +381,6 @@ def _wait(results: tuple[Any, ...]) -> None:
     for result in results:
         if hasattr(result, "block_until_ready"):  # jax's function of this name looks through a tree for it
             result.block_until_ready()
-
-
-# Which run each secret key has served in this process. State that lasts, on purpose: no object that a caller can copy
-# or make again could remember it, and a second run under the same key would give both runs' gradients away.
-_SERVED: dict[str, str] = {}
-
-
-def refuse_second_use(
-    plans: Sequence[TrainingPlan],
-    model: Model,
-    data: TrainingData,
-    initial: Mapping[str, npt.NDArray[np.float32]],
-    devices: int,
-) -> None:
-    """Refuses, with InputError, a key that served another run in this process: its noise would serve two gradients.
-
-    The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
-    """
-    if plans[0].run_key.is_test_run:
-        return
-    what = [plan.digest for plan in plans]
-    run = f"{what} {json.dumps(model.describe(), sort_keys=True)} {data.digest} {_digest_arrays(initial)} {devices}"
-    refuse_reused_key(plans[0].run_key, run)
-
-
-def refuse_reused_key(key: RunKey, run: str) -> None:
-    """Refuses, with InputError, a secret key that has served another run than the one so named."""
-    if not key.is_test_run and _SERVED.setdefault(key.fingerprint, run) != run:
-        raise InputError(
-            "this run key was used by another run: the same noise added to two different gradients reveals both, and "
-            "runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or sweep()"
-        )
 
 
 def _shardings(devices: int) -> tuple[Any, Any]:
@@ -438,35 +403,3 @@ def _check_initial(
     if found != model.shapes():
         raise InputError(f"initial parameters must have the shapes {model.shapes()}, not {found}")
     return {name: np.asarray(array, np.float32) for name, array in initial.items()}
-
-
-def _digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    hashed = hashlib.sha256()
-    for name in sorted(arrays):
-        hashed.update(
-            f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode() + np.ascontiguousarray(arrays[name]).tobytes()
-        )
-    return hashed.hexdigest()
-
-
-def _metrics_table(rows: list) -> "pl.DataFrame":
-    import polars as pl
-
-    schema: dict[str, Any] = dict(zip(_COLUMNS, (pl.Int64, pl.Float64, pl.Float64, pl.Int64), strict=True))
-    table = pl.DataFrame([_metrics_row(row) for row in rows], schema=schema, orient="row")
-    return table.with_columns(covered_by_guarantee=pl.lit(False))
-
-
-def _metrics_row(row: tuple[int, Any, Any, int]) -> tuple[int, float, float, int]:
-    """A step's metrics as `_COLUMNS` names them."""
-    step, loss, clipped, copies = row
-    return step, float(loss), float(clipped) / max(1, copies), copies
-
-
-def _metrics_file(metrics: "pl.DataFrame") -> bytes:
-    import pyarrow.parquet as pq
-
-    table = metrics.to_arrow().replace_schema_metadata({"coowned": NOT_COVERED})
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    return buffer.getvalue()

@@ -1,6 +1,7 @@
 """What the loop asks of a model."""
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -115,15 +116,15 @@ def sums_of_members(
     """
 
     def of_member(number: int) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        own = parameters if len(grids) == 1 else _member()(parameters, np.int32(number))
-        mine = None if scales is None else {name: array[number] for name, array in scales.items()}
-        return clipped_sum(own, grids[number], mine)
+        member = parameters if len(grids) == 1 else _member()(parameters, np.int32(number))
+        member_scales = None if scales is None else {name: array[number] for name, array in scales.items()}
+        return clipped_sum(member, grids[number], member_scales)
 
     if len(grids) == 1:
         sums, clipped = of_member(0)
         return {name: array[None] for name, array in sums.items()}, clipped
     members = [of_member(number) for number in range(len(grids))]
-    sums = {name: np.stack([own[name] for own, _ in members]) for name in parameters}
+    sums = {name: np.stack([total[name] for total, _ in members]) for name in parameters}
     return sums, sum(clipped for _, clipped in members)
 
 
@@ -147,6 +148,14 @@ def num_scores(model: Model) -> int:
 def num_parameters(model: Model) -> int:
     """How many numbers are trained, and get noise."""
     return sum(math.prod(shape) for shape in model.shapes().values())
+
+
+def digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Names arrays by their names, types, shapes and bits."""
+    hashed = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        hashed.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()
 
 
 def compiled_for(model: Model, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.config import CLIP_NORMS
 from coowned.training.optimizers import LEARNING_RATES, OptimizerOptions, check_optimizer
-from coowned.training.run import NO_GUARANTEE, PUBLIC, claim_terms, plan_digest
+from coowned.training.records import NO_GUARANTEE, PUBLIC
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -183,3 +186,81 @@ class TrainingPlan(OptimizerOptions):
     def digest(self) -> str:
         """Names what `describe` gives."""
         return plan_digest(self.describe())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a finished run chose, as its record has it.
+
+    Attributes:
+      mechanism: how batches were drawn; its batch size and iterations are also here.
+      noise_multiplier: 0 without privacy.
+      clip_norm: longest gradient of one copy; None or infinite where nothing was clipped.
+      optimizer, learning_rate, optimizer_options: how noisy gradients moved the parameters.
+      coefficients: of the correlated noise; (1.0,) is independent noise.
+      public: without a guarantee because the data are public.
+      test_run: noise and coins came from a given seed.
+      graph_digest, selection_digest: of the train split's graph, and of S.
+    """
+
+    mechanism: Mechanism
+    noise_multiplier: float
+    clip_norm: float | None
+    optimizer: str
+    learning_rate: float
+    optimizer_options: Mapping[str, Any]
+    coefficients: tuple[float, ...]
+    public: bool
+    test_run: bool
+    graph_digest: str
+    selection_digest: str
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any], mechanism: Mechanism) -> Self:
+        """Reads what `TrainingPlan.describe` gave, as JSON has it."""
+        clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
+        return cls(
+            mechanism=mechanism,
+            noise_multiplier=described["noise_multiplier"],
+            clip_norm=None if clip_norm is None else float(clip_norm),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            optimizer_options=dict(*options),
+            coefficients=tuple(described["coefficients"]),
+            public=described["public"],
+            test_run=described["test_run"],
+            graph_digest=described["graph"],
+            selection_digest=described["selection"],
+        )
+
+    @property
+    def batch_size(self) -> int:
+        assert self.mechanism.batch_size is not None
+        return self.mechanism.batch_size
+
+    @property
+    def iterations(self) -> int:
+        return self.mechanism.iterations
+
+
+def claim_terms(
+    certificate: ContributionCertificate, mechanism: Mechanism, guarantee: PrivacyGuarantee | None
+) -> dict[str, Any]:
+    """What a plan, a guarantee and a certificate must agree in, as plain values."""
+    terms: dict[str, Any] = {
+        "graph": certificate.graph_digest,
+        "selection": certificate.selection_digest,
+        "mechanism": mechanism.to_dict(),
+        "noise_multiplier": 0.0 if guarantee is None else guarantee.noise_multiplier,
+        "claim": None,
+    }
+    if guarantee is not None:
+        # Epsilon follows from these and the mechanism, and is computed anew whenever a guarantee is read.
+        names = ("run_id", "delta", "adjacency", "simulated_batch_size", "test_run")
+        terms["claim"] = {name: getattr(guarantee, name) for name in names}
+    return json.loads(json.dumps(terms))  # tuples as lists, as they are read back
+
+
+def plan_digest(plan: dict[str, Any]) -> str:
+    """Names a plan, as `TrainingPlan.describe` gives it."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()

@@ -31,12 +31,12 @@ class Report:
     def __call__(self, done: int) -> None:
         if self._progress is None:
             return
-        now, told = time.monotonic(), self._told
-        if told and now - told[-1][0] < _PAUSE and done < self._plan.iterations:
+        now, reports = time.monotonic(), self._told
+        if reports and now - reports[-1][0] < _PAUSE and done < self._plan.iterations:
             return
-        told.append((now, done))
-        while len(told) > 2 and now - told[0][0] > _WINDOW:
-            told.popleft()
+        reports.append((now, done))
+        while len(reports) > 2 and now - reports[0][0] > _WINDOW:
+            reports.popleft()
         self._progress(done / self._plan.iterations, ", ".join([*self._speed(), *self._privacy(done)]))
 
     def _speed(self) -> list[str]:

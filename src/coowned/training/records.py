@@ -1,11 +1,43 @@
-"""What the JSON files of a run's folder hold: run.json, which is the run, and audit.json."""
+"""The files of a run's folder, and what those of JSON hold: run.json, guarantee.json and audit.json."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from coowned import codec
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.mechanism.mechanism import Mechanism
+
+FILES = (
+    "config.toml",  # the configuration as it was given
+    "certificate.json",  # the recount of what was selected
+    "guarantee.json",  # the claim, with a digest of the certificate; or that there is none
+    "S.parquet",  # what was selected
+    "run.json",  # what the run is: its plan, digests of data, code and files, and whether it has ended
+    "run-key.json",  # the secret, readable by its owner alone; destroyed when the run has ended
+    "checkpoint.safetensors",  # parameters, optimizer state and metrics after some step; removed when the run has ended
+    "model.safetensors",  # the result, with the statement inside
+    "config.json", "vocab.txt", "model.py",  # what some models need besides
+    "members.parquet",  # of a sweep: number, configuration and settings of every member
+    "metrics.parquet",  # training curves: not covered by any guarantee
+    "validation.parquet", "test.parquet",  # evaluation on held-out examples: not covered
+    "private-log.json",  # what reading the content showed: not covered, readable by its owner alone
+    "signature.json",  # of run.json, where the run was signed (`coowned.training.signature`)
+    "audit.json",  # written by `coowned audit`
+    "report.html", "report-release.html",  # written by `coowned report`
+)  # fmt: skip
+"""The files of a run's folder."""
+_MEMBER = re.compile(r"model-\d+\.safetensors")  # of a sweep, its owner's alone, since only one of them is covered
+NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
+NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
+PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
+
+
+def is_run_file(name: str) -> bool:
+    """Whether a run writes files of this name."""
+    return name in FILES or _MEMBER.fullmatch(name) is not None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +88,24 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         return codec.encode_json(self, indent=2).encode()
+
+
+class NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of guarantee.json where nothing is claimed."""
+
+    format: Literal["coowned-no-guarantee-1"] = NO_GUARANTEE_FORMAT
+    public: bool
+    statement: str
+    mechanism: dict[str, Any]
+
+
+def guarantee_text(guarantee: PrivacyGuarantee | None, mechanism: Mechanism, *, public: bool) -> str:
+    """The content of guarantee.json."""
+    if guarantee is not None:
+        return guarantee.to_json(embed_certificate=False) + "\n"
+    statement = PUBLIC if public else NO_GUARANTEE
+    absent = NoGuarantee(public=public, statement=statement, mechanism=mechanism.to_dict())
+    return codec.encode_json(absent, indent=2) + "\n"
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,21 +1,4 @@
-"""The folder of a run: what each file is called, and a `Run` that reads them back and checks that they agree.
-
-config.toml             the configuration as it was given
-certificate.json        the recount of what was selected
-guarantee.json          the claim, with a digest of the certificate; or that there is none
-S.parquet               what was selected
-run.json                what the run is: its plan, digests of data, code and files, and whether it has ended
-run-key.json            the secret, readable by its owner alone; destroyed when the run has ended
-checkpoint.safetensors  parameters, optimizer state and metrics after some step; removed when the run has ended
-model.safetensors       the result, with the statement inside
-model-N.safetensors     of a sweep: member N, readable by its owner alone, since only one of them is covered
-members.parquet         of a sweep: number, configuration and settings of every member
-metrics.parquet         training curves: not covered by any guarantee
-validation.parquet      evaluation on held-out examples, and test.parquet: not covered
-private-log.json        what reading the content showed: not covered, readable by its owner alone
-signature.json          of run.json, where the run was signed (`coowned.training.signature`)
-audit.json              written by `coowned audit`
-"""
+"""The folder of a run, read back: a `StoredRun` checks that its files (`records.FILES`) agree."""
 
 import dataclasses
 import functools
@@ -23,11 +6,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy.typing as npt
 
 import coowned
@@ -45,29 +26,25 @@ from coowned.mechanism.registry import mechanism_from_dict
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.config import TrainConfig
-from coowned.training.records import AuditRecord, RunRecord
+from coowned.training.plan import RunPlan, claim_terms, plan_digest
+from coowned.training.records import (
+    NO_GUARANTEE,
+    NO_GUARANTEE_FORMAT,
+    PUBLIC,
+    AuditRecord,
+    NoGuarantee,
+    RunRecord,
+)
 
 if TYPE_CHECKING:
     import polars as pl
 
-NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
-NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
 MODEL_FILES = {
     "config.json": "the sizes of the model.",
     "vocab.txt": "its public vocabulary.",
     "model.py": "the code that creates the model; using the model runs it.",
 }
 """What some models need beside their parameters, and what it is."""
-PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
-
-
-class _NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of guarantee.json where nothing is claimed."""
-
-    format: Literal["coowned-no-guarantee-1"] = NO_GUARANTEE_FORMAT
-    public: bool
-    statement: str
-    mechanism: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,23 +148,9 @@ class StoredRun:
         return text
 
     @property
-    def plan(self) -> "RunPlan":
+    def plan(self) -> RunPlan:
         """Every choice of the run."""
-        described = self.record.plan
-        clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
-        return RunPlan(
-            mechanism=self.mechanism,
-            noise_multiplier=described["noise_multiplier"],
-            clip_norm=None if clip_norm is None else float(clip_norm),
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            optimizer_options=dict(*options),
-            coefficients=tuple(described["coefficients"]),
-            public=described["public"],
-            test_run=described["test_run"],
-            graph_digest=described["graph"],
-            selection_digest=described["selection"],
-        )
+        return RunPlan.from_description(self.record.plan, self.mechanism)
 
     def model_files(self) -> dict[str, bytes]:
         """What stands beside model.safetensors and is needed to use it, by name; a file that was changed is refused."""
@@ -259,43 +222,6 @@ class StoredRun:
         write_file(self.path / "audit.json", content, mode=0o600 if found.canaries else 0o644)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """What a finished run chose, as its record has it.
-
-    Attributes:
-      mechanism: how batches were drawn; its batch size and iterations are also here.
-      noise_multiplier: 0 without privacy.
-      clip_norm: longest gradient of one copy; None or infinite where nothing was clipped.
-      optimizer, learning_rate, optimizer_options: how noisy gradients moved the parameters.
-      coefficients: of the correlated noise; (1.0,) is independent noise.
-      public: without a guarantee because the data are public.
-      test_run: noise and coins came from a given seed.
-      graph_digest, selection_digest: of the train split's graph, and of S.
-    """
-
-    mechanism: Mechanism
-    noise_multiplier: float
-    clip_norm: float | None
-    optimizer: str
-    learning_rate: float
-    optimizer_options: Mapping[str, Any]
-    coefficients: tuple[float, ...]
-    public: bool
-    test_run: bool
-    graph_digest: str
-    selection_digest: str
-
-    @property
-    def batch_size(self) -> int:
-        assert self.mechanism.batch_size is not None
-        return self.mechanism.batch_size
-
-    @property
-    def iterations(self) -> int:
-        return self.mechanism.iterations
-
-
 @dataclasses.dataclass(frozen=True)
 class ReleasedClaim:
     """What everything a folder may release costs one person, and how many models that is."""
@@ -326,38 +252,6 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
     if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
         raise CertificateMismatchError(f"{folder}: guarantee.json belongs to another sweep; restore the original files")
     return ReleasedClaim(guarantee, len(noise))
-
-
-def claim_terms(
-    certificate: ContributionCertificate, mechanism: Mechanism, guarantee: PrivacyGuarantee | None
-) -> dict[str, Any]:
-    """What a plan, a guarantee and a certificate must agree in, as plain values."""
-    terms: dict[str, Any] = {
-        "graph": certificate.graph_digest,
-        "selection": certificate.selection_digest,
-        "mechanism": mechanism.to_dict(),
-        "noise_multiplier": 0.0 if guarantee is None else guarantee.noise_multiplier,
-        "claim": None,
-    }
-    if guarantee is not None:
-        # Epsilon follows from these and the mechanism, and is computed anew whenever a guarantee is read.
-        names = ("run_id", "delta", "adjacency", "simulated_batch_size", "test_run")
-        terms["claim"] = {name: getattr(guarantee, name) for name in names}
-    return json.loads(json.dumps(terms))  # tuples as lists, as they are read back
-
-
-def plan_digest(plan: dict[str, Any]) -> str:
-    """Names a plan, as `TrainingPlan.describe` gives it."""
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-
-
-def guarantee_text(guarantee: PrivacyGuarantee | None, mechanism: Mechanism, *, public: bool) -> str:
-    """The content of guarantee.json."""
-    if guarantee is not None:
-        return guarantee.to_json(embed_certificate=False) + "\n"
-    statement = PUBLIC if public else NO_GUARANTEE
-    absent = _NoGuarantee(public=public, statement=statement, mechanism=mechanism.to_dict())
-    return codec.encode_json(absent, indent=2) + "\n"
 
 
 def stated_origins(folder: Path) -> list[str]:
@@ -408,7 +302,7 @@ def _parse_guarantee(
 ) -> tuple[PrivacyGuarantee | None, bool, str, Mechanism]:
     stored = codec.decode_json(dict[str, Any], text, name="guarantee", remedy="train again")
     if stored.get("format") == NO_GUARANTEE_FORMAT:
-        absent = codec.decode_json(_NoGuarantee, text, name="guarantee", remedy="train again")
+        absent = codec.decode_json(NoGuarantee, text, name="guarantee", remedy="train again")
         return None, absent.public, PUBLIC if absent.public else NO_GUARANTEE, mechanism_from_dict(absent.mechanism)
     guarantee = PrivacyGuarantee.from_json(text, certificate=certificate)
     return guarantee, False, guarantee.statement(), guarantee.mechanism

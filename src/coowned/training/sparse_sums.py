@@ -112,8 +112,8 @@ def clipped_sparse_sums(
     weights = array.reshape(-1, width)  # (models * scores, width)
     sums = np.zeros((min(parts, threads.cores()), *weights.shape), np.int64)  # one for each thread
     clipped, slots = np.zeros(parts, np.int64), np.zeros(1, np.int64)
-    given = loss, scores, weights, _Copies(features, labels, mask), scales, radii, sums, clipped, slots
-    in_parts(_add_parts, given, parts)
+    arguments = loss, scores, weights, _Copies(features, labels, mask), scales, radii, sums, clipped, slots
+    in_parts(_add_parts, arguments, parts)
     totals = sums.sum(axis=0).reshape(np.shape(coefficients))
     return totals, int(clipped.sum()) if models == 1 else 0
 
@@ -144,7 +144,7 @@ def _pad(rows, indices, values):
 def _add_parts(loss, scores, weights, copies, scales, radii, sums, clipped, slots, taken, done):
     """Adds up parts, each taken by whichever thread is free, until there are none left; a thread has its own sum."""
     size, parts = copies.mask.size, clipped.size
-    own, factors = np.empty(len(weights), np.float32), np.empty(len(weights))
+    products, factors = np.empty(len(weights), np.float32), np.empty(len(weights))
     slot = -1
     while True:
         part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
@@ -161,14 +161,14 @@ def _add_parts(loss, scores, weights, copies, scales, radii, sums, clipped, slot
             square = _square(indices, values, weights.shape[1] - 1)
             if square < 0:
                 continue
-            for k in range(own.size):
-                own[k] = _product(indices, values, weights[k])
+            for k in range(products.size):
+                products[k] = _product(indices, values, weights[k])
             for model in range(scales.size):
                 these = slice(model * scores, (model + 1) * scores)
-                fill_residuals(loss, own[these], label, factors[these])
+                fill_residuals(loss, products[these], label, factors[these])
                 longest = radii[model] / np.sqrt(np.float64(square)) * (1 - 2.0**-50)
                 clipped[part] += clip_to_integers(factors[these], scales[model], longest)
-            for k in range(own.size):
+            for k in range(products.size):
                 if factors[k]:
                     _add(indices, values, np.int64(factors[k]), sums[slot, k])
         atomic_add(done, 1)  # pyright: ignore[reportCallIssue]

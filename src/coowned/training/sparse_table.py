@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 from typing import Any
 
 import numpy as np
@@ -12,12 +10,12 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
-from coowned.training.data import Draw, check_rows, hash_row_order, rows_of
+from coowned.training.data import Draw, RowTable
 from coowned.training.sparse_sums import SparseRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SparseTable:
+class SparseTable(RowTable):
     """Integer rows of which few numbers are not zero, and labels: row r is values[offsets[r]:offsets[r + 1]].
 
     As arrays of a batch rows are padded to the longest one; a run with clipped gradients reads them where they lie.
@@ -36,12 +34,10 @@ class SparseTable:
       rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
     """
 
-    graph: AttributionGraph
     indices: npt.NDArray[Any] = dataclasses.field(repr=False)
     values: npt.NDArray[Any] = dataclasses.field(repr=False)
     offsets: npt.NDArray[np.int64] = dataclasses.field(repr=False)
     labels: npt.NDArray[np.float32] = dataclasses.field(repr=False)
-    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         count, lengths = len(self.offsets) - 1, np.diff(self.offsets)
@@ -49,11 +45,7 @@ class SparseTable:
             raise InputError("offsets must increase from 0 to the number of values")
         validate.same_length(count, labels=self.labels)
         validate.same_length(self.values.size, indices=self.indices)
-        if self.rows is None:
-            validate.same_length(self.graph.num_examples, labels=self.labels)
-        else:
-            validate.same_length(self.graph.num_examples, rows=self.rows)
-            check_rows(self.rows, count)
+        self._check_rows(labels=self.labels)
 
     @classmethod
     def from_padded(
@@ -84,11 +76,10 @@ class SparseTable:
 
     def in_place(self, examples: npt.NDArray[np.int64]) -> SparseRows:
         """Where the rows of these examples lie in memory."""
-        rows = examples if self.rows is None else np.maximum(self.rows[examples], 0)  # padding asks for example 0
-        return SparseRows(self.indices, self.values, self.offsets, rows, self._width)
+        return SparseRows(self.indices, self.values, self.offsets, self._rows_or_first(examples), self._width)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = rows_of(self, examples)
+        rows = self._rows_of(examples)
         out["labels"][: rows.size] = self.labels[rows]
         if "indices" in out:
             for name, array in self.in_place(examples).arrays().items():
@@ -96,10 +87,5 @@ class SparseTable:
 
     @property
     def digest(self) -> str:
-        about = [self.graph.digest, str(self.indices.dtype), str(self.values.dtype), self.rows is not None]
-        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
-        hash_row_order(hashed, self.graph)
         arrays = self.offsets, self.indices, self.values, self.labels
-        for array in arrays if self.rows is None else (*arrays, self.rows):
-            hashed.update(np.ascontiguousarray(array).view(np.uint8))  # pyright: ignore[reportArgumentType]
-        return hashed.hexdigest()
+        return self._digest(str(self.indices.dtype), str(self.values.dtype), arrays=arrays)

@@ -88,12 +88,12 @@ class SweptModels:
         Guarantees:
           - It names the others and says that they are not covered.   (test_statement_covers_one_model)
         """
-        own = self.plans[released].statement()
+        text = self.plans[released].statement()
         if self.plans[released].guarantee is None:
-            return own
-        number = own.count("\n") + 2
+            return text
+        number = text.count("\n") + 2
         return (
-            f"{own}\n{number}. This covers the release of ONE model of a sweep of {len(self.plans)}, chosen without "
+            f"{text}\n{number}. This covers the release of ONE model of a sweep of {len(self.plans)}, chosen without "
             "looking at the data. All members were trained on the same batches: releasing more of them, or choosing by "
             "their results, is not covered by this epsilon, and the sum of their epsilons is not a bound; see the "
             "noise multiplier of all together."

@@ -203,18 +203,18 @@ def tokenize(
     """
     validate.integer(at_least=3, sequence_length=sequence_length)
     tokenizer = _tokenizer(vocabulary.ids, lowercase=lowercase)
-    room = sequence_length - 2
-    tokenizer.enable_truncation(room + 1)  # one more than there is room for says that a text is longer
+    max_tokens = sequence_length - 2
+    tokenizer.enable_truncation(max_tokens + 1)  # one more than there is room for says that a text is longer
     first, last = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
     parts: list[npt.NDArray[Any]] = [np.zeros(0, _id_type(vocabulary))]
     lengths: list[int] = [0]
     num_truncated = 0
     for batch in _batches(texts):
         flat: list[int] = []
-        for found in _encode(tokenizer, batch, room):
-            num_truncated += len(found) > room
-            lengths.append(min(len(found), room) + 2 if found else 0)
-            flat += [first, *found[:room], last] if found else []
+        for found in _encode(tokenizer, batch, max_tokens):
+            num_truncated += len(found) > max_tokens
+            lengths.append(min(len(found), max_tokens) + 2 if found else 0)
+            flat += [first, *found[:max_tokens], last] if found else []
         parts.append(np.array(flat, _id_type(vocabulary)))
     return TokenizedTexts(
         vocabulary=vocabulary,
@@ -260,14 +260,14 @@ def _tokenizer(ids: dict[str, int], *, lowercase: bool) -> Any:
     return tokenizer
 
 
-def _encode(tokenizer: Any, texts: list[str], room: int) -> list[list[int]]:
+def _encode(tokenizer: Any, texts: list[str], max_tokens: int) -> list[list[int]]:
     """The first room + 1 ids of each text, from its first words where they are enough."""
-    enough = _CHARACTERS_A_TOKEN * (room + 1)
+    enough = _CHARACTERS_A_TOKEN * (max_tokens + 1)
     # Words are tokenized by themselves, so that a beginning that ends before a space has the whole text's first ids.
     cuts = [text.rfind(" ", 0, enough + 1) if len(text) > enough else -1 for text in texts]
     short = [text if cut <= 0 else text[:cut] for text, cut in zip(texts, cuts, strict=True)]
     found = [encoding.ids for encoding in tokenizer.encode_batch_fast(short, add_special_tokens=False)]
-    again = [row for row, cut in enumerate(cuts) if cut > 0 and len(found[row]) <= room]
+    again = [row for row, cut in enumerate(cuts) if cut > 0 and len(found[row]) <= max_tokens]
     for row, encoding in zip(
         again, tokenizer.encode_batch_fast([texts[row] for row in again], add_special_tokens=False), strict=True
     ):

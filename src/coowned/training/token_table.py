@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -12,35 +10,26 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.training.columns import text_column
-from coowned.training.data import Draw, check_rows, hash_row_order
-from coowned.training.labels import class_indices
+from coowned.training.data import Draw, RowTable
+from coowned.training.labels import read_labels
 from coowned.training.masking import copy_texts, evaluation_key, mask_texts, max_predictions, training_key
 from coowned.training.text import TokenizedTexts, Vocabulary, tokenize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TokenizedExamples:
+class TokenizedExamples(RowTable):
     """Tokens of every example of a graph.
 
     Attributes:
-      graph: whose examples these are.
       texts: tokens of every row.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
     """
 
-    graph: AttributionGraph
     texts: TokenizedTexts
-    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.rows is None:
-            validate.same_length(self.graph.num_examples, texts=self.texts)
-        else:
-            validate.same_length(self.graph.num_examples, rows=self.rows)
-            check_rows(self.rows, len(self.texts))
+        self._check_rows(texts=self.texts)
 
     def counts(self) -> dict[str, int]:
         """What the texts hold: for a private log alone."""
@@ -54,19 +43,13 @@ class TokenizedExamples:
 
     @property
     def digest(self) -> str:
-        about = [self.graph.digest, self.texts.digest, self.rows is not None]
-        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
-        hash_row_order(hashed, self.graph)
-        hashed.update(b"" if self.rows is None else np.ascontiguousarray(self.rows, np.int64).tobytes())
-        return hashed.hexdigest()
+        return self._digest(self.texts.digest)
 
-    def _rows_of(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
+    def _rows_in(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         """The rows of examples, which must have been read and have room in `out`: compiled code looks at no bounds."""
-        rows = np.ascontiguousarray(examples, np.int64) if self.rows is None else self.rows[examples]
+        rows = self._rows_of(np.ascontiguousarray(examples, np.int64))
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self.texts)):
-            raise InputError(
-                f"examples must be in [0, {self.graph.num_examples}), and their content must have been read"
-            )
+            raise InputError(f"examples must be in [0, {self.graph.num_examples})")
         for name, shape in self.shapes().items():
             if len(out[name]) < len(rows) or out[name].shape[1:] != shape:
                 raise InputError(f"out[{name!r}] must be of shape ({len(rows)} or more, *{shape})")
@@ -122,7 +105,7 @@ class TokenTable(TokenizedExamples):
         return {**super().shapes(), "positions": (self._most,), "targets": (self._most,), "weights": (self._most,)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = self._rows_of(examples, out)
+        rows = self._rows_in(examples, out)
         if draw is None:
             key, copy_numbers = evaluation_key(), np.zeros(len(rows), np.int32)
         else:
@@ -191,10 +174,7 @@ class LabelledTokenTable(TokenizedExamples):
         """From text columns as `TokenTable`'s and a label column; without one no label is known."""
         column = text_column(examples.payload, text)
         texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
-        labels = (
-            np.full(len(texts), np.nan) if label is None else class_indices(examples.payload.column(label), classes)
-        )
-        return cls(graph=examples.graph, texts=texts, labels=labels)
+        return cls(graph=examples.graph, texts=texts, labels=read_labels(examples.payload, label, classes))
 
     def counts(self) -> dict[str, int]:
         return {**super().counts(), "unusable_labels": int(np.isnan(self.labels).sum())}
@@ -206,15 +186,13 @@ class LabelledTokenTable(TokenizedExamples):
         return {**super().dtypes(), "labels": np.dtype(np.float32)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = self._rows_of(examples, out)
-        own = {name: array[: len(rows)] for name, array in out.items()}
+        rows = self._rows_in(examples, out)
+        batch = {name: array[: len(rows)] for name, array in out.items()}
         texts = self.texts
-        copy_texts(texts.ids, texts.offsets, rows, texts.vocabulary.pad_id, own["tokens"], own["lengths"])
-        own["labels"][:] = self.labels[rows]
-        own["weights"][:] = np.isfinite(own["labels"]) & (own["lengths"] > 0)
+        copy_texts(texts.ids, texts.offsets, rows, texts.vocabulary.pad_id, batch["tokens"], batch["lengths"])
+        batch["labels"][:] = self.labels[rows]
+        batch["weights"][:] = np.isfinite(batch["labels"]) & (batch["lengths"] > 0)
 
     @property
     def digest(self) -> str:
-        hashed = hashlib.blake2b(super().digest.encode(), digest_size=32, person=b"coowned-data-1")
-        hashed.update(self.labels.tobytes())
-        return hashed.hexdigest()
+        return self._digest(self.texts.digest, arrays=(self.labels,))

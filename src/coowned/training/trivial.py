@@ -6,10 +6,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from coowned.training.data import TrainingData
+from coowned.training.data import TrainingData, content_pieces
 from coowned.training.model import Model
 
-_AT_ONCE = 4096
 _LABELS, _WORDS, _WEIGHTS = "labels", "targets", "weights"  # arrays of the data that say what is to be predicted
 
 
@@ -85,12 +84,5 @@ def _words(batch: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.ND
 
 
 def _read(data: TrainingData, part: Callable[[dict[str, npt.NDArray[Any]]], Any]) -> list[Any]:
-    """A part of every batch of the data, in the order of the examples; of an empty batch where there are none."""
-    total, kinds = data.graph.num_examples, data.dtypes()
-    parts = []
-    for begin in range(0, max(1, total), _AT_ONCE):
-        examples = np.arange(begin, min(begin + _AT_ONCE, total))
-        batch = {name: np.zeros((len(examples), *shape), kinds[name]) for name, shape in data.shapes().items()}
-        data.fill(examples, batch)
-        parts.append(part(batch))
-    return parts
+    """A part of every piece of the data, in the order of the examples."""
+    return [part({name: array[:count] for name, array in arrays.items()}) for count, arrays in content_pieces(data)]

@@ -88,7 +88,7 @@ def folder(tmp_path):
 def train(folder, progress=None):
     config = TrainConfig.read(folder / "run.toml")
     with RunFolder.open(folder / "run") as opened:
-        return run_configuration(config, opened, text=CONFIGURATION, progress=progress)
+        return run_configuration(config, opened, progress=progress)
 
 
 def test_run_keeps_its_file(folder):
@@ -112,7 +112,7 @@ def moved(folder):
     text = CONFIGURATION.replace("epsilon = 8\ndelta = 1e-6", "public = true").replace("seed = 1\n", "")
     (folder / "run.toml").write_text(text)
     with RunFolder.open(folder / "run") as opened:
-        run_configuration(TrainConfig.read(folder / "run.toml"), opened, text=text)
+        run_configuration(TrainConfig.read(folder / "run.toml"), opened)
     (folder / "elsewhere").mkdir()
     (folder / "run").rename(folder / "elsewhere" / "run")
     (folder / "own_model.py").unlink()

@@ -16,7 +16,7 @@ from coowned.cache import keep_compiled_programs
 from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
-from coowned.training.model import sums_of_members
+from coowned.training.model import num_parameters, sums_of_members
 from coowned.training.models.parameter_trees import ParameterTree
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
 Arrays = Mapping[str, Any]
+STAND_IN_ENTRIES = (
+    ExampleColumn(name="coordinate", column="coordinate", whole=True),
+    ExampleColumn(name="length", column="length"),
+    ExampleColumn(name="everywhere", column="everywhere"),
+)
+"""What an example of `linear_stand_in` holds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,10 +129,10 @@ class ExampleModel:
         gradients = self._gradients if devices else self._program(self.rows_at_once)
         rows, kept = self._rows(batch), np.asarray(mask) & np.asarray(batch[USABLE])
 
-        def of_one(own: Arrays, grid: Grid, scales: Arrays | None) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
+        def of_one(member: Arrays, grid: Grid, scales: Arrays | None) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
             return clipped_gradient_sums(
                 gradients,
-                self._placed(own),
+                self._placed(member),
                 rows,
                 kept,
                 grid,
@@ -283,9 +289,9 @@ class ExampleModel:
 
         row = {name: array[0] for name, array in self._made_up(1).items()}
         with refuse_collectives():
-            given = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
-        if jax.tree.structure(given) != jax.tree.structure(0) or given.shape != () or given.dtype != np.float32:
-            raise InputError(f"loss must return one float32 number for one example, not {given}")
+            result = jax.eval_shape(self._loss, self.tree.trained, self.tree.frozen, row)
+        if jax.tree.structure(result) != jax.tree.structure(0) or result.shape != () or result.dtype != np.float32:
+            raise InputError(f"loss must return one float32 number for one example, not {result}")
         lowered = jax.jit(jax.grad(self._loss)).lower(self.tree.trained, self.tree.frozen, row).as_text()
         if _CALLBACK.search(lowered):
             raise InputError(
@@ -299,7 +305,7 @@ class ExampleModel:
         """Examples of a microbatch: no more than fit the memory limit, nor than a near cache has room for."""
         if self.microbatch is not None:
             return self.microbatch
-        per_row = 4 * sum(math.prod(shape) for shape in self.shapes().values())
+        per_row = 4 * num_parameters(self)
         size = min(_MOST_ROWS, _power_of_two(_NEAR / per_row))
         while (needed := self.memory_of(size)) > self.memory_limit:
             if size == 1:
@@ -312,7 +318,7 @@ class ExampleModel:
 
     def memory_of(self, rows: int) -> int:
         """Bytes that a microbatch of so many rows takes: parameters, examples, gradients, and what lies between."""
-        size = sum(math.prod(shape) for shape in self.shapes().values())
+        size = num_parameters(self)
         try:
             used = self._program(rows).memory_analysis()
             device = used.argument_size_in_bytes + _KEPT * (used.output_size_in_bytes + used.temp_size_in_bytes)
@@ -331,14 +337,14 @@ class ExampleModel:
         size = self.rows_at_once
         if size == 1:
             return True
-        own, parameters = self._made_up(size), self._all_parameters()
+        batch, parameters = self._made_up(size), self._all_parameters()
         gradients = self._program(size)
-        usual = _on_host(gradients(parameters, own))
+        usual = _on_host(gradients(parameters, batch))
         for row in (0, size - 1):
             for scale in (0.0, 1.0, 1e3):
                 others = self._made_up(size, seed=1, scale=scale)
-                for name in own:
-                    others[name][row] = own[name][row]
+                for name in batch:
+                    others[name][row] = batch[name][row]
                 changed = _on_host(gradients(parameters, others))
                 for name, gradient in usual.items():
                     if gradient[row].tobytes() != changed[name][row].tobytes():
@@ -355,14 +361,14 @@ class ExampleModel:
     def _made_up(self, rows: int, *, seed: int = 0, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
         """A batch of random numbers: normal, or 0 and 1 (any class) for integers."""
         generator = np.random.default_rng(seed)
-        made: dict[str, npt.NDArray[Any]] = {}
+        arrays: dict[str, npt.NDArray[Any]] = {}
         for entry in self.entries:
             if entry.whole:
-                made[entry.name] = generator.integers(0, 2, (rows, *entry.shape), np.int32)
+                arrays[entry.name] = generator.integers(0, 2, (rows, *entry.shape), np.int32)
             else:
                 values = scale * generator.standard_normal((rows, *entry.shape), np.float32)
-                made[entry.name] = np.asarray(values, np.float32)
-        return {**made, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
+                arrays[entry.name] = np.asarray(values, np.float32)
+        return {**arrays, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
 
 
 def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> ExampleModel:
@@ -378,18 +384,13 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> E
     def loss(parameters: Arrays, example: Arrays, key: Any) -> Any:
         del key
         spread = sum(
-            (jnp.cos(jnp.arange(math.prod(shapes[name]))) * own.ravel()).sum() for name, own in parameters.items()
+            (jnp.cos(jnp.arange(math.prod(shapes[name]))) * array.ravel()).sum() for name, array in parameters.items()
         )
         along = parameters[largest].ravel()[example["coordinate"]]
         return example["length"] * along + example["everywhere"] * spread
 
-    entries = (
-        ExampleColumn(name="coordinate", column="coordinate", whole=True),
-        ExampleColumn(name="length", column="length"),
-        ExampleColumn(name="everywhere", column="everywhere"),
-    )
     tree = ParameterTree.of({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-    return ExampleModel(loss=loss, tree=tree, entries=entries, microbatch=microbatch)
+    return ExampleModel(loss=loss, tree=tree, entries=STAND_IN_ENTRIES, microbatch=microbatch)
 
 
 def largest_tensor(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -431,8 +432,8 @@ def _over_rows(function: Callable[[Any], Any], rows: Arrays) -> Any:
     import jax
 
     count = len(jax.tree.leaves(rows)[0])
-    given = jax.lax.map(jax.vmap(function), _in_parts(rows))
-    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:count], given)
+    results = jax.lax.map(jax.vmap(function), _in_parts(rows))
+    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:count], results)
 
 
 def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -14,16 +14,10 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.identifiers import is_text
 from coowned.errors import InputError
-from coowned.training.example_table import (
-    KEY,
-    USABLE,
-    ExampleColumn,
-    ExampleTable,
-    columns_of,
-    holds_text,
-    numeric_columns,
-)
+from coowned.training.columns import column_type
+from coowned.training.example_table import KEY, USABLE, ExampleColumn, ExampleTable, columns_of, numeric_columns
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel, refuse_collectives
 from coowned.training.models.parameter_trees import ParameterTree
@@ -115,36 +109,40 @@ class ExampleSpecification(Specification):
     def for_schema(self, schema: pa.Schema, *, labels: bool = True) -> ExampleModel:
         """The model for data of this schema; without labels only what `predict` reads need be there."""
         tree = self.parameter_tree()
-        asked = self._columns(schema)
+        columns = self._columns(schema)
         if not labels:
-            asked = {name: column for name, column in asked.items() if column in schema.names}
+            columns = {name: column for name, column in columns.items() if column in schema.names}
         more = self.more_entries(schema)
-        asked |= dict.fromkeys(more, "")
-        label = self.label or next((name for name in _LABELS if name in asked), None)
-        if label is not None and label not in asked and labels:
-            raise InputError(f"label is {label!r}, which is not an entry of an example; choose from {', '.join(asked)}")
-        spelled = label in asked and label not in more and holds_text(schema, asked[label])
+        columns |= dict.fromkeys(more, "")
+        label = self.label or next((name for name in _LABELS if name in columns), None)
+        if label is not None and label not in columns and labels:
+            raise InputError(
+                f"label is {label!r}, which is not an entry of an example; choose from {', '.join(columns)}"
+            )
+        spelled = label in columns and label not in more and is_text(column_type(schema, columns[label]))
         if spelled and self.classes is None:
             raise InputError(
-                f"column {asked[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
+                f"column {columns[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
                 "the data would reveal them"
             )
-        plain = {name: column for name, column in asked.items() if name not in more and not (spelled and name == label)}
+        plain = {
+            name: column for name, column in columns.items() if name not in more and not (spelled and name == label)
+        }
         kinds = columns_of(schema, plain, {name: tuple(shape) for name, shape in self.shapes.items()})
-        kinds |= {name: more.get(name, ((), True)) for name in asked if name not in plain}
-        found, gives = self._traced(tree, kinds, label, labels=labels)
-        classes = self.class_names(gives)
+        kinds |= {name: more.get(name, ((), True)) for name in columns if name not in plain}
+        found, output = self._traced(tree, kinds, label, labels=labels)
+        classes = self.class_names(output)
         if classes is not None and labels and self.predict is not None:
             self._check_probabilities(tree, found, kinds)
         entries = tuple(
             ExampleColumn(
                 name=name,
-                column=asked[name],
+                column=columns[name],
                 shape=found[name],
                 whole=kinds[name][1] or (name == label and bool(classes)),
                 classes=classes or () if name == label and name not in more else (),
             )
-            for name in asked
+            for name in columns
             if name in found
         )
         return self.make_model(
@@ -178,11 +176,11 @@ class ExampleSpecification(Specification):
             return dict(self.columns)
         if isinstance(self.columns, str):
             raise InputError(f"columns must be a list of columns or a mapping, not {self.columns!r}")
-        own = {name: name for name in (numeric_columns(schema) if self.columns is None else self.columns)}
+        columns = {name: name for name in (numeric_columns(schema) if self.columns is None else self.columns)}
         label = self.label or next((name for name in _LABELS if name in schema.names), None)
-        if self.columns is None and label in schema.names and holds_text(schema, str(label)):
-            own[str(label)] = str(label)
-        return own
+        if self.columns is None and label in schema.names and is_text(column_type(schema, str(label))):
+            columns[str(label)] = str(label)
+        return columns
 
     def _traced(
         self, tree: ParameterTree, kinds: Kinds, label: str | None, *, labels: bool
@@ -213,8 +211,8 @@ class ExampleSpecification(Specification):
                 f"{'several lengths fit' if fitting else 'no length of a parameter fits'}; pass "
                 f"shapes={{{unknown[0]!r}: (length,)}}, or store them as fixed-size lists"
             ) from (None if fitting else failure)
-        example, gives = fitting[0]
-        return (example.used if self.columns is None or not labels else example.all_shapes()), gives
+        example, output = fitting[0]
+        return (example.used if self.columns is None or not labels else example.all_shapes()), output
 
     @abc.abstractmethod
     def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
@@ -223,26 +221,25 @@ class ExampleSpecification(Specification):
     def _check_probabilities(self, tree: ParameterTree, shapes: Mapping[str, tuple[int, ...]], kinds: Kinds) -> None:
         """Refuses scores instead of probabilities, on a made-up example and the parameters that were given."""
         example = {name: np.ones(shape, np.int32 if kinds[name][1] else np.float32) for name, shape in shapes.items()}
-        given = np.asarray(self.probabilities(tree, example), np.float64)
-        total = given.sum() if given.ndim else 1.0
-        if np.isfinite(given).all() and not (
-            abs(total - 1) < 1e-3 and (given >= 0).all() and (given <= 1 + 1e-6).all()
+        probabilities = np.asarray(self.probabilities(tree, example), np.float64)
+        total = probabilities.sum() if probabilities.ndim else 1.0
+        if np.isfinite(probabilities).all() and not (
+            abs(total - 1) < 1e-3 and (probabilities >= 0).all() and (probabilities <= 1 + 1e-6).all()
         ):
             raise InputError(
-                f"predict must return probabilities, but returned {given.tolist()} for a synthetic example; end it "
-                "with "
-                f"{self.softmax}"
+                f"predict must return probabilities, but returned {probabilities.tolist()} for a synthetic example; "
+                f"end it with {self.softmax}"
             )
 
-    def class_names(self, gives: Any) -> tuple[Any, ...] | None:
+    def class_names(self, output: Any) -> tuple[Any, ...] | None:
         """What the numbers that `predict` gives stand for."""
-        given = () if self.classes is None else self.classes
-        named = tuple(range(given)) if isinstance(given, int) else tuple(np.asarray(given, object).tolist())
-        shape = None if gives is None else getattr(gives, "shape", None)
-        if gives is None:
+        classes = () if self.classes is None else self.classes
+        named = tuple(range(classes)) if isinstance(classes, int) else tuple(np.asarray(classes, object).tolist())
+        shape = None if output is None else getattr(output, "shape", None)
+        if output is None:
             return named or None
         if shape is None or len(shape) > 1:
-            raise InputError(f"predict must return the probabilities of the classes, or one number, not {gives}")
+            raise InputError(f"predict must return the probabilities of the classes, or one number, not {output}")
         if len(shape) == 0:
             if named and len(named) != 2:
                 raise InputError(

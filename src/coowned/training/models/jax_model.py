@@ -82,15 +82,15 @@ class JaxModel(ExampleSpecification):
         """Traces both functions: nothing is computed."""
         import jax
 
-        predict, gives = self.predict, None
+        predict, output = self.predict, None
         if predict is not None:
-            gives = jax.eval_shape(lambda t, f: predict(tree.whole(t, f), example), tree.trained, tree.frozen)
+            output = jax.eval_shape(lambda t, f: predict(tree.whole(t, f), example), tree.trained, tree.frozen)
         if with_loss:
             key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-            if self.class_names(gives):  # a class is its index, whatever the type of its column
+            if self.class_names(output):  # a class is its index, whatever the type of its column
                 example.whole.add(label)
             jax.eval_shape(lambda t, f, k: self.loss(tree.whole(t, f), example, k), tree.trained, tree.frozen, key)
-        return gives
+        return output
 
     def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
         assert self.predict is not None

@@ -115,7 +115,7 @@ class LinearModel(Specification, abc.ABC):
         import jax.numpy as jnp
 
         def slopes_of(content: dict[str, Any]) -> tuple[Any, Any]:
-            return jax.vjp(lambda own: self.scores(own, content), parameters["coefficients"])
+            return jax.vjp(lambda coefficients: self.scores(coefficients, content), parameters["coefficients"])
 
         scores, slopes = slopes_of(batch)
         residuals = self._residuals(scores, batch["labels"])
@@ -137,8 +137,8 @@ class LinearModel(Specification, abc.ABC):
 
         coefficients = parameters["coefficients"]
 
-        def of_one(own: Any) -> tuple[Any, Any]:
-            return self._loss(self.scores(own, batch), batch["labels"])
+        def of_one(member: Any) -> tuple[Any, Any]:
+            return self._loss(self.scores(member, batch), batch["labels"])
 
         if coefficients.ndim == len(self.shapes()["coefficients"]):
             return of_one(coefficients)

@@ -3,7 +3,6 @@
 import dataclasses
 import fnmatch
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.errors import InputError
+from coowned.training.model import digest_arrays
 
 Trainable = Callable[[str], bool] | Sequence[str] | Any
 """A predicate over names of leaves, patterns of names (`matching_names`), or a tree of booleans of the parameters'
@@ -69,8 +69,8 @@ class ParameterTree:
         """The tree with these leaves."""
         import jax
 
-        own = {**self._static, **frozen, **trained}
-        return jax.tree.unflatten(self._structure, [own[name] for name in self._names])
+        leaves = {**self._static, **frozen, **trained}
+        return jax.tree.unflatten(self._structure, [leaves[name] for name in self._names])
 
     @property
     def sizes(self) -> list[int]:
@@ -80,7 +80,7 @@ class ParameterTree:
 
     def frozen_digest(self) -> str:
         """Names what is not trained: a run is resumed only with the same."""
-        return _digest(self.frozen)
+        return digest_arrays(self.frozen)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class FrozenParameters:
 
     @functools.cached_property
     def digest(self) -> str:
-        return _digest(self.arrays)
+        return digest_arrays(self.arrays)
 
     @functools.cached_property
     def placed(self) -> dict[str, Any]:
@@ -121,13 +121,6 @@ def matching_names(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
         if not fnmatch.filter(names, pattern):
             raise InputError(f"trainable: no parameter matches {pattern!r}; the parameters are {', '.join(names)}")
     return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-
-
-def _digest(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    hashed = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        hashed.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
-    return hashed.hexdigest()
 
 
 def _wanted(parameters: Any, names: list[str], trainable: Trainable) -> dict[str, bool]:

@@ -42,7 +42,7 @@ class PythonModel(Specification):
     """
 
     kind: ClassVar[str] = "python"
-    gives: ClassVar[str] = "coowned.JaxModel"
+    returns: ClassVar[str] = "coowned.JaxModel"
     factory: str | None = None
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -52,8 +52,8 @@ class PythonModel(Specification):
             raise InputError(f'factory must be "module:function", not {self.factory!r}')
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        made, source = self.load(folder)
-        task = made.task(schema, folder=folder, is_private=is_private, labels=labels)
+        specification, source = self.load(folder)
+        task = specification.task(schema, folder=folder, is_private=is_private, labels=labels)
         return dataclasses.replace(task, files={**task.files, STORED_SOURCE: source})
 
     def load(self, folder: Path) -> tuple[ExampleSpecification, bytes]:
@@ -70,13 +70,13 @@ class PythonModel(Specification):
             make = getattr(module, function, None)
             if not callable(make):
                 raise ConfigError(
-                    f"{file}: has no function {function!r}; [model] factory must name one that returns a {self.gives}"
+                    f"{file}: has no function {function!r}; [model] factory must name one that returns a {self.returns}"
                 )
-            made = make(**self.arguments)
-        if not isinstance(made, ExampleSpecification) or made.kind != self.kind:
-            raise ConfigError(f"{file}: {function}() must return a {self.gives}, not {type(made).__name__}")
+            specification = make(**self.arguments)
+        if not isinstance(specification, ExampleSpecification) or specification.kind != self.kind:
+            raise ConfigError(f"{file}: {function}() must return a {self.returns}, not {type(specification).__name__}")
         origin = {"factory": function, "arguments": self.arguments, "source": hashlib.sha256(source).hexdigest()}
-        return dataclasses.replace(made, origin=origin), source
+        return dataclasses.replace(specification, origin=origin), source
 
     def from_run(self, folder: Path) -> Self:
         if self.factory is None:
@@ -88,7 +88,7 @@ class PythonModel(Specification):
         if self.factory is None:
             return super().usage()
         _, _, function = self.factory.rpartition(":")
-        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return (
             f"`{STORED_SOURCE}` is the file that made the model, as it was when the model was trained; what it imports "
             "must be installed or beside it. `model.predict(parameters, example)` is what it says of one example, a "
@@ -97,7 +97,7 @@ class PythonModel(Specification):
             "import jax\n"
             f"from {Path(STORED_SOURCE).stem} import {function}\n"
             "from safetensors.numpy import load_file\n\n"
-            f"model = {function}({given})\n"
+            f"model = {function}({arguments})\n"
             'parameters = model.with_arrays(load_file("model.safetensors"))\n'
             'print(jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), parameters))\n'
             "```\n"
@@ -135,12 +135,12 @@ def _module(name: str, folder: Path) -> tuple[ModuleType, Path]:
             raise ConfigError(f"[model] factory: {name!r} is not one file; give the module that contains the function")
         return module, Path(str(module.__file__))
     # Another name for every content: two runs in one process may have files of one name.
-    own = f"coowned_factory_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(own, file)
+    module_name = f"coowned_factory_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[own] = module  # as dataclasses and others look it up while it runs
+    sys.modules[module_name] = module  # as dataclasses and others look it up while it runs
     try:
         spec.loader.exec_module(module)
     except ImportError as error:

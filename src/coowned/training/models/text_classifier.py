@@ -15,7 +15,7 @@ from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
 from coowned.training.columns import check_text_columns, joined_text, text_column
 from coowned.training.hashed_text import check_ngrams, hash_texts
-from coowned.training.labels import check_label_column, class_indices, declared_classes
+from coowned.training.labels import check_label_column, declared_classes, read_labels
 from coowned.training.model import Model
 from coowned.training.models.linear import Classifier
 from coowned.training.probes import CanaryContent, SparseContent, sparse_canaries
@@ -88,12 +88,14 @@ class TextClassifier(Classifier):
             check_label_column(schema, self.label, self.classes)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
-            payload = examples.payload
-            hashed = hash_texts(text_column(payload, self.text), **self._hashing())
-            found = np.full(len(payload), np.nan, np.float32)
-            if labels:
-                found = class_indices(payload.column(self.label), self.classes)
-            table = SparseTable(graph=examples.graph, labels=found, **dict(list(hashed._asdict().items())[:3]))
+            hashed = hash_texts(text_column(examples.payload, self.text), **self._hashing())
+            table = SparseTable(
+                graph=examples.graph,
+                indices=hashed.indices,
+                values=hashed.values,
+                offsets=hashed.offsets,
+                labels=read_labels(examples.payload, self.label if labels else None, self.classes),
+            )
             counts = {"truncated_texts": hashed.num_truncated, "empty_texts": hashed.num_empty}
             return self, table, {"unusable_rows": table.num_unusable, **counts}
 
