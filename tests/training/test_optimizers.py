@@ -198,7 +198,7 @@ def test_scales_follow_from_what_was_released():
         scales = scales_of(state[1], state[0])
         scaled = {"w": own[:4] * scales["w"] + added[:4], "b": own[4] * scales["b"] + added[4]}
         before = state[0]["w"]
-        state = move(rates, scaled, state)
+        state = move(rates, scaled, state, scales)
         moves.append(np.asarray(before - state[0]["w"]) / 0.1)
         if len(moves) == 1:
             assert all((array == 1).all() for array in scales.values())
@@ -219,7 +219,8 @@ def test_noise_alone_gives_finite_scales():
     state, generator = rule.initial(parameters), np.random.default_rng(0)
     move = jax.jit(rule.move)
     for _ in range(60):
-        state = move(rates, {"w": generator.standard_normal((40, 200)).astype(np.float32)}, state)
+        released = {"w": generator.standard_normal((40, 200)).astype(np.float32)}
+        state = move(rates, released, state, row_scales(state[1], state[0]))
     scales = np.asarray(row_scales(state[1], state[0])["w"])
     assert np.isfinite(scales).all()
     assert (scales > 0).all()

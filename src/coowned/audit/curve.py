@@ -25,9 +25,10 @@ from coowned.audit.worlds import World, WorldData, content_for
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.training.model import Model
+from coowned.training.models.example_model import linear_stand_in
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
-from coowned.training.probes import BLANK, IN, OPPOSITE, LinearContent
+from coowned.training.probes import BLANK, IN, OPPOSITE
 
 ALPHA = 1e-3
 TRIALS = 200_000
@@ -37,6 +38,7 @@ _CANDIDATES = 400  # thresholds, of which the best is used
 _MOST_USERS = 1024  # side by side in one training
 _BATCH_NUMBERS = 2**21  # features in a batch
 _KEPT_NUMBERS = 2**23  # users times steps that are kept
+_MICROBATCH = 128  # copies whose gradients JAX computes together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,8 +157,8 @@ def audit_curves(
         (test_false_alarms_are_accounted_for, test_honest_plans_pass)
       - Each of the planted bugs is caught.   (test_planted_bugs_are_caught, test_honest_plans_pass_twenty_seeds)
     What it is not: able to see deltas below `resolution`, about 1e-4; tails of noise and coins are tested on extreme
-    bit patterns (`coowned.audit.words`). Unless told otherwise it trains a logistic regression with a coordinate a
-    user, whatever the run's model is; that model is driven by `coowned.audit.trainer_laws`.
+    bit patterns (`coowned.audit.words`). Unless told otherwise it trains a linear model with a coordinate a user,
+    whatever the run's model is; that model is driven by `coowned.audit.trainer_laws`.
 
     Args:
       plan: the run's; neither its key nor its S is used.
@@ -201,8 +203,8 @@ class _SideBySide:
         users = room if model is None else min(room, content_for(model).users)
         self._plan = plan
         self._world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=users)
-        self._content = LinearContent(self._world.users + 1) if model is None else content_for(model)
-        self._model = LogisticRegression(num_features=self._world.users + 1) if model is None else model
+        self._model = _linear_model(plan, self._world.users + 1) if model is None else model
+        self._content = content_for(self._model)
         self.squares, self.normals = 0.0, 0  # sum and number of squares of noise
         self._data = {
             held: WorldData(world=self._world, content=self._content, held=held).in_memory()
@@ -246,6 +248,16 @@ class _SideBySide:
         released = drive([plan], self._model, self._data[held], steps=min(steps, plan.iterations))
         along = released[self._content.tensor]
         return along.reshape(len(along), -1)[:, : self._world.users]
+
+
+def _linear_model(plan: TrainingPlan, coordinates: int) -> Model:
+    """Logistic regression; where gradients are scaled, which linear models' are not, a loss for JAX to differentiate.
+
+    Every coordinate is then a row, and has a scale of its own.
+    """
+    if plan.scale_gradients:
+        return linear_stand_in({"coefficients": (coordinates, 1)}, min(plan.batch_size, _MICROBATCH))
+    return LogisticRegression(num_features=coordinates)
 
 
 def _scores(claim: MechanismClaim, released: dict[int, npt.NDArray[np.float64]]) -> Scores:

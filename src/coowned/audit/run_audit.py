@@ -37,10 +37,10 @@ from coowned.training.run import StoredRun
 
 _NOT_SEEN = (
     "Trials cannot see events rarer than about 1 in 10,000; the tails of noise and coins are tested on extreme bit "
-    "patterns instead. Not audited: the run's own data and attribution, {devices}and `scale_gradients` (the audit "
-    "trains without it)."
+    "patterns instead. Not audited: the run's own data and attribution"
 )
-_ONE_DEVICE = "sharing a batch among several devices (the audit trains on one), "
+_ONE_DEVICE = "; sharing a batch among several devices (the audit trains on one)"
+_STAND_IN = "; the gradients of the model's own loss (the audit clips those of a linear one, with the same parameters)"
 LARGEST_SEED = 2**57 - 1  # every test of an audit has its own seed, derived from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
 _USERS = 64  # worst-case users at least, of whom some may share a coordinate
@@ -63,6 +63,7 @@ class RunAudit:
     taken: float  # seconds it took
     longest: str  # what took so long
     devices: int = 1  # among which its trainings split a batch
+    stand_in: bool = False  # no gradient of the model is known: it trained another one with the same clipper
 
     @property
     def holds(self) -> bool:
@@ -98,7 +99,7 @@ class RunAudit:
 
     def not_seen(self) -> str:
         """What it cannot find."""
-        return _NOT_SEEN.format(devices=_ONE_DEVICE if self.devices == 1 else "")
+        return f"{_NOT_SEEN}{_ONE_DEVICE if self.devices == 1 else ''}{_STAND_IN if self.stand_in else ''}."
 
     def to_record(self) -> AuditRecord:
         """The content of `audit.json`."""
@@ -194,8 +195,8 @@ def audit_plan(
     claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
     drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
     world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
-    model = audited_model(model)
-    laws = TrainerLaws(plan=plan, model=model, world=world, seconds=asked, devices=devices)
+    trained = audited_model(model)
+    laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
     share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
@@ -208,7 +209,7 @@ def audit_plan(
         if math.isfinite(asked):
             steps = max(1, min(steps, int(0.2 * asked / (_COMPARED * laws.step_seconds(next(keys))))))
         found += [laws.gradient(next(keys)), laws.contributions(next(keys), steps=steps)]
-        if model.many_models:
+        if trained.many_models:
             found.append(laws.sweep(next(keys), steps=steps, alpha=share))
     with clock.part("training worst-case users side by side"):
         curves, beside = audit_curves(
@@ -230,6 +231,7 @@ def audit_plan(
         taken=clock.taken(),
         longest=clock.longest(),
         devices=devices,
+        stand_in=trained is not model,
     )
 
 

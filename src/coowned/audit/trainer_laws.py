@@ -18,7 +18,7 @@ from scipy.stats import chi2, norm
 
 from coowned.audit import worlds
 from coowned.audit.checks import Check, CheckedLaw, any_of, binomial_check, certain_check, checked_law
-from coowned.audit.driving import Released, audited, drive
+from coowned.audit.driving import Released, audited, drive, first_scales
 from coowned.audit.worlds import World, WorldData
 from coowned.mechanism.keys import RunKey
 from coowned.training.model import Model
@@ -116,7 +116,8 @@ class TrainerLaws:
         """One step from the model's own start with one ordinary example, against the gradient computed by JAX.
 
         Guarantees:
-          - What the model's own clipper adds is its gradient, one clip norm long.   (test_honest_trainers_pass)
+          - What the model's own clipper adds is its gradient, scaled where the plan says so, one clip norm long.
+            (test_honest_trainers_pass, test_scaled_trainers_pass)
         """
         import jax
 
@@ -142,7 +143,8 @@ class TrainerLaws:
             slopes = jax.grad(lambda parameters: self.model.losses(parameters, row)[0][0])(start)
         else:
             slopes = self.model.gradient_sum(start, row, np.ones(1, bool))
-        expected = {name: np.asarray(slope, np.float64) for name, slope in slopes.items()}
+        scales = first_scales(plan, self.model) or dict.fromkeys(slopes, 1.0)
+        expected = {name: scales[name] * np.asarray(slope, np.float64) for name, slope in slopes.items()}
         length = math.sqrt(sum(float((array**2).sum()) for array in expected.values()))
         assert plan.clip_norm is not None
         times = np.count_nonzero(drawn == drawn[0]) / max(length, plan.clip_norm)

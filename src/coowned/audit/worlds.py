@@ -130,7 +130,7 @@ def content_for(model: Model) -> WorstCase:
 
 
 def audited_model(model: Model) -> Model:
-    """The model that an audit trains: for a custom loss, one with known gradients and the same clipper.
+    """The model that an audit trains: where no gradient of it is known, another one with the same clipper.
 
     Whatever the loss, what a copy adds is its clipped gradient: that it is clipped, and everything after it, is tested.
     """

@@ -20,7 +20,7 @@ from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.metrics import NOT_COVERED, OnMetrics, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.model import Model, digest_arrays, num_parameters, num_scores
-from coowned.training.optimizers import Rates, Rule
+from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import Report
 from coowned.training.records import RunRecord
@@ -273,6 +273,10 @@ class Trainer:
         state = self._step.rule.initial(arrays)
         # On the host: each operation by itself would be compiled before the first step.
         return jax.tree.map(lambda leaf: jnp.array(np.repeat(np.asarray(leaf)[None], len(self._plans), axis=0)), state)
+
+    def scales(self, state: Any) -> dict[str, Any] | None:
+        """What the next step multiplies gradients by before it clips them; None where it leaves them as they are."""
+        return compiled_scales(self._step.rule)(state)
 
     def train(
         self, data: TrainingData, initial: Mapping[str, npt.NDArray[np.float32]]

@@ -168,15 +168,16 @@ class Rule:
         """The parameters that are evaluated and stored."""
         return state[1]["average"] if self.averages else state[0]
 
-    def move(self, rates: Rates, gradients: Arrays, state: State) -> State:
-        """One step of one model, to be compiled."""
+    def move(self, rates: Rates, gradients: Arrays, state: State, scales: Arrays | None = None) -> State:
+        """One step of one model, to be compiled; `scales`: what `row_scales` gave for this step, where it scales."""
         import jax
         import optax
 
         parameters, kept = state
         squares: dict[str, Any] = {}
-        if self.scales:
-            gradients, squares = _unscaled(kept, parameters, gradients, rates.noise)
+        if scales is not None:
+            gradients = {name: array / scales[name] for name, array in gradients.items()}
+            squares = mean_squares(kept, scales, gradients, rates.noise)
         rate = learning_rate_at(rates, kept["count"]) if self.counts else rates.learning_rate
         updates, optimizer = self.make(rate).update(gradients, kept["optimizer"], parameters)
         after: dict[str, Any] = {"optimizer": optimizer, **squares}
@@ -197,12 +198,16 @@ def _row_shape(array: Any) -> tuple[int, ...]:
     return (*array.shape[:-1], 1) if array.shape else ()
 
 
-def _unscaled(kept: Mapping[str, Any], parameters: Arrays, gradients: Arrays, noise: Any) -> tuple[Arrays, Arrays]:
-    """(noisy gradients as they were before they were scaled, the mean squares of their rows and of the noise)."""
-    import jax.numpy as jnp
+def mean_squares(kept: Mapping[str, Any], scales: Arrays, gradients: Arrays, noise: Any) -> dict[str, Arrays]:
+    """What `row_scales` reads of a state, after one more step: of the rows' noisy gradients, and of their noise alone.
 
-    scales = row_scales(kept, parameters)
-    gradients = {name: array / scales[name] for name, array in gradients.items()}
+    Args:
+      kept: the same before the step.
+      scales: of the step.
+      gradients: that it released, unscaled.
+      noise: standard deviation of the noise in the scaled mean gradient.
+    """
+    import jax.numpy as jnp
 
     def remembered(which: str, new: Arrays) -> Arrays:
         return {name: _MEMORY * kept[which][name] + (1 - _MEMORY) * array for name, array in new.items()}
@@ -211,7 +216,7 @@ def _unscaled(kept: Mapping[str, Any], parameters: Arrays, gradients: Arrays, no
         name: jnp.mean(array**2, -1, keepdims=True) if array.ndim else array**2 for name, array in gradients.items()
     }
     noises = {name: (noise / scale) ** 2 for name, scale in scales.items()}
-    return gradients, {"squares": remembered("squares", squares), "noise": remembered("noise", noises)}
+    return {"squares": remembered("squares", squares), "noise": remembered("noise", noises)}
 
 
 def row_scales(kept: Mapping[str, Any], parameters: Arrays) -> Arrays:
@@ -286,12 +291,12 @@ def compiled_scales(rule: Rule) -> Callable[[State], Arrays | None]:
 
 
 @functools.lru_cache(maxsize=32)
-def compiled_update(rule: Rule) -> Callable[[State, Arrays, Rates], State]:
-    """(state, gradients, rates) -> the state after one step."""
+def compiled_update(rule: Rule) -> Callable[..., State]:
+    """(state, gradients, rates, scales or None) -> the state after one step."""
     import jax
 
-    def update(state: State, gradients: Arrays, rates: Rates) -> State:
-        return jax.vmap(rule.move)(rates, gradients, state)
+    def update(state: State, gradients: Arrays, rates: Rates, scales: Arrays | None = None) -> State:
+        return jax.vmap(rule.move)(rates, gradients, state, scales)
 
     return jax.jit(update, donate_argnums=0)
 

@@ -50,7 +50,7 @@ class Step:
         given = () if scales is None else (scales,)
         sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices, *given)
         units = np.array([grid.unit for grid in self.grids])
-        return update(state, release(sums, noise, units, self.batch_size), self.rates), clipped
+        return update(state, release(sums, noise, units, self.batch_size), self.rates, *given), clipped
 
 
 @functools.lru_cache(maxsize=32)

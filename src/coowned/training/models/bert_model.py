@@ -112,16 +112,16 @@ class BertModel:
         return cls(head=ClassifierHead(classes=declared_classes(classes)), **settings)
 
     @classmethod
-    def from_description(cls, head: Head, **described: Any) -> "Model":
+    def from_description(cls, head: Head, **described: Any) -> "BertModel":
         """From what `describe` gave, but for the kind and the head's own values.
 
-        Frozen parameters are not in a description: a model that has some is described by its stand-in.
+        Of frozen parameters a description has a digest alone: they are then those of a new model.
         """
-        if trained := described.get("trained"):
-            return linear_stand_in({name: tuple(shape) for name, shape in trained.items()}, described["microbatch"])
+        trained, _ = described.pop("trained", None), described.pop("frozen", None)
         sizes = {field.name for field in dataclasses.fields(BertConfig)}
         config = BertConfig(**{name: value for name, value in described.items() if name in sizes})
-        return cls(config=config, head=head, **{name: value for name, value in described.items() if name not in sizes})
+        model = cls(config=config, head=head, **{name: own for name, own in described.items() if name not in sizes})
+        return model if trained is None else model.training_only(list(trained), model.initial())[0]
 
     def training_only(
         self, patterns: Sequence[str], start: Mapping[str, npt.NDArray[np.float32]]
@@ -140,8 +140,14 @@ class BertModel:
         return self.head.classes
 
     def stand_in(self) -> "Model":
-        """Itself; with frozen parameters, whose gradients audits do not know, a model of the same clipper."""
-        return linear_stand_in(self.shapes(), self.microbatch) if self.frozen.arrays else self
+        """Itself; where the last bias is frozen no gradient is known, and audits train a model of the same clipper."""
+        return linear_stand_in(self.shapes(), self.microbatch) if self.head.bias in self.frozen.arrays else self
+
+    @functools.cached_property
+    def zeroed(self) -> "BertModel":
+        """With frozen parameters of zero: with trained ones of zero, audits know its gradients (`TokenContent`)."""
+        zeros = {name: np.zeros_like(array) for name, array in self.frozen.arrays.items()}
+        return dataclasses.replace(self, frozen=FrozenParameters(zeros))
 
     def worst_case(self) -> "TokenContent":
         from coowned.training.probes import TokenContent
