@@ -1,6 +1,6 @@
-"""Fine-tunes a causal language model with LoRA on made-up e-mails, each of which belongs to sender and recipients.
+"""Fine-tunes a causal language model with LoRA on synthetic e-mails, each of which belongs to sender and recipients.
 
-    python examples/lora_mail.py                              # a small model that has seen nothing
+    python examples/lora_mail.py                              # a small untrained model
     python examples/lora_mail.py --checkpoint path/to/model   # weights and tokenizer of your own, from a folder
 
 Needs the extra `coowned[torch]`, transformers and peft. The base model is frozen: only the small matrices of LoRA are
@@ -39,7 +39,7 @@ def encoder(length, tokenizer=None):
 
 
 def make_module(checkpoint=None, hidden=64, rank=4):
-    """The language model, frozen, with trainable LoRA matrices beside its attention."""
+    """The frozen language model with trainable LoRA matrices in its linear layers."""
     torch.manual_seed(0)
     if checkpoint is None:
         config = LlamaConfig(

@@ -161,7 +161,7 @@ def test_a_group_without_protected_users_is_not_the_worst():
 def test_more_than_one_copy_is_refused():
     graph = AttributionGraph.from_users_per_example([[user // 2] for user in range(20)])
     certificate = certify(graph, Greedy(contribution_bound=2).select(graph))
-    with pytest.raises(UncertifiableError, match="a user in 2 copies, but random allocation"):
+    with pytest.raises(UncertifiableError, match="a user in 2 copies, but the accounting of random allocation"):
         RandomAllocation.from_certificate(certificate, batch_size=2, iterations=9)
     with pytest.raises(InputError, match="contribution_bound must be 1, not 2"):
         RandomAllocation(contribution_bound=2, rounds_per_epoch=3, iterations=9)
@@ -218,7 +218,7 @@ def test_statement_says_how_batches_are_made():
     certificate = certify(GRAPH, GROUPED)
     mechanism = RandomAllocation.from_certificate(certificate, batch_size=6, iterations=30)
     claim = guarantee(certificate, mechanism, epsilon=4.0, delta=1e-8, adjacency="zero-out")
-    assert "in each epoch of 5 rounds of its group every copy is in exactly one" in claim.statement()
+    assert "in each epoch of 5 rounds of its group, every copy is in exactly one round" in claim.statement()
     assert type(claim).from_json(claim.to_json()) == claim
 
 
