@@ -35,7 +35,13 @@ from coowned.mechanism.keys import Purpose, RunKey, random_words
 from coowned.mechanism.linear_sums import RowsInPlace
 from coowned.mechanism.random_allocation import AllocationBatches
 from coowned.training.loop import Trainer
+from coowned.training.model import Model
+from coowned.training.models.bert_files import BertConfig
+from coowned.training.models.bert_model import BertModel
+from coowned.training.models.example_model import ExampleModel, linear_stand_in
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.models.parameter_trees import FrozenParameters
+from coowned.training.optimizers import compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.step import Step
 
@@ -89,6 +95,11 @@ def large() -> TrainingPlan:
     return _plan(given, Greedy(contribution_bound=1).select(given), PoissonSampling, batch_size=512, iterations=12)
 
 
+@functools.cache
+def scaled() -> TrainingPlan:
+    return dataclasses.replace(poisson(), scale_gradients=True)
+
+
 def _plan(given, selected, kind, *, noise_multiplier=1.0, **settings) -> TrainingPlan:
     certificate = certify(given, selected)
     mechanism = kind.from_certificate(certificate, **settings)
@@ -122,6 +133,14 @@ class TwoTensors(LogisticRegression):
 
 SMALL = LogisticRegression(num_features=20)
 WIDE = LogisticRegression(num_features=2048)
+ROWS = linear_stand_in({"w": (8, 4), "b": (8,)}, 32)
+SMALL_BERT = BertModel.masked_lm(
+    config=BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=8
+    ),
+    sequence_length=8,
+)
+FROZEN_BERT = SMALL_BERT.training_only(["bert.encoder.*", "cls.predictions.bias"], SMALL_BERT.initial())[0]
 
 
 # ---- the bugs --------------------------------------------------------------------------------------------------------
@@ -415,6 +434,63 @@ def others_are_changed(monkeypatch):
     change_sums(monkeypatch, change)
 
 
+def change_scaled_steps(monkeypatch, change: Callable[..., Any]) -> None:
+    """change(honest step, it, scales, state, batch, mask, noise) in place of a step that scales gradients."""
+    honest = Step.__call__
+
+    def step(self, state, *given):
+        scales = compiled_scales(self.rule)(state)
+        return honest(self, state, *given) if scales is None else change(honest, self, scales, state, *given)
+
+    monkeypatch.setattr(Step, "__call__", step)
+
+
+def noise_scaled_like_gradients(monkeypatch):
+    """Too little noise where the scale is small."""
+
+    def change(honest, step, scales, state, batch, mask, noise):
+        smaller = {name: np.rint(row * np.asarray(scales[name])).astype(row.dtype) for name, row in noise.items()}
+        return honest(step, state, batch, mask, smaller)
+
+    change_scaled_steps(monkeypatch, change)
+
+
+def scales_from_gradients_without_noise(monkeypatch):
+    """The mean squares that scales follow from are those of the sums before the noise."""
+    import jax
+
+    def change(honest, step, scales, state, batch, mask, noise):
+        copied, none = jax.tree.map(np.array, state), {name: np.zeros_like(row) for name, row in noise.items()}
+        (_, without), _ = honest(step, copied, batch, mask, none)
+        (parameters, kept), clipped = honest(step, state, batch, mask, noise)
+        return (parameters, kept | {"squares": without["squares"]}), clipped
+
+    change_scaled_steps(monkeypatch, change)
+
+
+def clipped_before_scaling(monkeypatch):
+    """A copy adds a clip norm times the scale."""
+
+    def change(honest, model, parameters, batch, mask, grids, devices, scales=None):
+        sums, clipped = honest(model, parameters, batch, mask, grids, devices)
+        if scales is None:
+            return sums, clipped
+        return {name: np.rint(sums[name] * np.asarray(scales[name])).astype(np.int64) for name in sums}, clipped
+
+    change_sums(monkeypatch, change, ExampleModel)
+
+
+def frozen_parameters_in_the_norm(monkeypatch):
+    """Gradients are clipped as if everything were trained."""
+
+    def change(honest, model, parameters, *given):
+        whole = dataclasses.replace(model, frozen=FrozenParameters())
+        sums, clipped = honest(whole, {**model.frozen.placed, **parameters}, *given)
+        return {name: sums[name] for name in parameters}, clipped
+
+    change_sums(monkeypatch, change, BertModel)
+
+
 # ---- how each is caught ----------------------------------------------------------------------------------------------
 
 
@@ -426,7 +502,7 @@ class Planted:
     seen_by: tuple[str, ...] = ()
     plant: Callable[[pytest.MonkeyPatch], None] | None = None
     plan: Callable[[], TrainingPlan] = poisson
-    model: LogisticRegression = SMALL
+    model: Model = SMALL
     trials: int = 2000
 
     def run(self, seed: int, *, alpha: float = 1e-3, trials: int | None = None) -> RunAudit:
@@ -522,6 +598,39 @@ PLANTED = [
         seen_by=("contributions",),
     ),
     Planted(name="largest clip norm for all of a sweep", plant=largest_clip_norm_for_all, seen_by=("sweep",)),
+    Planted(
+        name="noise scaled like the gradients",
+        plant=noise_scaled_like_gradients,
+        plan=scaled,
+        model=ROWS,
+        seen_by=("contributions",),
+    ),
+    Planted(
+        name="scales from gradients without noise",
+        plant=scales_from_gradients_without_noise,
+        plan=scaled,
+        model=ROWS,
+        seen_by=("contributions", "gradient", "noise", "noise of all trials"),
+    ),
+    Planted(
+        name="clipped before scaling",
+        plant=clipped_before_scaling,
+        plan=scaled,
+        model=ROWS,
+        seen_by=("contributions", "gradient"),
+    ),
+    Planted(
+        name="frozen parameters in the norm",
+        plant=frozen_parameters_in_the_norm,
+        model=FROZEN_BERT,
+        seen_by=("gradient",),
+    ),
+    Planted(
+        name="clip of a partly frozen BERT lets 5% through",
+        plant=functools.partial(leaky_clip, model=BertModel),
+        model=FROZEN_BERT,
+        seen_by=("contributions", "gradient"),
+    ),
 ]
 
 HONEST = [
@@ -532,4 +641,6 @@ HONEST = [
     Planted(name="random allocation", plan=allocation),
     Planted(name="summed on the host", plan=large, model=WIDE),
     Planted(name="two tensors", model=TwoTensors(num_features=20)),
+    Planted(name="scaled gradients", plan=scaled, model=ROWS),
+    Planted(name="partly frozen BERT", model=FROZEN_BERT),
 ]

@@ -17,17 +17,8 @@ from tests.training.run_folders import write_run
 
 import coowned
 from coowned.accounting.guarantee import guarantee
-from coowned.training.models.bert_files import BertConfig
-from coowned.training.models.bert_model import BertModel
 
 pytestmark = pytest.mark.full
-
-BERT = BertModel.masked_lm(
-    config=BertConfig(
-        vocab_size=30, hidden_size=8, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=8
-    ),
-    sequence_length=8,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +75,7 @@ EDITS = [
         "step=step, tensor=name)",
         'step=step, tensor="any")',
         "noise",
-        model=BERT.describe(),
+        model=planted_bugs.SMALL_BERT.describe(),
     ),
     Edit(
         "the largest clip norm for all of a sweep",
@@ -97,6 +88,18 @@ EDITS = [
         sums = {name: (total.T * units).T.astype(np.int64) for name, total in sums.items()}
 """,
         "sweep",
+    ),
+    Edit(
+        "noise scaled like the gradients",
+        "training/step.py",
+        "        units = np.array([grid.unit for grid in self.grids])\n",
+        """        units = np.array([grid.unit for grid in self.grids])
+        if scales is not None:
+            noise = {name: (row * np.asarray(scales[name])).astype(np.int64) for name, row in noise.items()}
+""",
+        "contributions",
+        plan="scaled",
+        model=planted_bugs.ROWS.describe(),
     ),
 ]
 
@@ -127,9 +130,10 @@ def audit(tree: Path, run: Path) -> tuple[int, dict]:
 
 def run_folder(folder: Path, plan: str, model: dict | None) -> Path:
     folder.mkdir()
-    own = getattr(planted_bugs, plan)().guarantee
-    terms = {name: getattr(own, name) for name in ("noise_multiplier", "delta", "adjacency")}
-    return write_run(folder, guarantee(own.certificate, own.mechanism, **terms), model=model)
+    own = getattr(planted_bugs, plan)()
+    terms = {name: getattr(own.guarantee, name) for name in ("noise_multiplier", "delta", "adjacency")}
+    claim = guarantee(own.certificate, own.mechanism, **terms)
+    return write_run(folder, claim, model=model, options=own.options())
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
@@ -149,7 +153,14 @@ def test_a_changed_source_is_caught(edit, copied, tmp_path):
     assert edit.seen_by in found["verdict"]
 
 
-@pytest.mark.parametrize(("plan", "model"), [("poisson", None), ("poisson", BERT.describe())], ids=["linear", "BERT"])
+CASES = [
+    ("poisson", None),
+    ("poisson", planted_bugs.FROZEN_BERT.describe()),
+    ("scaled", planted_bugs.ROWS.describe()),
+]
+
+
+@pytest.mark.parametrize(("plan", "model"), CASES, ids=["linear", "BERT", "scaled"])
 def test_an_unchanged_copy_passes(plan, model, copied, tmp_path):
     code, found = audit(copied, run_folder(tmp_path / "run", plan, model))
     assert (code, found["holds"]) == (0, True)

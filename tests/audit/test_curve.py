@@ -22,6 +22,7 @@ PLANS = {
     "duplicates": planted_bugs.duplicates,
     "schedule": planted_bugs.schedule,
     "cyclic": planted_bugs.cyclic,
+    "scaled": planted_bugs.scaled,
 }
 
 

@@ -13,12 +13,13 @@ from coowned.training.probes import BLANK, IN
 MODEL = planted_bugs.SMALL
 
 
-def released(held, *, plan=None, **more):
+def released(held, *, plan=None, model=MODEL, **more):
     plan = plan or planted_bugs.poisson()
     world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=10)
-    data = WorldData(world=world, content=content_for(MODEL), held=held).in_memory()
+    content = content_for(model)
+    data = WorldData(world=world, content=content, held=held).in_memory()
     own = audited(plan, world.selected, RunKey.from_seed(3))
-    return drive([own], MODEL, data, **more)["coefficients"], own, world
+    return drive([own], model, data, **more)[content.tensor], own, world
 
 
 def test_the_trainer_itself_is_driven(monkeypatch):
@@ -49,12 +50,30 @@ def test_a_copy_adds_one_clip_norm():
         assert (full[step] - empty[step] <= drawn + 1e-5).all()
 
 
-@pytest.mark.parametrize("plan", [planted_bugs.poisson, planted_bugs.schedule])
-def test_resuming_changes_nothing(plan):
-    whole, *_ = released(IN, plan=plan(), steps=10)
-    resumed, *_ = released(IN, plan=plan(), steps=10, resume_at=4)
+@pytest.mark.parametrize(
+    ("plan", "model"),
+    [(planted_bugs.poisson, MODEL), (planted_bugs.schedule, MODEL), (planted_bugs.scaled, planted_bugs.ROWS)],
+)
+def test_resuming_changes_nothing(plan, model):
+    whole, *_ = released(IN, plan=plan(), model=model, steps=10)
+    resumed, *_ = released(IN, plan=plan(), model=model, steps=10, resume_at=4)
     assert len(whole) == 10
+    assert np.isfinite(whole).all()
     np.testing.assert_array_equal(whole, resumed)
+
+
+def test_scales_are_undone():
+    """What is read is the noise itself, as without scales: the key is the same."""
+    plain, scaled = (
+        released(BLANK, plan=plan(), model=planted_bugs.ROWS, steps=8)[0]
+        for plan in (planted_bugs.poisson, planted_bugs.scaled)
+    )
+    np.testing.assert_allclose(scaled, plain, atol=1e-5)
+
+
+def test_private_scales_are_seen(monkeypatch):
+    planted_bugs.scales_from_gradients_without_noise(monkeypatch)
+    assert np.isnan(released(IN, plan=planted_bugs.scaled(), model=planted_bugs.ROWS, steps=3)[0]).all()
 
 
 def test_time_ends_a_training():

@@ -3,6 +3,7 @@
 Honest audits may alarm falsely with probability 1e-3 at most; seeds are fixed.
 """
 
+import dataclasses
 import json
 
 import numpy as np
@@ -15,7 +16,7 @@ from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.canaries import CanaryAudit
-from coowned.audit.run_audit import LARGEST_SEED, audit_run, store_canaries
+from coowned.audit.run_audit import LARGEST_SEED, audit_run, plan_of, store_canaries
 from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.cli import main
@@ -126,6 +127,17 @@ def test_output_for_people_and_machines(tmp_path, capsys):
     assert "has no guarantee" in printed
     command.run(tmp_path, trials=1000, seed=1, json=True)
     assert json.loads(capsys.readouterr().out)["audits_run"] == 2
+
+
+def test_an_audit_says_what_it_does_not_see(tmp_path):
+    """`scale_gradients` is trained as it is; of a loss that nobody knows, a stand-in is."""
+    scaled = write_run(tmp_path, claim(), model=planted_bugs.ROWS.describe(), options={"scale_gradients": True})
+    assert plan_of(StoredRun.open(scaled)).scale_gradients
+    own = audit_run(scaled, trials=1000, seed=1)
+    assert own.holds
+    assert "scale_gradients" not in own.not_seen()
+    assert "the gradients of the model's own loss" in own.not_seen()
+    assert "own loss" not in dataclasses.replace(own, stand_in=False).not_seen()
 
 
 def test_changed_claim_is_refused(tmp_path):

@@ -11,13 +11,17 @@ import pyarrow as pa
 import pytest
 from tests.audit import planted_bugs
 
+from coowned import codec
 from coowned.audit.claims import MechanismClaim
+from coowned.audit.driving import audited, first_scales
 from coowned.audit.trainer_laws import TrainerLaws, noise_checks
 from coowned.audit.worlds import World, audited_model
 from coowned.mechanism.keys import RunKey
+from coowned.training.models.example_model import ExampleModel
 from coowned.training.models.jax_model import JaxModel
 from coowned.training.models.linear_regression import LinearRegression
 from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.training.models.registry import model_from_description
 from coowned.training.models.text_classifier import TextClassifier
 from coowned.training.probes import IN
 
@@ -92,6 +96,34 @@ def test_models_of_ones_own_pass(own_model):
     assert any(check.observed > 0 for check in found.checks)
 
 
+def test_scaled_trainers_pass():
+    """What is released before scales are undone obeys the same laws, with scales that are far apart."""
+    own = laws(planted_bugs.scaled(), planted_bugs.ROWS)
+    plan = audited(own.plan, own.world.selected, RunKey.from_seed(0))
+    scales = np.concatenate([array.ravel() for array in first_scales(plan, own.model).values()])
+    assert scales.max() > 2 * scales.min()
+    assert own.noise(RunKey.from_seed(1), alpha=1e-3).holds
+    assert own.gradient(RunKey.from_seed(2)).holds
+    found = own.contributions(RunKey.from_seed(3), steps=6)
+    assert found.holds
+    assert any(check.observed > 0 for check in found.checks)
+
+
+@pytest.mark.parametrize(
+    ("plant", "seen_by"),
+    [
+        (planted_bugs.noise_scaled_like_gradients, {"contributions"}),
+        (planted_bugs.scales_from_gradients_without_noise, {"contributions", "gradient"}),
+        (planted_bugs.clipped_before_scaling, {"contributions", "gradient"}),
+    ],
+)
+def test_bugs_of_scaled_trainers_are_caught(plant, seen_by, monkeypatch):
+    plant(monkeypatch)
+    own = laws(planted_bugs.scaled(), planted_bugs.ROWS)
+    found = (own.gradient(RunKey.from_seed(2)), own.contributions(RunKey.from_seed(3), steps=6))
+    assert {law.law for law in found if not law.holds} == seen_by
+
+
 def test_a_leaky_model_of_ones_own_is_caught(own_model, monkeypatch):
     planted_bugs.leaky_clip(monkeypatch, type(own_model))
     own = laws(planted_bugs.poisson(), audited_model(own_model))
@@ -164,6 +196,30 @@ def test_bert_passes(bert):
     found = own.contributions(RunKey.from_seed(3), steps=2)
     assert found.holds
     assert max(check.observed for check in found.checks) < 1e-3
+
+
+def test_a_partly_frozen_bert_is_driven_itself_where_its_last_bias_is_trained():
+    frozen = planted_bugs.FROZEN_BERT
+    described = model_from_description(codec.to_plain(frozen.describe()))
+    assert described.shapes() == frozen.shapes() != planted_bugs.SMALL_BERT.shapes()
+    assert audited_model(described) is described
+    assert not any(array.any() for array in frozen.zeroed.frozen.arrays.values())
+    assert any(array.any() for array in described.frozen.arrays.values())
+    other, _ = frozen.training_only(["bert.encoder.*"], planted_bugs.SMALL_BERT.initial())
+    stand_in = audited_model(model_from_description(codec.to_plain(other.describe())))
+    assert isinstance(stand_in, ExampleModel)
+    assert stand_in.shapes() == other.shapes()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("plan", [planted_bugs.poisson, planted_bugs.scaled])
+def test_a_partly_frozen_bert_passes(plan):
+    own = laws(plan(), planted_bugs.FROZEN_BERT)
+    assert own.noise(RunKey.from_seed(1), alpha=1e-3).holds
+    assert own.gradient(RunKey.from_seed(2)).holds
+    found = own.contributions(RunKey.from_seed(3), steps=2)
+    assert found.holds
+    assert any(check.observed > 0 for check in found.checks)
 
 
 @pytest.mark.full

@@ -13,12 +13,18 @@ from coowned.training.plan import claim_terms, plan_digest
 from coowned.training.records import RunRecord, guarantee_text
 
 
-def write_run(folder: Path, guarantee: PrivacyGuarantee, *, model: dict[str, Any] | None = None) -> Path:
+def write_run(
+    folder: Path,
+    guarantee: PrivacyGuarantee,
+    *,
+    model: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+) -> Path:
     """Writes what `coowned train` leaves, but for the selection and the metrics, with a model of one zero."""
     strategy = guarantee.mechanism.strategy()
     plan = claim_terms(guarantee.certificate, guarantee.mechanism, guarantee) | {
         "clip_norm": 1.0,
-        "optimizer": ["sgd", 0.1],
+        "optimizer": ["sgd", 0.1, *([options] if options else ())],
         "configuration": "",
         "coefficients": [1.0] if strategy is None else strategy.coefficients.tolist(),
         "public": False,

@@ -217,10 +217,10 @@ def test_noise_alone_gives_finite_scales():
     rule, parameters = Rule("sgd", 0.0, counts=True, scales=True), {"w": jnp.zeros((40, 200))}
     rates = jax.tree.map(lambda array: array[0], Rates.of([(0.1, 100, OptimizerOptions())], noise=[1.0]))
     state, generator = rule.initial(parameters), np.random.default_rng(0)
-    move = jax.jit(rule.move)
+    move, scales_of = jax.jit(rule.move), jax.jit(row_scales)
     for _ in range(60):
         released = {"w": generator.standard_normal((40, 200)).astype(np.float32)}
-        state = move(rates, released, state, row_scales(state[1], state[0]))
+        state = move(rates, released, state, scales_of(state[1], state[0]))
     scales = np.asarray(row_scales(state[1], state[0])["w"])
     assert np.isfinite(scales).all()
     assert (scales > 0).all()

@@ -65,7 +65,7 @@ def drive(
 
     Guarantees:
       - It is the trainer that trains: nothing of it is replaced.   (test_the_trainer_itself_is_driven)
-      - A step whose scales do not follow from what was released before is not a number.   (test_private_scales_are_seen)
+      - What a step with scales that do not follow from earlier releases gave is NaN.   (test_private_scales_are_seen)
 
     Args:
       plans: one, or the members of a sweep; from `audited`.
