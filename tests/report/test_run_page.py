@@ -1,5 +1,7 @@
 """What the page of a run is made of."""
 
+import tomllib
+
 import pytest
 
 from coowned import CertificateMismatchError, InputError
@@ -28,3 +30,8 @@ def test_claims(runs):
 def test_folders_and_comments_are_not_released(key: str):
     text = releasable_config(f'# secret one\n[data]\n{key} = "/home/bob/x.csv" # secret two\n[run]\nseed = 3\n')
     assert text == f'[data]\n{key} = "x.csv"\n\n[run]\nseed = 3'
+
+
+def test_released_configurations_are_toml():
+    text = '[model]\nkind = "python"\narguments = { width = 3, names = ["a"] }\n'
+    assert tomllib.loads(releasable_config(text)) == tomllib.loads(text)

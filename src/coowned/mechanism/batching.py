@@ -66,15 +66,11 @@ class Batches(abc.ABC):
         examples[:count], numbers[:count] = drawn
         return Batch(int(step), examples, numbers, np.arange(size) < count)
 
-    def from_step(self, step: int = 0) -> Iterator[Batch]:
-        """All batches from a step on."""
-        return (self.batch(t) for t in range(step, self.iterations))
-
     def __len__(self) -> int:
         return self.iterations
 
     def __iter__(self) -> Iterator[Batch]:
-        return self.from_step(0)
+        return map(self.batch, range(self.iterations))
 
     @functools.cached_property
     def usual_sizes(self) -> tuple[int, ...]:

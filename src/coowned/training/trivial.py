@@ -1,7 +1,7 @@
 """The best answer that looks at no example: what a model has to beat."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +10,6 @@ from coowned.training.data import TrainingData, content_pieces
 from coowned.training.model import Model
 
 _LABELS, _WORDS, _WEIGHTS = "labels", "targets", "weights"  # arrays of the data that say what is to be predicted
-
-
-@runtime_checkable
-class NamesLabels(Protocol):
-    """A model whose data do not hold what it predicts as "labels"."""
-
-    def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any] | None:
-        """(batch,) what is to be predicted, NaN where there is nothing; None where no array holds it."""
-        ...
 
 
 class TrivialAnswer(NamedTuple):
@@ -50,12 +41,11 @@ def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
     """
     known = data.shapes()
     if _WORDS in known and _WEIGHTS in known:
-        words, weights = (np.concatenate(parts) for parts in zip(*_read(data, _words), strict=True))
+        read = _read(data, lambda batch: (batch[_WORDS], batch[_WEIGHTS]))
+        words, weights = (np.concatenate(parts) for parts in zip(*read, strict=True))
         return _most_frequent("word frequencies alone", words, weights)
-    if isinstance(model, NamesLabels):
-        parts = _read(data, model.labels_of)
-    else:
-        parts = _read(data, lambda batch: batch.get(_LABELS))
+    # A model whose data do not hold what it predicts as "labels" says what it is; None where no array holds it.
+    parts = _read(data, getattr(model, "labels_of", lambda batch: batch.get(_LABELS)))
     if any(part is None for part in parts):
         return None
     labels = np.concatenate(parts).astype(np.float64)
@@ -77,10 +67,6 @@ def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any
     losses = np.where(totals > 0, (shares * np.where(shares > 0, surprise[values], 0.0)).sum(axis=1), np.nan)
     right = (shares * (values == counts.argmax())).sum(axis=1) >= 0.5 - 1e-6  # shares are rounded
     return TrivialAnswer(name, losses, right)
-
-
-def _words(batch: dict[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    return batch[_WORDS], batch[_WEIGHTS]
 
 
 def _read(data: TrainingData, part: Callable[[dict[str, npt.NDArray[Any]]], Any]) -> list[Any]:

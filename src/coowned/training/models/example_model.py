@@ -16,7 +16,7 @@ from coowned.cache import keep_compiled_programs
 from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
-from coowned.training.model import num_parameters, sums_of_members
+from coowned.training.model import digest_arrays, num_parameters, sums_of_members
 from coowned.training.models.parameter_trees import ParameterTree
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ExampleModel:
         return {
             "kind": self.kind,
             "program": self.program_digest,
-            "frozen": self.tree.frozen_digest(),
+            "frozen": digest_arrays(self.tree.frozen),
             "parameters": {name: list(shape) for name, shape in self.shapes().items()},
             "entries": {entry.name: [entry.column, list(entry.shape), entry.dtype.name] for entry in self.entries},
             "classes": None if self.classes is None else list(self.classes),

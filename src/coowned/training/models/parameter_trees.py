@@ -78,10 +78,6 @@ class ParameterTree:
         arrays = (*self.trained.values(), *self.frozen.values())
         return sorted({size for array in arrays for size in array.shape})
 
-    def frozen_digest(self) -> str:
-        """Names what is not trained: a run is resumed only with the same."""
-        return digest_arrays(self.frozen)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrozenParameters:
