@@ -23,7 +23,7 @@ from coowned.testing.selector_checks import check_selector
 from coowned.testing.strategies import attribution_graphs
 
 
-@pytest.fixture(params=["mt-kahypar", "label-propagation"])
+@pytest.fixture(params=[pytest.param("mt-kahypar", marks=pytest.mark.full), "label-propagation"])
 def partitioner(request, monkeypatch):
     if request.param == "label-propagation":
         found = importlib.util.find_spec

@@ -6,7 +6,6 @@ has the right rates, such as shuffling (each copy once an epoch) or batches cut 
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -236,7 +235,7 @@ def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
     half = copies // 2
     checks = []
 
-    def add(name: str, together: Any, chance: float) -> None:
+    def add(name: str, together: npt.NDArray[np.bool_] | np.bool_, chance: float) -> None:
         checks.append(binomial_check(name, int(together.sum()), together.size, chance))
 
     add("neighbouring copies together", drawn[:, : half * 2].reshape(rounds, -1, 2).all(axis=2), p * p)
