@@ -84,7 +84,8 @@ def _candidates(rows: list[Row]) -> pl.DataFrame:
 def arms(rows: list[Row]) -> pl.DataFrame:
     """Both arms at the largest number of examples whose grid is stored whole, tuned over batch sizes and bounds too."""
     points = Points(GRID)
-    whole = [part for part in GRID.values() if len(points.rows_of(part, rows)) == len(part)]
+    tuning = [[point for point in part if "batch_size" in point] for part in GRID.values()]
+    whole = [part for part in tuning if len(points.rows_of(part, rows)) == len(part)]
     size = max((part[0]["num_examples"] for part in whole), default=max(row["num_examples"] for row in rows))
     return logistic.best(_candidates([row for row in rows if row["num_examples"] == size]), ARM)
 

@@ -124,7 +124,12 @@ def test_damage_hides_nobody(before, after, address):
     assert any(address in entry for entry in found)
 
 
+def test_a_question_mark_is_part_of_a_name():
+    assert parse_addresses("who?me@x.org, <mailto:ann@x.org?subject=hi>").addresses == ("who?me@x.org", "ann@x.org")
+
+
 @given(st.text())
+@example("?@")
 def test_any_text_is_parsed(value):
     parsed = parse_addresses(value)
     assert all(address.strip() for address in parsed.addresses)

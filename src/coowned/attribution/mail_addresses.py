@@ -16,6 +16,7 @@ _NO_LIST_GIVEN = re.compile(
 )
 _QUOTED_END = re.compile(r'(?:[^"\\]|\\.)*+"', re.DOTALL)
 _QUOTED_LOCAL = re.compile(r'"([^"]*)"@([^\s"]+)')
+_QUERY = re.compile(r"^([^@]*@[^?]*)\?.*", re.DOTALL)  # "?subject=..." of a mailto; a local part may contain "?"
 _PARENTHESIS = re.compile(r"\\.|[()]", re.DOTALL)
 _DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
 
@@ -159,7 +160,7 @@ class _Reader:
                 self.take_address(word)
 
     def take_address(self, word: str) -> None:
-        address = word.strip("'").rstrip(".").removeprefix("mailto:").partition("?")[0]
+        address = _QUERY.sub(r"\1", word.strip("'").rstrip(".").removeprefix("mailto:"))
         if address.startswith("["):  # "Bob [bob@x.org]"
             address = address.strip("[]")
         local, _, domain = address.rpartition("@")

@@ -87,6 +87,7 @@ class ExampleTable(RowTable):
       rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
 
     Example:
+      >>> from coowned import AttributionGraph
       >>> graph = AttributionGraph.from_users_per_example([[0], [1]])
       >>> table = ExampleTable(graph=graph, arrays={"x": [[1.0, 2.0], [3.0, float("nan")]], "y": [0, 1]})
       >>> table.num_unusable, table.shapes()["x"], table.dtypes()["y"]
