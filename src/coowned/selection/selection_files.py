@@ -2,7 +2,6 @@
 
 import io
 import os
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -12,7 +11,6 @@ import pyarrow.parquet
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.table_files import read_parquet_table
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.files import write_file
 from coowned.selection.selector import Schedule, Selection
 
 
@@ -22,7 +20,10 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
     Guarantees:
       - A new file is readable by its owner alone.   (test_selections_are_private)
     """
-    write_file(Path(path), encode_selection(graph, selected), mode=0o600)  # who is in a training set is private
+    content = encode_selection(graph, selected)
+    # Readable by its owner alone: membership in a training set is private.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
 
 
 def encode_selection(graph: AttributionGraph, selected: Selection | Schedule) -> bytes:
