@@ -52,7 +52,9 @@ def verdict_section(name: str, module: ModuleType) -> str:
     rows = read_rows(name)
     run = "; ".join(f"`{scale}` {done} of {total} points" for scale, (done, total) in shares(name).items())
     seconds = [row["processor_seconds"] for row in rows if row.get("processor_seconds")]
-    cost = f"; a point took {statistics.median(seconds):.2g} processor seconds (median)" if seconds else ""
+    cost = (
+        f"; a point took {float(f'{statistics.median(seconds):.2g}'):g} processor seconds (median)" if seconds else ""
+    )
     lines = [f"Run: {run}{cost}." if run else "", ""]
     if rows:
         question, _, source = first_line(module).partition(" (")
