@@ -187,7 +187,7 @@ def draw(rows: list[Row]) -> alt.Chart:
         .encode(
             x=alt.X("epsilon:Q").scale(type="log", base=2),
             y=alt.Y("test_loss:Q", title="test loss").scale(zero=False),
-            color=alt.Color("arm:N", title=None),
+            color=alt.Color("arm:N", title=None).scale(scheme="tableau20"),
         )
         .properties(width=320, height=220)
     )
