@@ -39,6 +39,12 @@ def test_unknown_keys_name_the_nearest(old, new, nearest):
         TrainConfig.from_toml(changed(old, new))
 
 
+def test_only_selectors_that_a_file_can_choose_are_offered():
+    with pytest.raises(ConfigError, match="'greedy'.*, not 'steam'") as raised:
+        TrainConfig.from_toml(changed('selector = "greedy"', 'selector = "steam"'))
+    assert "given" not in str(raised.value)
+
+
 def test_nothing_far_fetched_is_suggested():
     with pytest.raises(ConfigError, match=r"no key 'contribution_bound'; choose selector, seed"):
         TrainConfig.from_toml(changed('selector = "greedy"', 'selector = "greedy-min-separation"'))

@@ -304,10 +304,11 @@ def _model_type(word: Any) -> type[Any]:
 
 def _selection_type(word: Any) -> type[Any]:
     """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
-    words = Literal[(*CLASSES, GIVEN)]  # pyright: ignore[reportInvalidTypeForm]
-    fields: list[Any] = [("selector", words, "greedy"), ("seed", int, 0)]
-    if word == GIVEN:
+    if word == GIVEN:  # written by `fit`; a file cannot choose it, so no error offers it
+        fields: list[Any] = [("selector", Literal["given"]), ("seed", int, 0)]
         return msgspec.defstruct("Selection", fields, kw_only=True)
+    words = Literal[tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
+    fields = [("selector", words, "greedy"), ("seed", int, 0)]
     kind = selector_class(word if isinstance(word, str) and word in CLASSES else "greedy")
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
