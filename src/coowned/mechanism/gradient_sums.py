@@ -96,6 +96,7 @@ def clipped_gradient_sums(
     microbatch: int,
     devices: Sequence[Any] = (),
     scales: Mapping[str, Any] | None = None,
+    ahead: int = 0,
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
     """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
 
@@ -115,6 +116,7 @@ def clipped_gradient_sums(
       devices: that take microbatches in turn, the same program each; none: where the parameters are.
       scales: what every copy's gradients are multiplied by before they are clipped, as `gradient_leaves.scaled` takes
         them: a function of public numbers and of what earlier steps released.
+      ahead: microbatches that are computed while an earlier one is added; each keeps its gradients in memory.
 
     Returns:
       ({name: int64 sums}, number of copies that were clipped: private).
@@ -136,7 +138,7 @@ def clipped_gradient_sums(
         given, factors = own[number % len(own)]
         found = gradients(given, rows)
         waiting.append((found if factors is None else rescale(found, factors), real))
-        if len(waiting) >= len(own):
+        if len(waiting) >= len(own) + ahead:
             total.add(*waiting.popleft())
     for left in waiting:
         total.add(*left)

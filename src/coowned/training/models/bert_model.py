@@ -65,7 +65,7 @@ class BertModel:
       - Frozen parameters stay as they are, bit for bit: they are neither clipped nor noised, and no norm counts them.
         (test_frozen_weights_stay, test_the_clip_is_that_of_the_trained_part)
       - `from_arrays(to_arrays(p))` is p.   (test_arrays_round_trip)
-    Cost: memory of the parameters three times and the activations of one microbatch, whatever the batch.
+    Cost: memory of the parameters three times and the activations of two microbatches, whatever the batch.
 
     Attributes:
       config: sizes.
@@ -231,6 +231,7 @@ class BertModel:
                 microbatch=self.microbatch,
                 devices=devices,
                 scales=scales,
+                ahead=1,
             )
 
         return sums_of_members(of_one, parameters, grids, scales)
