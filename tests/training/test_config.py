@@ -40,7 +40,7 @@ def test_unknown_keys_name_the_nearest(old, new, nearest):
 
 
 def test_only_selectors_that_a_file_can_choose_are_offered():
-    with pytest.raises(ConfigError, match="'greedy'.*, not 'steam'") as raised:
+    with pytest.raises(ConfigError, match=r"'greedy'.*, not 'steam'") as raised:
         TrainConfig.from_toml(changed('selector = "greedy"', 'selector = "steam"'))
     assert "given" not in str(raised.value)
 
