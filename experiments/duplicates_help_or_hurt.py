@@ -21,7 +21,7 @@ KINDS = ("regular", "skewed")
 PAPER = {"regular": 1.0, "skewed": 2.0}  # thresholds with a million examples
 SEEDS = (
     "In {} of {} cases the gain is within two standard errors over seeds. Where noise is large, the best of hundreds of"
-    " settings on validation is partly chosen by luck, and is several points worse with another seed."
+    " settings on validation is partly chosen by luck, and another seed of it can be several points worse."
 )
 WHY = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
 
