@@ -77,10 +77,10 @@ def fine_tuning(point: Point) -> str:
 
 
 @functools.cache
-def public_checkpoint() -> Path:
+def public_checkpoint(texts: str = "arxiv_mathAP_text.parquet") -> Path:
     """The folder of the run on public abstracts; made once and kept, since all runs start there."""
     text = configuration(
-        path=data_folder() / "arxiv_mathAP_text.parquet",
+        path=data_folder() / texts,
         privacy="public = true",
         bound=100_000,
         seed=0,
