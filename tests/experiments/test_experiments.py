@@ -100,22 +100,51 @@ def test_points_are_told_by_value():
     assert points.key({"a": 1}) != points.key({"a": 2})
 
 
+def text_rows(module, loss):
+    """A row for every point of the text arms, with losses by `loss(point)`."""
+    return [
+        {"learning_rate": None} | point | {"validation_loss": loss(point), "test_loss": loss(point)}
+        for point in module.GRID["small"]
+    ]
+
+
 def test_text_arms_use_the_pair_that_is_best_on_validation():
     module = load("text_arms")
-    tuned = [
-        point | {"validation_loss": 7.0 - point["learning_rate"], "test_loss": 7.0}
-        for point in module.GRID["small"]
-        if point["epsilon"] == module.TUNED_AT
-    ]
-    left = [point for point in module.GRID["small"] if point["epsilon"] != module.TUNED_AT]
-    assert (len(tuned), len(left)) == (2 * len(module.ARMS), 2 * len(module.ARMS))
-    best = max(module.PAIRS)
-    assert all(module._pair(point, tuned) == best for point in left)
+    rows = text_rows(module, lambda point: 7.0 - point.get("clip_norm", 0.0))
+    tuned = [row for row in rows if row["learning_rate"] is not None]
+    left = [point for point in module.GRID["small"] if "learning_rate" not in point]
+    assert len(tuned) == 2 * (len(module.ARMS) + len(module.ON_ARXIV))
+    assert len(left) == len(tuned) + 3 * len(module.SEEDS) * len(module.CLOSE)
+    assert all(module._pair(point, rows) == max(module.PAIRS[point["data"]]) for point in left)
     with pytest.raises(RuntimeError, match="first"):
         module._pair(left[0], tuned[1:])
-    kept = module.chosen(tuned + [point | {"validation_loss": 6.0, "test_loss": 6.0} for point in left])
-    assert kept.height == 3 * len(module.ARMS)
-    assert set(kept.filter(epsilon=module.TUNED_AT)["learning_rate"]) == {best[0]}
+    kept = module.chosen(rows)
+    assert kept.height == 3 * (len(module.ARMS) + len(module.ON_ARXIV))
+    assert set(kept.filter(data="ACL", epsilon=module.TUNED_AT)["clip_norm"]) == {0.5}
+    assert set(kept.filter(data="arXiv", epsilon=module.TUNED_AT)["clip_norm"]) == {0.25}
+
+
+def test_text_arms_are_judged_by_means_over_seeds_with_their_error():
+    module = load("text_arms")
+
+    def loss(
+        point,
+    ):  # 7.1 for arms that should be lower, 7.0 for others; seeds 1 and 2 turn the first claim's arm around
+        by_seed = {0: 0.0, 1: -0.3, 2: -0.3}[point.get("seed", 0)] if point["arm"] == "greedy, duplicates" else 0.0
+        return 7.0 + 0.1 * (point["arm"] in {"greedy, duplicates", "random"}) + by_seed
+
+    kept = module.chosen(text_rows(module, loss))
+    means = kept.filter(data="ACL", arm="greedy, duplicates")
+    assert means["test_loss"].to_list() == pytest.approx([7.1 - 0.2] * 3)
+    assert means["deviation"].to_list() == pytest.approx([statistics.stdev([0.1, -0.2, -0.2])] * 3)
+    assert means["seeds"].to_list() == [3, 3, 3]
+    verdicts = {verdict.claim: verdict for verdict in module.claims(text_rows(module, loss))}
+    duplicates, random, program = (verdicts[module.CLAIMS[number]] for number in (2, 3, 6))
+    assert (duplicates.verdict, random.verdict, program.verdict) == (IN_PART, FAILS, HOLDS)  # arXiv has one seed
+    error = 100 * module._deviation(kept) * (2 / 3) ** 0.5
+    assert f"ACL -1.43 ± {error:.2f}% at 4" in duplicates.found
+    assert "arXiv +1.43" in duplicates.found
+    assert "arXiv" not in program.found
 
 
 def test_seeds_are_averaged_for_the_setting_that_is_best_on_validation():
