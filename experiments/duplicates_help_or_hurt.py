@@ -19,11 +19,14 @@ CLAIMS = (
 SELECTORS = {"no duplicates": co.Greedy, "duplicates": co.GreedyWithDuplicates}
 KINDS = ("regular", "skewed")
 PAPER = {"regular": 1.0, "skewed": 2.0}  # thresholds with a million examples
-SEEDS = (
-    "In {} of {} cases the gain is within two standard errors over seeds. Where noise is large, the best of hundreds of"
-    " settings on validation is partly chosen by luck, and another seed of it can be several points worse."
+PAPER_EXAMPLES = 1_000_000
+SEEDS = "In {} of {} cases the gain is within two standard errors over seeds."
+LUCK = (
+    "Where noise is large, the best of hundreds of settings on validation is partly chosen by luck, and another seed"
+    " of it can be several points worse."
 )
-WHY = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
+FEWER = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
+FLAT = "Next to the crossing the arms differ, in points, by {}."
 
 
 ARM = ["kind", "selector"]
@@ -97,11 +100,11 @@ def arms(rows: list[Row]) -> pl.DataFrame:
 def differences(rows: list[Row]) -> pl.DataFrame:
     """Expected test accuracy with duplicates less that without, by graph and epsilon, and its standard error."""
     variance = pl.col("deviation") ** 2 / pl.col("seeds")
-    index = ["kind", "epsilon"]
+    index = ["num_examples", "kind", "epsilon"]
     trained = arms(rows).with_columns(variance.alias("variance"))
     wide = trained.pivot("selector", index=index, values="expected")
     if set(SELECTORS) - set(wide.columns):
-        return pl.DataFrame(schema={"kind": pl.String, "epsilon": pl.Float64, "gain": pl.Float64, "error": pl.Float64})
+        return pl.DataFrame(schema={"kind": pl.String} | dict.fromkeys(["epsilon", "gain", "error"], pl.Float64))
     gain = pl.col("duplicates") - pl.col("no duplicates")
     errors = trained.group_by(index).agg((pl.col("variance").sum() ** 0.5).alias("error"))
     return wide.drop_nulls().with_columns(gain.alias("gain")).join(errors, on=index).sort(index)
@@ -152,7 +155,14 @@ def claims(rows: list[Row]) -> list[Verdict]:
         where = f"; crosses at about {crossing:.1f}" if crossing else ""
         found = f"accuracy gained by duplicates, in percentage points by epsilon, ± its standard error: {shown}{where}"
         undecided = own.filter(pl.col("gain").abs() < 2 * pl.col("error")).height
-        why = [WHY] * bool(crossing) + [SEEDS.format(undecided, own.height)] * bool(undecided)
+        why = []
+        if crossing:
+            near = sorted(zip(epsilons, gains, strict=True), key=lambda at: abs(math.log(at[0] / crossing)))[:2]
+            shown_near = " and ".join(f"{100 * gain:+.3f} at {epsilon:g}" for epsilon, gain in sorted(near))
+            why += [FLAT.format(shown_near)] * (verdict == IN_PART)
+            why += [FEWER] * (own["num_examples"][0] < PAPER_EXAMPLES)
+        why += [SEEDS.format(undecided, own.height)] * bool(undecided)
+        why += [LUCK] * bool(own["error"].max() > 0.005)  # type: ignore[operator]
         verdicts.append(Verdict(claim=claim, verdict=verdict, found=found, why=" ".join(why)))
     was_run = set(KINDS) <= set(table["kind"])
     one, other = (thresholds[kind] for kind in KINDS)
