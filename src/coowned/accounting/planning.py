@@ -284,7 +284,7 @@ class _Tried:
           selected: None where nothing could be.
           asked: fields of the row that are as they were asked for, not as recounted.
         """
-        facts = self._public_facts(batch_size) | {"mechanism": kind.kind, "selector": word}
+        facts: dict[str, Any] = self._public_facts(batch_size) | {"mechanism": kind.kind, "selector": word}
         if selected is None:
             return Choice(note=note, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0, **facts)
         certificate = certify(self.graph, selected)
