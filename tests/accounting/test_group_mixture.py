@@ -15,7 +15,7 @@ from coowned.accounting.group_mixture import (
     loss_and_slope,
     mixture_pair,
 )
-from coowned.accounting.tilted_composition import ComposedLoss
+from coowned.accounting.tilted_composition import ComposedLoss, TiltedTail
 
 
 @pytest.mark.parametrize(("copies", "probability"), [(1, 0.3), (5, 1e-6), (40, 0.5), (1000, 0.999), (1000, 1e-6)])
@@ -99,5 +99,5 @@ def test_dp_accounting_composes_our_atoms_to_the_same(adjacency):
         loss = ComposedLoss([atoms], [50])
         for epsilon in (0.5, 2.0, 6.0):
             their_delta = float(theirs.get_delta_for_epsilon(epsilon))
-            tail = loss.tail(loss.tilt_for_mean(epsilon), epsilon, math.log(their_delta), 0.95)
+            tail = TiltedTail(loss, loss.tilt_for_mean(epsilon), epsilon, math.log(their_delta), 0.95)
             assert math.exp(tail.at(epsilon).log_delta) == pytest.approx(their_delta, rel=1e-4), direction

@@ -5,9 +5,10 @@ on a coarse discretization (a few hundred atoms, no transform), whose normal app
 epsilon lies, how wide a window the sum needs and how much a spacing would add. Then one transform settles it.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -240,10 +241,6 @@ class Composition:
             epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
         return answer if rough == 1.0 else None
 
-    def delta(self, epsilon: float) -> Answer:
-        """The smallest delta proven for epsilon, over all directions."""
-        return self.deltas([epsilon])[0]
-
     def deltas(
         self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True
     ) -> list[Answer]:
@@ -312,14 +309,11 @@ class Composition:
         if parts is None:
             return None
         spacing, growth = parts_grid(coarse, parts, epsilon, _COARSE_GROWTH, allowed)
-        for _ in range(40):
-            loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+        for loss in self._wider_and_wider(direction, log_delta, spacing, growth, cap):
             if loss.up_to(parts.cut) is None:
                 return None
-            try:
+            with contextlib.suppress(GridTooFineError):
                 return PartedTail(loss, parts, epsilon, log_delta)
-            except GridTooFineError:
-                spacing *= 1.5
         return None
 
     def _tail(
@@ -339,16 +333,21 @@ class Composition:
         tilt = coarse.best_tilt(epsilon, log_delta, allowed_share)
         window = coarse.window(tilt, epsilon, log_delta)
         spacing, growth = _grid(coarse, right_tilt, window.top - window.low, allowed)
-        for _ in range(40):
-            loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
-            try:
-                return loss, loss.tail(tilt, epsilon, log_delta, largest_share)
-            except GridTooFineError:
-                spacing *= 1.5
+        for loss in self._wider_and_wider(direction, log_delta, spacing, growth, cap):
+            with contextlib.suppress(GridTooFineError):
+                return loss, TiltedTail(loss, tilt, epsilon, log_delta, largest_share)
         raise UncertifiableError(
             f"no grid of {LARGEST_TRANSFORM} points holds the privacy loss near epsilon = {epsilon:.3g}; use fewer"
             " iterations or a larger noise multiplier"
         )
+
+    def _wider_and_wider(
+        self, direction: str, log_delta: float, spacing: float, growth: float, cap: float
+    ) -> Iterator[ComposedLoss]:
+        """The composition on a grid of that spacing, then on wider ones, for where a transform would be too long."""
+        for _ in range(40):
+            yield self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+            spacing *= 1.5
 
 
 def _epochs(step: Steps, **grid: float) -> list[tuple[dict[str, LossAtoms], int]]:

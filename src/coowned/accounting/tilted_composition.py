@@ -267,10 +267,6 @@ class ComposedLoss:
                 best, narrowest = tilt, window.top - window.low
         return best
 
-    def tail(self, tilt: float, epsilon: float, log_delta: float, largest_share: float) -> "TiltedTail":
-        """The composed law under `tilt`, in a window fit for a delta of exp(log_delta) near epsilon."""
-        return TiltedTail(self, tilt, epsilon, log_delta, largest_share)
-
 
 class TiltedTail:
     """The T-fold tilted law on a cyclic grid; answers `at(epsilon)` with a rigorous upper bound on delta.
@@ -279,6 +275,8 @@ class TiltedTail:
     in the frequency domain, where R(j) = sum over m of g_m Q(j + m) with generating function
     1 / ((1 - x exp(-tilt h)) (1 - x exp(-(tilt + 1) h))) is one division and one inverse transform. Any epsilon then
     costs four numbers of R, and round-off counts only where the weights have spectrum: at low frequencies.
+
+    The window fits a delta of exp(log_delta) near epsilon.
     """
 
     def __init__(
