@@ -154,7 +154,7 @@ def test_large_epochs_against_trials(rounds, epochs, noise_multiplier):
     )
     for value in (0.0, 0.3, 1.0):
         measured = float(np.maximum(-np.expm1(value - loss), 0.0).mean())
-        found = Composition([steps], "zero-out").delta(value).delta
+        found = Composition([steps], "zero-out").deltas([value])[0].delta
         assert measured - slack <= found <= measured + slack
 
 

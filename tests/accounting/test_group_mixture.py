@@ -15,7 +15,7 @@ from coowned.accounting.group_mixture import (
     loss_and_slope,
     mixture_pair,
 )
-from coowned.accounting.tilted_composition import ComposedLoss
+from coowned.accounting.tilted_composition import ComposedLoss, TiltedTail
 
 
 @pytest.mark.parametrize(("copies", "probability"), [(1, 0.3), (5, 1e-6), (40, 0.5), (1000, 0.999), (1000, 1e-6)])
@@ -32,22 +32,22 @@ def test_binomial_weights_are_accurate(copies, probability):
 
 def test_certain_coins_leave_one_component():
     pair = mixture_pair(copies=5, probability=1.0, noise_multiplier=2.0, adjacency="zero-out", log_cut=-50.0)
-    np.testing.assert_array_equal(pair.upper_means, [2.5])
+    np.testing.assert_array_equal(pair.upper.means, [2.5])
     assert pair.log_cut == -math.inf
 
 
 def test_cut_weights_are_charged():
     pair = mixture_pair(copies=100, probability=0.01, noise_multiplier=1.0, adjacency="replace", log_cut=math.log(1e-9))
     assert 0 < math.exp(pair.log_cut) <= 1e-9
-    assert np.exp(pair.upper_log_weights).sum() + math.exp(pair.log_cut) == pytest.approx(1.0, abs=1e-14)
+    assert np.exp(pair.upper.log_weights).sum() + math.exp(pair.log_cut) == pytest.approx(1.0, abs=1e-14)
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
 def test_loss_is_the_log_ratio_of_densities(adjacency):
     pair = mixture_pair(copies=3, probability=0.2, noise_multiplier=1.5, adjacency=adjacency, log_cut=-60.0)
     x = np.linspace(-4, 6, 31)
-    upper = np.exp(pair.upper_log_weights) @ norm.pdf(x[None, :], pair.upper_means[:, None])
-    lower = np.exp(pair.lower_log_weights) @ norm.pdf(x[None, :], pair.lower_means[:, None])
+    upper = np.exp(pair.upper.log_weights) @ norm.pdf(x[None, :], pair.upper.means[:, None])
+    lower = np.exp(pair.lower.log_weights) @ norm.pdf(x[None, :], pair.lower.means[:, None])
     loss, slope = loss_and_slope(pair, x)
     np.testing.assert_allclose(loss, np.log(upper / lower), atol=1e-12)
     np.testing.assert_allclose(slope, (loss_and_slope(pair, x + 1e-6)[0] - loss) / 1e-6, rtol=1e-3, atol=1e-7)
@@ -99,5 +99,5 @@ def test_dp_accounting_composes_our_atoms_to_the_same(adjacency):
         loss = ComposedLoss([atoms], [50])
         for epsilon in (0.5, 2.0, 6.0):
             their_delta = float(theirs.get_delta_for_epsilon(epsilon))
-            tail = loss.tail(loss.tilt_for_mean(epsilon), epsilon, math.log(their_delta), 0.95)
+            tail = TiltedTail(loss, loss.tilt_for_mean(epsilon), epsilon, math.log(their_delta), 0.95)
             assert math.exp(tail.at(epsilon).log_delta) == pytest.approx(their_delta, rel=1e-4), direction

@@ -16,6 +16,7 @@ from scipy.stats import binom, norm
 
 from coowned.accounting import tilted_composition
 from coowned.accounting.numerical import Composition, Steps
+from coowned.accounting.tilted_composition import TiltedTail
 from coowned.errors import UncertifiableError
 
 
@@ -253,7 +254,7 @@ def test_no_tilt_gives_less_than_the_truth(share, largest_share):
         step = OneStep(copies, probability, noise, "zero-out")
         loss = composition(copies, probability, noise, 1).losses(log_delta=-25.0, spacing=0.01, growth=0.05)["upper"]
         near = 0.6 * loss.largest
-        tail = loss.tail(share * loss.tilt_for_mean(near), near, -25.0, largest_share)
+        tail = TiltedTail(loss, share * loss.tilt_for_mean(near), near, -25.0, largest_share)
         for epsilon in (0.01, 0.1 * near, 0.4 * near, 0.9 * near, near, 1.3 * near):
             exact = step.delta(epsilon, "upper")
             assert tail.at(epsilon).log_delta >= (math.log(exact) - 1e-9 if exact > 1e-14 else -math.inf)
@@ -268,7 +269,7 @@ def test_a_dominating_draw_is_not_forgotten(share, largest_share):
         loss = composition(copies, probability, noise, 1).losses(log_delta=-25.0, spacing=0.5, growth=0.5)["upper"]
         loss = loss.capped(60.0)
         near = 0.6 * loss.largest
-        tail = loss.tail(share * loss.tilt_for_mean(near), near, -25.0, largest_share)
+        tail = TiltedTail(loss, share * loss.tilt_for_mean(near), near, -25.0, largest_share)
         for epsilon in (0.5 * near, near, 1.3 * near):
             assert tail.at(epsilon).log_delta >= math.log(step.delta(epsilon, "upper")) - 1e-9
 
@@ -279,14 +280,14 @@ def test_a_dominating_draw_is_not_forgotten(share, largest_share):
 def test_delta_and_epsilon_are_inverse():
     steps = composition(3, 0.01, 1.0, 500)
     answer = steps.epsilon(1e-9)
-    assert steps.delta(answer.epsilon).delta == pytest.approx(1e-9, rel=2e-3)
+    assert steps.deltas([answer.epsilon])[0].delta == pytest.approx(1e-9, rel=2e-3)
 
 
 def test_neighbours_that_share_a_transform_agree_with_single_ones():
     steps = composition(2, 0.02, 1.0, 400)
     points = [0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0]
     together = [answer.delta for answer in steps.deltas(points)]
-    alone = [steps.delta(point).delta for point in points]
+    alone = [steps.deltas([point])[0].delta for point in points]
     np.testing.assert_allclose(together, alone, rtol=3e-3)
     assert together == sorted(together, reverse=True)
 
@@ -296,8 +297,8 @@ def test_both_directions_count():
     steps = composition(1, 0.9, 0.5, 1)
     forward, backward = composition(1, 0.9, 0.5, 1), composition(1, 0.9, 0.5, 1)
     forward.directions, backward.directions = ("upper",), ("lower",)
-    pairs = [(s.delta(1.0).delta) for s in (forward, backward)]
-    assert steps.delta(1.0).delta == pytest.approx(max(pairs))
+    pairs = [s.deltas([1.0])[0].delta for s in (forward, backward)]
+    assert steps.deltas([1.0])[0].delta == pytest.approx(max(pairs))
     step = OneStep(1, 0.9, 0.5, "zero-out")
     assert pairs == pytest.approx([step.delta(1.0, "upper"), step.delta(1.0, "lower")], rel=2e-3)
 

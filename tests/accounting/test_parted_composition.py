@@ -14,6 +14,7 @@ from coowned.accounting import spectrum, tilted_composition
 from coowned.accounting.group_mixture import LossAtoms
 from coowned.accounting.numerical import Composition, Steps
 from coowned.accounting.parted_composition import PartedTail, Parts, plan_parts
+from coowned.accounting.tilted_composition import TiltedTail
 
 # Expected draws about 1, delta small: neither part decides alone.
 RARE = {"copies": 1, "probability": 1e-3, "noise_multiplier": 0.9, "repetitions": 1000}
@@ -63,7 +64,7 @@ class TwoKinds:
         ]
         loss = Composition(steps, adjacency).losses(log_delta=-16.0, spacing=1e-3, growth=0.01)["upper"]
         self.tail = PartedTail(loss, parts_with(1.0, 3.0, 0.5), 3.0, -16.0)
-        self.whole = loss.tail(1.5, 3.0, -16.0, 0.0)
+        self.whole = TiltedTail(loss, 1.5, 3.0, -16.0, 0.0)
 
     def delta(self, epsilon):
         pieces = np.linspace(-8.0, 9.0, 12)
@@ -168,7 +169,7 @@ def test_errors_cover_a_rest_whose_spectrum_vanishes(cut, count):
 @pytest.mark.parametrize("epsilon", [0.3, 0.35])
 def test_both_parts_make_the_whole(adjacency, epsilon):
     loss = composition(adjacency, **RARE).losses(log_delta=-18.0, spacing=1e-4, growth=0.02)["upper"].capped(13.0)
-    whole = loss.tail(loss.tilt_for_mean(epsilon), epsilon, -18.0, 0.0).at(epsilon)
+    whole = TiltedTail(loss, loss.tilt_for_mean(epsilon), epsilon, -18.0, 0.0).at(epsilon)
     for cut in (0.3, 0.6):
         core = loss.up_to(cut * epsilon)
         assert core is not None
@@ -221,7 +222,7 @@ def test_precise_where_one_tilt_is_not():
     answer = rare.epsilon(1e-12, looseness=1e-3)
     assert answer.error_share < 1e-3
     loss = rare.losses(log_delta=math.log(1e-12), spacing=1e-5, growth=0.02)["upper"].capped(13.0)
-    one_tilt = loss.tail(loss.tilt_for_mean(answer.epsilon), answer.epsilon, math.log(1e-12), 0.0)
+    one_tilt = TiltedTail(loss, loss.tilt_for_mean(answer.epsilon), answer.epsilon, math.log(1e-12), 0.0)
     assert one_tilt.at(answer.epsilon).error_share > 0.1
 
 

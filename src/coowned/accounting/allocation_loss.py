@@ -81,17 +81,15 @@ def allocation_atoms(
     bins = np.clip(np.searchsorted(dots * spacing, loss, side="right") - 1, 0, len(dots) - 2)
     error = np.full(len(dots) - 1, UNIT_ROUNDOFF * (len(values) + 8))
     with np.errstate(divide="ignore"):
-        p = np.log(np.bincount(bins, weights=values * masses, minlength=len(dots) - 1)), error
-        q = np.log(np.bincount(bins, weights=masses, minlength=len(dots) - 1)), error
-        log_infinite = {
-            "upper": float(np.log(share * law.infinite * (1 + law.mass_error))),
-            "lower": float(np.log(under_q[~positive].sum())),
-        }
+        p = np.log(np.bincount(bins, weights=values * masses, minlength=len(dots) - 1))
+        q = np.log(np.bincount(bins, weights=masses, minlength=len(dots) - 1))
+        p_infinite = float(np.log(share * law.infinite * (1 + law.mass_error)))
+        q_infinite = float(np.log(under_q[~positive].sum()))
     loss_error = law.value_error + 8 * UNIT_ROUNDOFF * (1 + float(np.abs(dots).max()) * spacing)
-    q_reversed, p_reversed = ((log_mass[::-1], bound[::-1]) for log_mass, bound in (q, p))
+    upper, lower = ((p, error), (q, error)), ((q[::-1], error), (p[::-1], error))
     return {
-        "upper": connect(dots, spacing, p, q, -math.inf, log_infinite["upper"], loss_error),
-        "lower": connect(-dots[::-1], spacing, q_reversed, p_reversed, -math.inf, log_infinite["lower"], loss_error),
+        "upper": connect(dots, spacing, *upper, -math.inf, p_infinite, loss_error),
+        "lower": connect(-dots[::-1], spacing, *lower, -math.inf, q_infinite, loss_error),
     }
 
 
@@ -115,8 +113,9 @@ def _one_ratio(shift: float, log_tail: float, fineness: float) -> RatioLaw:
     reach = _largest_loss(shift, log_tail)
     loss = _log_nodes(-reach, reach, _spread(shift, 1), fineness)
     edges = loss / shift + shift / 2  # of G
-    p_mass, p_error, _, p_above = interval_masses(edges, np.array([shift]), np.zeros(1))
-    q_mass, q_error, q_below, q_above = interval_masses(edges, np.zeros(1), np.zeros(1))
+    pair = gaussian_pair(shift=shift, adjacency="zero-out")
+    p_mass, p_error, _, p_above = interval_masses(edges, pair.upper)
+    q_mass, q_error, q_below, q_above = interval_masses(edges, pair.lower)
     nodes = np.exp(loss)
     width = np.diff(loss)
     ratio = np.clip(p_mass - q_mass - loss[:-1], 0.0, width)  # log of the mean in an interval over its lower end

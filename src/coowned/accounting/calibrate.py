@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable
 
 from coowned.accounting.gaussian import find_root, gaussian_mu
-from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer
+from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
 from coowned.accounting.terms import check_terms
-from coowned.accounting.zero_out_twice import compose_steps
+from coowned.accounting.zero_out_twice import ZeroOutTwice, compose_steps
 from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps
@@ -88,14 +88,15 @@ def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: s
     sensitivity = compose_steps([steps], adjacency).gaussian_mu
     assert sensitivity is not None
     noise_multiplier = sensitivity / gaussian_mu(epsilon, delta)
-    while compose_steps([_with_noise(steps, noise_multiplier)], adjacency).epsilon(delta).epsilon > epsilon:
+    while _composed(steps, noise_multiplier, adjacency).epsilon(delta).epsilon > epsilon:
         noise_multiplier *= 1 + 1e-13
     return noise_multiplier
 
 
-def _with_noise(steps: Steps, noise_multiplier: float) -> Steps:
-    """The same steps, given for noise multiplier 1, with another one."""
-    return dataclasses.replace(steps, noise_multiplier=steps.noise_multiplier * noise_multiplier)
+def _composed(steps: Steps, noise_multiplier: float, adjacency: str) -> Composition | ZeroOutTwice:
+    """The composition of steps that are given for noise multiplier 1, with another one."""
+    steps = dataclasses.replace(steps, noise_multiplier=steps.noise_multiplier * noise_multiplier)
+    return compose_steps([steps], adjacency)
 
 
 def refuse_if_never_drawn(mechanism: Mechanism, delta: float) -> None:
@@ -115,17 +116,16 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
     log_delta = math.log(delta)
 
     def coarse(log_noise: float) -> float:
-        return compose_steps([_with_noise(steps, math.exp(log_noise))], adjacency).guess(log_delta) - epsilon
+        return _composed(steps, math.exp(log_noise), adjacency).guess(log_delta) - epsilon
 
     answers: dict[float, Answer] = {}  # at the finest grid, by noise multiplier
 
     def proven(noise_multiplier: float) -> float:
-        composed = compose_steps([_with_noise(steps, noise_multiplier)], adjacency)
-        answers[noise_multiplier] = composed.epsilon(delta, refuse=False)
+        answers[noise_multiplier] = _composed(steps, noise_multiplier, adjacency).epsilon(delta, refuse=False)
         return answers[noise_multiplier].epsilon
 
     def rough(noise_multiplier: float) -> float:
-        composed = compose_steps([_with_noise(steps, noise_multiplier)], adjacency)
+        composed = _composed(steps, noise_multiplier, adjacency)
         return composed.epsilon(delta, refuse=False, looseness=_ROUGH_LOOSENESS).epsilon
 
     if at_least > 0 and proven(at_least) <= epsilon:

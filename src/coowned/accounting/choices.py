@@ -1,17 +1,24 @@
-"""One row of a plan, all of them, and which is the best."""
+"""One row of a plan, all of them, which is the best, what its noise means, and what would lower it."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, SignalToNoise
-from coowned.errors import InputError
+import numpy as np
+
+from coowned.accounting import calculators
+from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, GOOD, SignalToNoise
+from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.statistics import heavy_users_advice
+from coowned.errors import InputError, UncertifiableError
+from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.mechanism.registry import TITLES
 from coowned.progress import counted
 
 TOO_SMALL = "S is smaller than one batch"
 TOO_SMALL_FOR_GROUPS = "S is smaller than two batches, one for each of two groups"
+_TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where the noise is large
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,14 +42,14 @@ class Choice:
     recounted_bound: int  # what the certificate says, and the noise is for
     size: int
     num_distinct: int
-    upper_bound: int | None
-    mean_users_per_example: float | None  # over copies
+    upper_bound: int | None = None
+    mean_users_per_example: float | None = None  # over copies
     population_mean_users_per_example: float
-    min_separation: int | None
-    sampling_probability: float | None
-    noise_multiplier: float | None  # None where it cannot be used, for the reason given
-    other_epsilon: float | None  # of that noise under the other adjacency, at the same delta
-    effective_noise: float | None  # the multiplier of independent noise with the same mean error of prefix sums
+    min_separation: int | None = None
+    sampling_probability: float | None = None
+    noise_multiplier: float | None = None  # None where it cannot be used, for the reason given
+    other_epsilon: float | None = None  # of that noise under the other adjacency, at the same delta
+    effective_noise: float | None = None  # the multiplier of independent noise with the same mean error of prefix sums
     num_parameters: int = DEFAULT_PARAMETERS  # of the model that the noise is for
     step_signal_to_noise: float | None = None  # of the mean gradient of one step
     signal_to_noise: float | None = None  # of the whole training, see `plan`
@@ -170,3 +177,73 @@ def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
     return f"{sentence}; the lowest error, {_error_of(least):.3g}, is that of {name(least)}, which keeps " + (
         f"{counted(least.num_distinct, 'distinct example')}."
     )
+
+
+def advice_on_noise(choices: Sequence[Choice], target: dict[str, Any]) -> list[str]:
+    """What the noise of the best choice means, and what to change where it is large."""
+    best = next((choice for choice in choices if choice.best), None)
+    if best is None:
+        largest = max((choice.size for choice in choices if choice.note == TOO_SMALL), default=0)
+        return [f"No choice can be used; a batch size of at most {largest:,} would fit."] if largest else []
+    assert best.signal_to_noise is not None
+    verdict = best.noise.verdict()
+    if best.signal_to_noise >= GOOD:
+        is_clear = best.noise.per_step >= 1
+        cure = "" if is_clear else _cure(best, target, "batch_size", lambda ratio: ratio.per_step >= 1)
+        return [f"With the best choice, {verdict[0].lower()}{verdict[1:]}{cure and f' Try {cure}.'}"]
+    why = f"No choice is good (the best has a predicted signal-to-noise of {best.signal_to_noise:.2g}, below {GOOD:g})."
+    if best.num_distinct < GOOD**2:
+        return [f"{why} It has only {best.num_distinct:,} distinct examples: too few, whatever the noise."]
+    distinct = best.num_distinct
+    cures = [
+        _cure(best, target, name, lambda ratio: ratio.with_examples(distinct) >= GOOD)
+        for name in ("batch_size", "iterations")
+    ]
+    return [f"{why} {verdict} Try {' or '.join(filter(None, cures)) or 'more data or a larger epsilon'}."]
+
+
+def _cure(best: Choice, target: dict[str, Any], name: str, is_enough: Callable[[SignalToNoise], bool]) -> str:
+    """The smallest tried batch size, or number of steps, that is enough, as an option with what it does to the noise.
+
+    Where no batch is enough, the largest that fits into S; "" where nothing helps.
+    """
+    if best.mechanism != PoissonSampling.kind:
+        return ""
+    found = ""
+    for factor in _TRIED_FACTORS:
+        setting = {"batch_size": best.batch_size, "iterations": best.iterations}
+        setting[name] *= factor
+        if setting["batch_size"] > best.size:
+            break
+        mechanism = PoissonSampling(
+            contribution_bound=best.recounted_bound,
+            sampling_probability=setting["batch_size"] / best.size,
+            **setting,
+        )
+        try:
+            noise = calculators.calibrate(mechanism, **target)
+        except UncertifiableError:
+            break
+        ratio = SignalToNoise.of(mechanism, noise_multiplier=noise, num_parameters=best.num_parameters)
+        lower = 1 - best.noise.whole_training / ratio.whole_training
+        cure = (
+            f"--{name.replace('_', '-')} {setting[name]} ({setting[name] // factor:,} -> {setting[name]:,} lowers the "
+            f"noise in the mean gradient by {lower:.0%}; noise multiplier {best.noise_multiplier:.3g} -> {noise:.3g})"
+        )
+        if is_enough(ratio):
+            return cure
+        if name == "batch_size" and lower > 0.1:
+            found = cure
+    return found
+
+
+def advice_on_graph(graph: AttributionGraph, bound: int) -> list[str]:
+    heavy = heavy_users_advice(graph, bound)
+    advice = [] if heavy is None else [heavy]
+    if without := int(np.count_nonzero(graph.users_per_example == 0)):
+        advice.append(
+            f"{without:,} {'example has' if without == 1 else 'examples have'} no protected user and "
+            f"{'is' if without == 1 else 'are'} left out; --unattributed keep would include "
+            f"{'it' if without == 1 else 'them'} without protection."
+        )
+    return advice

@@ -20,7 +20,7 @@ from scipy.special import erfcx, ndtr, ndtri
 
 from coowned.errors import UncertifiableError
 
-_UNIT_ROUNDOFF = 2.0**-53
+UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_EPSILON = 1e12
 
 
@@ -33,7 +33,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
     if mu <= 0:
         return -math.inf
     x = epsilon / mu - mu / 2
-    unit = 16 * _UNIT_ROUNDOFF
+    unit = 16 * UNIT_ROUNDOFF
     density = -x * x / 2 - math.log(2 * math.pi) / 2 + unit * (1 + abs(x) * (epsilon / mu + mu))  # log, rounded up
     if x < -5:  # Phi(-x) is near 1: nothing is lost in the usual form, and Mills' ratio at x would overflow
         difference = float(ndtr(-x)) * (1 + unit) - math.exp(density) * _mills(x + mu) * (1 - unit * (2 + epsilon))

@@ -20,29 +20,35 @@ How the privacy loss becomes a finite list of atoms without ever becoming smalle
 
 import dataclasses
 import decimal
+import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr
 
-from coowned.accounting.gaussian import find_root
+from coowned.accounting.gaussian import UNIT_ROUNDOFF, find_root
 
-UNIT_ROUNDOFF = 2.0**-53
 _TABLE_POINTS = 769  # of the loss, to bracket its inverse
+
+
+class Mixture(NamedTuple):
+    """A mixture of unit Gaussians."""
+
+    means: np.ndarray  # (num_components,)
+    log_weights: np.ndarray  # (num_components,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixturePair:
     """The densities `upper` and `lower`; log(upper / lower) rises with x.
 
-    Both are mixtures of unit Gaussians. What was cut from the upper mixture's weights is `log_cut`: it is charged as
-    an infinite loss wherever `upper` is the first of the pair. Cut from `lower` it only makes the loss larger.
+    What was cut from the upper mixture's weights is `log_cut`: it is charged as an infinite loss wherever `upper` is
+    the first of the pair. Cut from `lower` it only makes the loss larger.
     """
 
-    upper_means: np.ndarray  # (num_upper,) >= 0
-    upper_log_weights: np.ndarray  # (num_upper,)
-    lower_means: np.ndarray  # (num_lower,) <= 0
-    lower_log_weights: np.ndarray  # (num_lower,)
+    upper: Mixture  # means >= 0
+    lower: Mixture  # means <= 0
     log_cut: float
     symmetric: bool
 
@@ -66,10 +72,16 @@ class LossAtoms:
     bin_is_wide: np.ndarray  # (num_bins,) bool: wider than the grid spacing
     log_capped: float = -math.inf  # of the mass that `capped` moved to infinity, on top of log_infinity
 
-    @property
+    @functools.cached_property
     def loss(self) -> np.ndarray:
         """(num_atoms,) the atoms' losses."""
         return self.index * self.spacing
+
+    def tilted(self, tilt: float) -> tuple[np.ndarray, float]:
+        """(num_atoms,) the masses times exp(tilt * loss), divided by the largest of them, and the log of that one."""
+        exponent = self.log_mass + tilt * self.loss
+        log_largest = float(exponent.max())
+        return np.exp(exponent - log_largest), log_largest
 
     def up_to(self, cut: float) -> "LossAtoms":
         """The atoms with losses of at most `cut` alone: a part of the law, not a law."""
@@ -149,18 +161,13 @@ def gaussian_pair(*, shift: float, adjacency: str) -> MixturePair:
 
 def _pair(means: np.ndarray, log_weights: np.ndarray, log_cut: float, adjacency: str) -> MixturePair:
     replace = adjacency == "replace"
-    return MixturePair(
-        upper_means=means,
-        upper_log_weights=log_weights,
-        lower_means=-means if replace else np.zeros(1),
-        lower_log_weights=log_weights if replace else np.zeros(1),
-        log_cut=log_cut,
-        symmetric=replace,
-    )
+    lower = Mixture(-means, log_weights) if replace else Mixture(np.zeros(1), np.zeros(1))
+    return MixturePair(upper=Mixture(means, log_weights), lower=lower, log_cut=log_cut, symmetric=replace)
 
 
-def _log_density(x: np.ndarray, means: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _log_density(x: np.ndarray, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Log of mixture density over the standard normal's, and the posterior mean of the component; both like x."""
+    means, log_weights = mixture
     if len(means) == 1:
         return log_weights[0] + means[0] * x - means[0] ** 2 / 2, np.full_like(x, means[0])
     terms = means[:, None] * x[None, :] + (log_weights - means**2 / 2)[:, None]  # (num_components, num_x)
@@ -173,8 +180,8 @@ def _log_density(x: np.ndarray, means: np.ndarray, log_weights: np.ndarray) -> t
 
 def loss_and_slope(pair: MixturePair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log(upper / lower) at x and its derivative there."""
-    upper, upper_mean = _log_density(x, pair.upper_means, pair.upper_log_weights)
-    lower, lower_mean = _log_density(x, pair.lower_means, pair.lower_log_weights)
+    upper, upper_mean = _log_density(x, pair.upper)
+    lower, lower_mean = _log_density(x, pair.lower)
     return upper - lower, upper_mean - lower_mean
 
 
@@ -182,7 +189,7 @@ def _loss_rounding(pair: MixturePair, x: np.ndarray) -> float:
     """A bound on the error with which `loss_and_slope` evaluates the loss anywhere in x."""
     reach = float(np.abs(x).max())
     scale = 0.0
-    for means, log_weights in ((pair.upper_means, pair.upper_log_weights), (pair.lower_means, pair.lower_log_weights)):
+    for means, log_weights in (pair.upper, pair.lower):
         largest = float(np.abs(means).max())
         scale += largest * reach + largest**2 / 2 + float(np.abs(log_weights).max()) + len(means) + 2
     return 4 * UNIT_ROUNDOFF * scale
@@ -223,20 +230,13 @@ def _invert_loss(pair: MixturePair, targets: np.ndarray, low: float, high: float
     return best, float(residual.max(initial=0.0))
 
 
-def _log_one_minus_exp(gap: np.ndarray) -> np.ndarray:
-    """log(1 - exp(-gap)) for gap >= 0."""
-    with np.errstate(divide="ignore"):
-        return np.log(-np.expm1(-gap))
-
-
-def interval_masses(
-    edges: np.ndarray, means: np.ndarray, log_weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float, float]:
+def interval_masses(edges: np.ndarray, mixture: Mixture) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Log mass of a mixture in each interval of `edges`, a bound on its error, and the log masses outside.
 
     The error is of the logarithm, hence relative. It grows as an interval narrows: u / width.
     """
     u = UNIT_ROUNDOFF
+    means, log_weights = mixture
     z = edges[None, :] - means[:, None]  # (num_components, num_edges)
     below, above = log_ndtr(z), log_ndtr(-z)
     use_below = z[:, :-1] + z[:, 1:] < 0  # subtract on the side where both tails are small
@@ -246,10 +246,10 @@ def interval_masses(
     reach = np.abs(edges)[None, :] + np.abs(means)[:, None]
     tail_error = u * (8 + reach * (1 + np.abs(z)))
     error = np.maximum(tail_error[:, :-1], tail_error[:, 1:]) + 8 * u * np.abs(larger)
-    gap = larger - smaller
+    gap = np.maximum(larger - smaller, 0.0)
     with np.errstate(divide="ignore", over="ignore"):
-        error = error + (2 * error + 8 * u * np.abs(smaller)) / np.expm1(np.maximum(gap, 0.0))
-    terms = log_weights[:, None] + larger + _log_one_minus_exp(np.maximum(gap, 0.0))
+        error = error + (2 * error + 8 * u * np.abs(smaller)) / np.expm1(gap)
+        terms = log_weights[:, None] + larger + np.log(-np.expm1(-gap))
     top = terms.max(axis=0)
     with np.errstate(invalid="ignore"):
         shares = np.exp(terms - np.where(np.isfinite(top), top, 0.0))  # (num_components, num_intervals)
@@ -267,7 +267,6 @@ def interval_masses(
 
 def _range_of_x(pair: MixturePair, log_tail: float) -> tuple[float, float]:
     """x below which `lower` and above which `upper` have mass exp(log_tail)."""
-
     reach = math.sqrt(-2 * min(log_tail, -1.0)) + 1
 
     def distance(means: np.ndarray, log_weights: np.ndarray) -> float:
@@ -276,8 +275,7 @@ def _range_of_x(pair: MixturePair, log_tail: float) -> tuple[float, float]:
 
         return find_root(beyond, -1.0, float(means.max()) + reach, absolute=1e-3)
 
-    low = -distance(-pair.lower_means, pair.lower_log_weights)
-    return low, distance(pair.upper_means, pair.upper_log_weights)
+    return -distance(-pair.lower.means, pair.lower.log_weights), distance(*pair.upper)
 
 
 def loss_dots(first: int, last: int, growth: float) -> np.ndarray:
@@ -308,8 +306,7 @@ def discretize(pair: MixturePair, *, spacing: float, growth: float, log_tail: fl
     edges = np.maximum.accumulate(np.concatenate([[low], np.clip(x, low, high), [high]]))  # (num_bins + 1,)
     dots = np.concatenate([[first], inner, [last]])  # (num_bins + 1,)
     loss_error = residual + _loss_rounding(pair, edges) + 2 * UNIT_ROUNDOFF * float(np.abs(dots).max()) * spacing
-    upper = interval_masses(edges, pair.upper_means, pair.upper_log_weights)
-    lower = interval_masses(edges, pair.lower_means, pair.lower_log_weights)
+    upper, lower = interval_masses(edges, pair.upper), interval_masses(edges, pair.lower)
     log_infinity = float(np.logaddexp(upper[3], pair.log_cut))
     atoms = {"upper": connect(dots, spacing, upper[:2], lower[:2], upper[2], log_infinity, loss_error)}
     if not pair.symmetric:
@@ -328,7 +325,7 @@ def connect(
     loss_error: float,
 ) -> LossAtoms:
     """Splits the mass of each interval between its two dots, keeping both masses, errors on the pessimistic side."""
-    log_mass, mass_error = first[0], first[1]
+    log_mass, mass_error = first
     width = np.diff(dots) * spacing  # (num_bins,)
     with np.errstate(invalid="ignore"):
         ratio = log_mass - second[0] - dots[:-1] * spacing  # mean of the loss above the lower dot, in the sense of e^-l
@@ -343,7 +340,6 @@ def connect(
         atoms[:-1] = np.logaddexp(atoms[:-1], inflated + np.log(to_lower))
     atoms[min(1, len(atoms) - 1)] = np.logaddexp(atoms[min(1, len(atoms) - 1)], log_below)
     kept = np.isfinite(atoms)
-    steps = np.diff(dots)
     return LossAtoms(
         spacing=spacing,
         index=dots[kept],
@@ -353,5 +349,5 @@ def connect(
         bin_loss=(dots[:-1] + dots[1:]) * (spacing / 2),
         bin_log_mass=log_mass,
         bin_spread=width**2 * to_upper * to_lower,
-        bin_is_wide=steps > 1,
+        bin_is_wide=np.diff(dots) > 1,
     )

@@ -259,10 +259,6 @@ def guarantee(
       >>> 1.99 < claim.epsilon <= 2.0, claim.contribution_bound
       (True, 1)
     """
-    if not isinstance(certificate, ContributionCertificate):
-        raise InputError(
-            f"certificate must be a ContributionCertificate, not {type(certificate).__name__}; create one with certify"
-        )
     if (epsilon is None) == (noise_multiplier is None):
         raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
     check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)

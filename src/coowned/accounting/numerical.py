@@ -5,15 +5,16 @@ on a coarse discretization (a few hundred atoms, no transform), whose normal app
 epsilon lies, how wide a window the sum needs and how much a spacing would add. Then one transform settles it.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from coowned.accounting.allocation_loss import allocation_atoms
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
-from coowned.accounting.group_mixture import LossAtoms, MixturePair, discretize, gaussian_pair, mixture_pair
+from coowned.accounting.group_mixture import LossAtoms, discretize, gaussian_pair, mixture_pair
 from coowned.accounting.parted_composition import ERROR_SHARE, PartedTail, parts_grid, plan_parts
 from coowned.accounting.tilted_composition import (
     LARGEST_TRANSFORM,
@@ -78,35 +79,27 @@ class Composition:
         self.gaussian_mu = None if self._steps else self._gaussian_shift * (2 if adjacency == "replace" else 1)
         self._num_steps = sum(step.repetitions for step in self._steps) + 1
 
-    def _pairs(self, log_tail: float) -> list[tuple[MixturePair, int]]:
-        pairs = [
-            (
-                mixture_pair(
+    def losses(self, *, log_delta: float, spacing: float, growth: float) -> dict[str, ComposedLoss]:
+        """The discretized composition in every direction, with tails cut for a delta of exp(log_delta)."""
+        log_tail = log_delta + _LOG_TAIL_SHARE - math.log(self._num_steps)
+        grid = {"spacing": spacing, "growth": growth, "log_tail": log_tail}
+        counted: list[tuple[dict[str, LossAtoms], int]] = []
+        for step in self._steps:
+            if step.rounds_per_epoch == 1:
+                pair = mixture_pair(
                     copies=step.copies,
                     probability=step.probability,
                     noise_multiplier=step.noise_multiplier,
                     adjacency=self._adjacency,
                     log_cut=log_tail - 1.0,
-                ),
-                step.repetitions,
-            )
-            for step in self._steps
-            if step.rounds_per_epoch == 1
-        ]
+                )
+                counted.append((discretize(pair, **grid), step.repetitions))
         if self._gaussian_shift > 0:
-            pairs.append((gaussian_pair(shift=self._gaussian_shift, adjacency=self._adjacency), 1))
-        return pairs
-
-    def losses(self, *, log_delta: float, spacing: float, growth: float) -> dict[str, ComposedLoss]:
-        """The discretized composition in every direction, with tails cut for a delta of exp(log_delta)."""
-        log_tail = log_delta + _LOG_TAIL_SHARE - math.log(self._num_steps)
-        counted = [
-            (discretize(pair, spacing=spacing, growth=growth, log_tail=log_tail), count)
-            for pair, count in self._pairs(log_tail)
-        ]
+            pair = gaussian_pair(shift=self._gaussian_shift, adjacency=self._adjacency)
+            counted.append((discretize(pair, **grid), 1))
         for step in self._steps:
             if step.rounds_per_epoch > 1:
-                counted += _epochs(step, spacing=spacing, growth=growth, log_tail=log_tail)
+                counted += _epochs(step, **grid)
         counts = [count for _, count in counted]
         return {
             direction: ComposedLoss([atoms[direction] for atoms, _ in counted], counts) for direction in self.directions
@@ -146,10 +139,7 @@ class Composition:
         for direction in sorted(coarse, key=lambda name: -guesses[name][1]):
             if best is not None and coarse[direction].chernoff(best.epsilon) <= log_delta:
                 continue  # the coarse upper bound already proves this direction at that epsilon
-            if coarse[direction].log_delta_at_zero() <= log_delta:
-                answer = Answer(epsilon=0.0, delta=delta)  # proven without a transform
-            else:
-                answer = self._epsilon(direction, coarse[direction], guesses[direction], log_delta, looseness)
+            answer = self._epsilon(direction, coarse[direction], guesses[direction], log_delta, looseness)
             if best is None or answer.epsilon > best.epsilon:
                 best = answer
             if math.isinf(best.epsilon):
@@ -173,14 +163,14 @@ class Composition:
         guess = coarse.guess(log_delta)
         if guess[1] > LARGEST_EPSILON:
             return None
-        if coarse.log_delta_at_zero() <= log_delta:
-            return Answer(epsilon=0.0, delta=math.exp(log_delta))
         answer = self._epsilon(direction, coarse, guess, log_delta, looseness)
         return answer if answer.is_precise else None
 
     def _epsilon(
         self, direction: str, coarse: ComposedLoss, guess: tuple[float, float], log_delta: float, looseness: float
     ) -> Answer:
+        if coarse.log_delta_at_zero() <= log_delta:
+            return Answer(epsilon=0.0, delta=math.exp(log_delta))  # proven without a transform
         tilt, epsilon = guess
         allowed_share = 1.0  # round-off is estimated roughly, and from above
         answer: Answer | None = None
@@ -201,7 +191,7 @@ class Composition:
                 tilt, epsilon, allowed_share, precise = loss.tilt_for_mean(tail.top), tail.top, 1e-4, False
                 continue
             right_tilt = loss.tilt_for_mean(found)
-            added = sum(loss.looseness(right_tilt))
+            added = loss.looseness(right_tilt)
             answer = _found(tail, found, log_delta, added)
             precise = answer.error_share <= ALLOWED_ERROR_SHARE / 4
             settled = precise and abs(found - epsilon) <= 2 * tail.deviation
@@ -250,10 +240,6 @@ class Composition:
             # Far below the epsilon it was computed for a tail is much too large: the answer lies lower still.
             epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
         return answer if rough == 1.0 else None
-
-    def delta(self, epsilon: float) -> Answer:
-        """The smallest delta proven for epsilon, over all directions."""
-        return self.deltas([epsilon])[0]
 
     def deltas(
         self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True
@@ -306,7 +292,7 @@ class Composition:
             parted = self._parted_tail(direction, coarse, epsilon, log_delta, allowed)
             if parted is not None and parted.at(epsilon).error_share < bound.error_share:
                 return epsilon, parted.looseness(epsilon), parted
-        return epsilon, sum(loss.looseness(tilt)), tail
+        return epsilon, loss.looseness(tilt), tail
 
     def _parted_tail(
         self,
@@ -323,14 +309,11 @@ class Composition:
         if parts is None:
             return None
         spacing, growth = parts_grid(coarse, parts, epsilon, _COARSE_GROWTH, allowed)
-        for _ in range(40):
-            loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+        for loss in self._wider_and_wider(direction, log_delta, spacing, growth, cap):
             if loss.up_to(parts.cut) is None:
                 return None
-            try:
+            with contextlib.suppress(GridTooFineError):
                 return PartedTail(loss, parts, epsilon, log_delta)
-            except GridTooFineError:
-                spacing *= 1.5
         return None
 
     def _tail(
@@ -350,41 +333,34 @@ class Composition:
         tilt = coarse.best_tilt(epsilon, log_delta, allowed_share)
         window = coarse.window(tilt, epsilon, log_delta)
         spacing, growth = _grid(coarse, right_tilt, window.top - window.low, allowed)
-        for _ in range(40):
-            loss = self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
-            try:
-                return loss, loss.tail(tilt, epsilon, log_delta, largest_share)
-            except GridTooFineError:
-                spacing *= 1.5
+        for loss in self._wider_and_wider(direction, log_delta, spacing, growth, cap):
+            with contextlib.suppress(GridTooFineError):
+                return loss, TiltedTail(loss, tilt, epsilon, log_delta, largest_share)
         raise UncertifiableError(
             f"no grid of {LARGEST_TRANSFORM} points holds the privacy loss near epsilon = {epsilon:.3g}; use fewer"
             " iterations or a larger noise multiplier"
         )
 
+    def _wider_and_wider(
+        self, direction: str, log_delta: float, spacing: float, growth: float, cap: float
+    ) -> Iterator[ComposedLoss]:
+        """The composition on a grid of that spacing, then on wider ones, for where a transform would be too long."""
+        for _ in range(40):
+            yield self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+            spacing *= 1.5
 
-def _epochs(step: Steps, *, spacing: float, growth: float, log_tail: float) -> list[tuple[dict[str, LossAtoms], int]]:
+
+def _epochs(step: Steps, **grid: float) -> list[tuple[dict[str, LossAtoms], int]]:
     """Random allocation: whole epochs, and the one in which training ends."""
-    whole, rest = divmod(step.repetitions, step.rounds_per_epoch)
-    kinds = [(run, count) for run, count in ((step.rounds_per_epoch, whole), (rest, 1)) if run * count]
-    return [
-        (
-            allocation_atoms(
-                rounds=step.rounds_per_epoch,
-                run=run,
-                noise_multiplier=step.noise_multiplier,
-                spacing=spacing,
-                growth=growth,
-                log_tail=log_tail,
-            ),
-            count,
-        )
-        for run, count in kinds
-    ]
+    rounds, noise = step.rounds_per_epoch, step.noise_multiplier
+    whole, rest = divmod(step.repetitions, rounds)
+    kinds = [(run, count) for run, count in ((rounds, whole), (rest, 1)) if run * count]
+    return [(allocation_atoms(rounds=rounds, run=run, noise_multiplier=noise, **grid), count) for run, count in kinds]
 
 
 def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> tuple[float, float]:
     """Spacing and growth that add about `allowed` to epsilon in all, for a window of that width."""
-    from_wide = sum(coarse.looseness(tilt))
+    from_wide = coarse.looseness(tilt)
     growth = _COARSE_GROWTH * math.sqrt(allowed / 2 / max(from_wide, 1e-300))
     growth = min(max(growth, 5e-4), 2 * _COARSE_GROWTH)
     size = 2**10

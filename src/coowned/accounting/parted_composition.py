@@ -101,7 +101,7 @@ def plan_parts(loss: ComposedLoss, epsilon: float, log_delta: float, error_share
 def _one_jump(loss: ComposedLoss, epsilon: float) -> tuple[float, float]:
     """Log delta if one step alone decided it, and the slope of its fall with epsilon."""
     value, slope = 1e-300, 0.0
-    for atoms, count in zip(loss.atoms, loss.repetitions, strict=True):
+    for atoms, count in loss.counted:
         above = atoms.loss > epsilon
         mass, fading = np.exp(atoms.log_mass[above]), np.exp(epsilon - atoms.loss[above])
         value += count * float(mass @ (1 - fading))
@@ -112,9 +112,8 @@ def _one_jump(loss: ComposedLoss, epsilon: float) -> tuple[float, float]:
 def _log_jump_rate(loss: ComposedLoss, tilt: float, cut: float) -> float:
     """Log of the expected number of jumps in the tilted law, 0 at most."""
     rate = 1e-300
-    for atoms, count in zip(loss.atoms, loss.repetitions, strict=True):
-        exponent = atoms.log_mass + tilt * atoms.loss
-        weight = np.exp(exponent - exponent.max())
+    for atoms, count in loss.counted:
+        weight, _ = atoms.tilted(tilt)
         rate += count * float(weight[atoms.loss > cut].sum() / weight.sum())
     return math.log(min(rate, 1.0))
 

@@ -10,12 +10,19 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.choices import TOO_SMALL, TOO_SMALL_FOR_GROUPS, Choice, Plan, mark_best
-from coowned.accounting.plan_advice import advice_on_graph, advice_on_noise
+from coowned.accounting.choices import (
+    TOO_SMALL,
+    TOO_SMALL_FOR_GROUPS,
+    Choice,
+    Plan,
+    advice_on_graph,
+    advice_on_noise,
+    mark_best,
+)
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, SignalToNoise
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.attribution.graph import AttributionGraph
-from coowned.certificate import ContributionCertificate, certify
+from coowned.certificate import certify
 from coowned.errors import InfeasibleScheduleError, InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.cyclic_poisson import CyclicPoisson
@@ -24,7 +31,7 @@ from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.mechanism.random_allocation import RandomAllocation
 from coowned.mechanism.registry import TITLES
-from coowned.progress import Progress
+from coowned.progress import Progress, reporting
 from coowned.selection.cyclic_groups import CyclicGroups
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
@@ -33,7 +40,7 @@ from coowned.selection.priced import Priced
 from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once
-from coowned.selection.selector import Schedule, Selection
+from coowned.selection.selector import Schedule, Selection, Selector
 
 MECHANISMS = (*TITLES, "all")
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
@@ -114,11 +121,8 @@ def plan(
             raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(BOUNDING)}")
     check_terms(epsilon=epsilon, delta=delta, adjacency=adjacency)
     refuse_large_delta(delta, allow_large_delta=allow_large_delta)
-    tried = _Tried(
-        graph=graph, epsilon=epsilon, delta=delta, adjacency=adjacency, iterations=iterations, seed=seed,
-        num_parameters=num_parameters,
-    )  # fmt: skip
-    target = tried.target
+    target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    tried = _Tried(graph=graph, target=target, iterations=iterations, seed=seed, num_parameters=num_parameters)
     jobs: list[tuple[str, Callable[[], list[Choice]]]] = []
     for size in batch_sizes:
         if mechanism in (PoissonSampling.kind, "all"):
@@ -139,7 +143,7 @@ def plan(
             ]
         if mechanism == RandomAllocation.kind or (mechanism == "all" and 1 in contribution_bounds):
             jobs.append(("random allocation", functools.partial(tried.allocated, size)))
-    report = progress or (lambda done, message: None)
+    report = reporting(progress)
     choices: list[Choice] = []
     for number, (label, job) in enumerate(jobs):
         report(number / len(jobs), label)
@@ -174,27 +178,15 @@ class _Tried:
     """The graph and the target of a plan; each method gives the rows of one choice."""
 
     graph: AttributionGraph
-    epsilon: float
-    delta: float
-    adjacency: str
+    target: dict[str, Any]  # epsilon, delta and adjacency
     iterations: int
     seed: int
     num_parameters: int
 
-    @property
-    def target(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency}
-
     def poisson(self, word: str, bound: int, batch_size: int) -> list[Choice]:
         selector: Any = selector_class(word)
-        selected = select_once(self.graph, selector(contribution_bound=bound), seed=self.seed)
-        certificate = certify(self.graph, selected)
-        facts = self._facts(PoissonSampling.kind, word, batch_size, selected, certificate)
-        facts["contribution_bound"] = bound
-        if certificate.size < batch_size:
-            return [_unusable(facts, TOO_SMALL)]
-        mechanism = PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
-        return [self._calibrated(mechanism, facts)]
+        selected = self._select(selector(contribution_bound=bound))
+        return [self._row(PoissonSampling, word, batch_size, selected, contribution_bound=bound)]
 
     def min_separation(self, batch_size: int) -> list[Choice]:
         rows = []
@@ -203,14 +195,12 @@ class _Tried:
                 self.graph, batch_size=batch_size, iterations=self.iterations, seed=self.seed, search="bisection"
             )
         except InfeasibleScheduleError as error:
-            return [_unusable(self._facts(MinSeparation.kind, GreedyMinSeparation.name, batch_size), str(error))]
+            return [self._row(MinSeparation, GreedyMinSeparation.name, batch_size, None, note=str(error))]
         for separation in dict.fromkeys(largest // share for share in _SEPARATION_SHARES if largest >= share):
             selector = GreedyMinSeparation(batch_size=batch_size, iterations=self.iterations, min_separation=separation)
             with contextlib.suppress(InfeasibleScheduleError):  # success at `largest` does not prove it for less
                 schedule = selector.select(self.graph, seed=self.seed)
-                certificate = certify(self.graph, schedule)
-                facts = self._facts(MinSeparation.kind, GreedyMinSeparation.name, batch_size, schedule, certificate)
-                rows.append(self._calibrated(MinSeparation.from_certificate(certificate), facts))
+                rows.append(self._row(MinSeparation, selector.name, batch_size, schedule))
         return rows
 
     def bounded(self, batch_size: int, bounds: Sequence[int]) -> list[Choice]:
@@ -219,7 +209,7 @@ class _Tried:
         enough = (
             bound
             for bound in (bounds if needed <= self.graph.num_examples else ())
-            if select_once(self.graph, Priced(contribution_bound=bound), seed=self.seed).size >= needed
+            if self._select(Priced(contribution_bound=bound)).size >= needed
         )
         if (bound := next(enough, None)) is None:
             return []
@@ -233,52 +223,28 @@ class _Tried:
             )
             with contextlib.suppress(InfeasibleScheduleError):
                 schedule = selector.select(self.graph, seed=self.seed)
-                certificate = certify(self.graph, schedule)
-                facts = self._facts(MinSeparation.kind, selector.name, batch_size, schedule, certificate)
-                return [self._calibrated(MinSeparation.from_certificate(certificate), facts)]
+                return [self._row(MinSeparation, selector.name, batch_size, schedule)]
         return []
 
     def cyclic(self, bound: int, batch_size: int, *, duplicates: bool) -> list[Choice]:
         kind = GreedyWithDuplicates if duplicates else Greedy
-        free = select_once(self.graph, kind(contribution_bound=bound), seed=self.seed)
+        free = self._select(kind(contribution_bound=bound))
         number = self._number_of_groups(bound, batch_size, free.size)
         if number is None:
-            facts = self._facts(CyclicPoisson.kind, CyclicGroups.name, batch_size, free, certify(self.graph, free))
-            return [_unusable(facts, TOO_SMALL if free.size < batch_size else TOO_SMALL_FOR_GROUPS)]
+            note = TOO_SMALL if free.size < batch_size else TOO_SMALL_FOR_GROUPS
+            return [self._row(CyclicPoisson, CyclicGroups.name, batch_size, free, note=note)]
         selector = CyclicGroups(num_groups=number, contribution_bound=bound, allow_duplicates=duplicates)
-        selected = select_once(self.graph, selector, seed=self.seed)
-        certificate = certify(self.graph, selected)
-        facts = self._facts(CyclicPoisson.kind, CyclicGroups.name, batch_size, selected, certificate)
-        mechanism = CyclicPoisson.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
-        drawn = [p for p in map(mechanism.probability_of, range(mechanism.num_groups)) if p > 0]
-        facts |= {"contribution_bound": bound, "num_groups": mechanism.num_groups, "allow_duplicates": duplicates}
-        return [self._calibrated(mechanism, facts | {"least_group_probability": min(drawn)})]
+        asked = {"contribution_bound": bound, "allow_duplicates": duplicates}
+        return [self._row(CyclicPoisson, CyclicGroups.name, batch_size, self._select(selector), **asked)]
 
     def allocated(self, batch_size: int) -> list[Choice]:
         """At bound 1, in one group and in as many as cyclic sampling would have."""
-        free = select_once(self.graph, Greedy(contribution_bound=1), seed=self.seed)
+        free = self._select(Greedy(contribution_bound=1))
+        rows = [self._row(RandomAllocation, Greedy.name, batch_size, free)]
         number = self._number_of_groups(1, batch_size, free.size)
-        selected = [(Greedy.name, free)]
         if number is not None:
-            selector = CyclicGroups(num_groups=number, contribution_bound=1)
-            selected.append((CyclicGroups.name, select_once(self.graph, selector, seed=self.seed)))
-        rows = []
-        for word, selection in selected:
-            certificate = certify(self.graph, selection)
-            facts = self._facts(RandomAllocation.kind, word, batch_size, selection, certificate)
-            if certificate.size < batch_size:
-                rows.append(_unusable(facts, TOO_SMALL))
-                continue
-            mechanism = RandomAllocation.from_certificate(
-                certificate, batch_size=batch_size, iterations=self.iterations
-            )
-            facts["contribution_bound"] = 1
-            if mechanism.num_groups > 1:
-                probability = mechanism.sampling_probability
-                facts |= {"num_groups": mechanism.num_groups, "least_group_probability": probability}
-            group = certificate.size / mechanism.num_groups  # copies, on average
-            share = group / mechanism.rounds_per_epoch / min(batch_size, group)
-            rows.append(self._calibrated(mechanism, facts, drawn_share=share))
+            grouped = self._select(CyclicGroups(num_groups=number, contribution_bound=1))
+            rows.append(self._row(RandomAllocation, CyclicGroups.name, batch_size, grouped))
         return rows
 
     def _number_of_groups(self, bound: int, batch_size: int, size: int) -> int | None:
@@ -298,31 +264,32 @@ class _Tried:
                 errors[number] = noise * BandedStrategy(number, self.iterations).error_factor()
         return min(errors, key=errors.__getitem__, default=None)
 
-    def _facts(
+    def _select(self, selector: Selector[Selection]) -> Selection:
+        return select_once(self.graph, selector, seed=self.seed)
+
+    def _row(
         self,
-        mechanism: str,
-        selector: str,
+        kind: type[Mechanism],
+        word: str,
         batch_size: int,
-        selected: Selection | Schedule | None = None,
-        certificate: ContributionCertificate | None = None,
-    ) -> dict[str, Any]:
-        """The fields that do not depend on the noise; without a selection none could be made."""
-        facts: dict[str, Any] = {
-            **self.target,
-            "other_adjacency": OTHER_ADJACENCY[self.adjacency],
-            "unit": UNIT,
-            "batch_size": batch_size,
-            "iterations": self.iterations,
-            "num_parameters": self.num_parameters,
-            "mechanism": mechanism,
-            "selector": selector,
-            "population_mean_users_per_example": self.graph.num_pairs / max(1, self.graph.num_examples),
-        }
-        if selected is None or certificate is None:
-            none = dict.fromkeys(("upper_bound", "mean_users_per_example", "min_separation"))
-            return facts | none | dict.fromkeys(("contribution_bound", "recounted_bound", "size", "num_distinct"), 0)
+        selected: Selection | Schedule | None,
+        *,
+        note: str = "",
+        **asked: Any,
+    ) -> Choice:
+        """The row of a mechanism with what a selector selected, calibrated unless a note says why it cannot be used.
+
+        Args:
+          word: the selector.
+          selected: None where nothing could be.
+          asked: fields of the row that are as they were asked for, not as recounted.
+        """
+        facts: dict[str, Any] = self._public_facts(batch_size) | {"mechanism": kind.kind, "selector": word}
+        if selected is None:
+            return Choice(note=note, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0, **facts)
+        certificate = certify(self.graph, selected)
         copies = np.asarray(selected.copies, dtype=np.float64)
-        return facts | {
+        facts |= {
             "contribution_bound": certificate.contribution_bound,
             "recounted_bound": certificate.contribution_bound,
             "size": certificate.size,
@@ -330,16 +297,45 @@ class _Tried:
             "upper_bound": certificate.upper_bound,
             "mean_users_per_example": float(copies @ self.graph.users_per_example) / max(1, certificate.size),
             "min_separation": certificate.min_separation,
+            **asked,
+        }
+        if not note and certificate.size < batch_size and kind is not CyclicPoisson:  # whose coins are then certain
+            note = TOO_SMALL
+        if note:
+            return Choice(note=note, **facts)
+        mechanism = kind.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
+        drawn_share = 1.0  # of what coins would draw, on average
+        if isinstance(mechanism, CyclicPoisson):
+            drawn = [p for p in map(mechanism.probability_of, range(mechanism.num_groups)) if p > 0]
+            facts |= {"num_groups": mechanism.num_groups, "least_group_probability": min(drawn)}
+        elif isinstance(mechanism, RandomAllocation):
+            if mechanism.num_groups > 1:
+                probability = mechanism.sampling_probability
+                facts |= {"num_groups": mechanism.num_groups, "least_group_probability": probability}
+            group = certificate.size / mechanism.num_groups  # copies, on average
+            drawn_share = group / mechanism.rounds_per_epoch / min(batch_size, group)
+        return self._calibrated(mechanism, facts, drawn_share)
+
+    def _public_facts(self, batch_size: int) -> dict[str, Any]:
+        """The fields that depend on neither selection nor noise."""
+        return {
+            **self.target,
+            "other_adjacency": OTHER_ADJACENCY[self.target["adjacency"]],
+            "unit": UNIT,
+            "batch_size": batch_size,
+            "iterations": self.iterations,
+            "num_parameters": self.num_parameters,
+            "population_mean_users_per_example": self.graph.num_pairs / max(1, self.graph.num_examples),
         }
 
-    def _calibrated(self, mechanism: Mechanism, facts: dict[str, Any], *, drawn_share: float = 1.0) -> Choice:
-        """The row of a mechanism whose batches have that share of what coins would draw, on average."""
-        other = OTHER_ADJACENCY[self.adjacency]
+    def _calibrated(self, mechanism: Mechanism, facts: dict[str, Any], drawn_share: float) -> Choice:
         try:
             noise = calculators.calibrate(mechanism, **self.target)
-            other_epsilon = calculators.epsilon(mechanism, noise_multiplier=noise, delta=self.delta, adjacency=other)
+            other_epsilon = calculators.epsilon(
+                mechanism, noise_multiplier=noise, delta=self.target["delta"], adjacency=facts["other_adjacency"]
+            )
         except UncertifiableError as error:
-            return _unusable(facts, str(error))
+            return Choice(note=str(error), **facts)
         ratio = SignalToNoise.of(mechanism, noise_multiplier=noise / drawn_share, num_parameters=self.num_parameters)
         return Choice(
             sampling_probability=getattr(mechanism, "sampling_probability", None),
@@ -352,9 +348,3 @@ class _Tried:
             prefix_error=ratio.prefix_error,
             **facts,
         )
-
-
-def _unusable(facts: dict[str, Any], note: str) -> Choice:
-    return Choice(
-        sampling_probability=None, noise_multiplier=None, other_epsilon=None, effective_noise=None, note=note, **facts
-    )

@@ -241,16 +241,12 @@ def interval(least: Any, most: Any) -> str:
 
 def _median(levels: pl.DataFrame, total: int) -> str:
     """The level that half of all users have or better."""
-    reached = 0
-    for row in levels.sort("epsilon", nulls_last=False).iter_rows(named=True):
-        reached += row["users"]
-        if 2 * reached >= total:
-            return (
-                "; half of all users are not in training"
-                if row["epsilon"] is None
-                else f"; half of all users: epsilon {rounded_up(row['epsilon'])} or better"
-            )
-    return ""
+    reached = levels.sort("epsilon", nulls_last=False).filter(2 * pl.col("users").cum_sum() >= total)["epsilon"]
+    if reached.is_empty():
+        return ""
+    if reached[0] is None:
+        return "; half of all users are not in training"
+    return f"; half of all users: epsilon {rounded_up(reached[0])} or better"
 
 
 def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:

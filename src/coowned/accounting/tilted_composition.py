@@ -66,13 +66,12 @@ class ComposedLoss:
         self.atoms = tuple(atoms)
         self.repetitions = tuple(int(count) for count in repetitions)
         self.spacing = self.atoms[0].spacing
-        counted = list(zip(self.atoms, self.repetitions, strict=True))
-        self.log_infinity = float(np.logaddexp.reduce([a.log_infinity + math.log(n) for a, n in counted]))
-        self.log_capped = float(np.logaddexp.reduce([a.log_capped + math.log(n) for a, n in counted]))
-        self.loss_error = sum(n * a.loss_error for a, n in counted)
-        self.largest = sum(n * float(a.loss[-1]) for a, n in counted)
-        self.smallest = sum(n * float(a.loss[0]) for a, n in counted)
-        self._losses = [a.loss for a in self.atoms]
+        self.counted = list(zip(self.atoms, self.repetitions, strict=True))
+        self.log_infinity = float(np.logaddexp.reduce([a.log_infinity + math.log(n) for a, n in self.counted]))
+        self.log_capped = float(np.logaddexp.reduce([a.log_capped + math.log(n) for a, n in self.counted]))
+        self.loss_error = sum(n * a.loss_error for a, n in self.counted)
+        self.largest = sum(n * float(a.loss[-1]) for a, n in self.counted)
+        self.smallest = sum(n * float(a.loss[0]) for a, n in self.counted)
 
     def capped(self, cap: float) -> "ComposedLoss":
         """The same composition with every single loss above `cap` made infinite (see `LossAtoms.capped`)."""
@@ -81,16 +80,14 @@ class ComposedLoss:
     def cumulants(self, tilt: float) -> tuple[float, float, float]:
         """Log moment generating function of the whole sum at `tilt`, and the tilted mean and variance."""
         total, mean, variance = 0.0, 0.0, 0.0
-        for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
-            exponent = atoms.log_mass + tilt * loss
-            top = exponent.max()
-            weight = np.exp(exponent - top)
+        for atoms, count in self.counted:
+            weight, log_largest = atoms.tilted(tilt)
             norm = weight.sum()
-            center = float(weight @ loss / norm)
-            total += count * (top + math.log(norm))
+            center = float(weight @ atoms.loss / norm)
+            total += count * (log_largest + math.log(norm))
             mean += count * center
-            variance += count * float(weight @ (loss - center) ** 2 / norm)
-        return float(total), mean, variance
+            variance += count * float(weight @ (atoms.loss - center) ** 2 / norm)
+        return total, mean, variance
 
     def chernoff(self, epsilon: float) -> float:
         """Log of an upper bound on delta(epsilon) that needs no transform."""
@@ -103,9 +100,9 @@ class ComposedLoss:
     def log_delta_at_zero(self) -> float:
         """Log of an upper bound on delta(0): total variations of the steps, added up."""
         terms = [self.log_infinity, self.log_capped]
-        for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
-            above = loss > -atoms.loss_error
-            excess = -np.expm1(-(loss[above] + 2 * atoms.loss_error))
+        for atoms, count in self.counted:
+            above = atoms.loss > -atoms.loss_error
+            excess = -np.expm1(-(atoms.loss[above] + 2 * atoms.loss_error))
             with np.errstate(divide="ignore"):
                 terms.append(math.log(count) + float(np.log(np.exp(atoms.log_mass[above]) @ excess + 1e-300)) + 1e-12)
         return float(np.logaddexp.reduce(terms))
@@ -126,7 +123,7 @@ class ComposedLoss:
         return self._guess(lambda tilt: epsilon - self.cumulants(tilt)[1])[0]
 
     def _guess(self, falling: Callable[[float], float]) -> tuple[float, float]:
-        widest = max(float(loss[-1] - loss[0]) for loss in self._losses)
+        widest = max(float(atoms.loss[-1] - atoms.loss[0]) for atoms in self.atoms)
         if widest == 0 or falling(0.0) <= 0:  # a law of one atom cannot be moved
             return 0.0, self.cumulants(0.0)[1]
         low, high = 0.0, 1.0
@@ -169,7 +166,8 @@ class ComposedLoss:
         terms' errors, each weighted by its share.
         """
         total, rounding = np.zeros((2, len(tilts)))
-        for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
+        for atoms, count in self.counted:
+            loss = atoms.loss
             exponent = atoms.log_mass[None, :] + tilts[:, None] * loss[None, :]  # (num_tilts, num_atoms)
             top = exponent.max(axis=1)
             weight = np.exp(exponent - top[:, None])
@@ -187,10 +185,8 @@ class ComposedLoss:
         """
         if epsilon <= 0:
             return None
-        for atoms, loss in zip(self.atoms, self._losses, strict=True):
-            exponent = atoms.log_mass + tilt * loss
-            if float(np.exp(exponent - exponent.max()).sum()) >= 1.5:
-                return None  # no atom dominates
+        if any(float(atoms.tilted(tilt)[0].sum()) >= 1.5 for atoms in self.atoms):
+            return None  # no atom dominates
         tilts = np.geomspace(3.0, 3e5, 60) / epsilon
         for share in (share for share in (0.95, 0.7, 0.5, 0.35, 0.25, 0.17, 0.1, 0.05) if share <= largest_share):
             cut = share * epsilon
@@ -220,10 +216,9 @@ class ComposedLoss:
         largest = self.largest + 1e-9 * abs(self.largest)
         return JumpSplit(cut=cut, tilt=float(tilts[best]), log_moment=float(moments[best]), largest=largest)
 
-    def looseness(self, tilt: float) -> tuple[float, float]:
-        """About how much the discretization adds to epsilon: from bins of one grid step, and from wider ones."""
-        fine, wide = self.bin_spread(tilt)
-        return (tilt + 1) / 2 * fine, (tilt + 1) / 2 * wide
+    def looseness(self, tilt: float) -> float:
+        """About how much the discretization adds to epsilon."""
+        return sum((tilt + 1) / 2 * spread for spread in self.bin_spread(tilt))
 
     def grid_spread(self, tilt: float, spacing: float) -> float:
         """Variance that a grid of that spacing would add to the tilted law, about.
@@ -231,9 +226,8 @@ class ComposedLoss:
         h^2 / 6 for losses spread over many cells, |l| (h - |l|) for those next to 0.
         """
         total = 0.0
-        for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
-            exponent = atoms.log_mass + tilt * loss
-            weight, size = np.exp(exponent - exponent.max()), np.abs(loss)
+        for atoms, count in self.counted:
+            weight, size = atoms.tilted(tilt)[0], np.abs(atoms.loss)
             added = np.where(size < spacing, size * (spacing - size), spacing**2 / 6)
             total += count * float(weight @ added) / float(weight.sum())
         return total
@@ -241,7 +235,7 @@ class ComposedLoss:
     def bin_spread(self, tilt: float) -> tuple[float, float]:
         """Variance that the discretization added to the tilted law: by bins of one grid step, and by wider ones."""
         fine, wide = 0.0, 0.0
-        for atoms, count in zip(self.atoms, self.repetitions, strict=True):
+        for atoms, count in self.counted:
             exponent = atoms.bin_log_mass + tilt * atoms.bin_loss
             weight = np.exp(exponent - exponent.max())
             spread = weight * atoms.bin_spread / weight.sum()
@@ -258,9 +252,8 @@ class ComposedLoss:
         central = self.tilt_for_mean(epsilon)
         _, _, variance = self.cumulants(central)
         round_off = 1e-300
-        for atoms, loss, count in zip(self.atoms, self._losses, self.repetitions, strict=True):
-            exponent = atoms.log_mass + central * loss
-            outside = float(np.exp(exponent - exponent.max()).sum()) - 1  # of the largest atom, see `step_spectrum`
+        for atoms, count in self.counted:
+            outside = float(atoms.tilted(central)[0].sum()) - 1  # of the largest atom, see `step_spectrum`
             round_off += count * min(outside, 1.0)
         round_off *= 160 * UNIT_ROUNDOFF / (1 + central * math.sqrt(max(variance, 0.0)))
         best, narrowest = central, math.inf
@@ -274,10 +267,6 @@ class ComposedLoss:
                 best, narrowest = tilt, window.top - window.low
         return best
 
-    def tail(self, tilt: float, epsilon: float, log_delta: float, largest_share: float) -> "TiltedTail":
-        """The composed law under `tilt`, in a window fit for a delta of exp(log_delta) near epsilon."""
-        return TiltedTail(self, tilt, epsilon, log_delta, largest_share)
-
 
 class TiltedTail:
     """The T-fold tilted law on a cyclic grid; answers `at(epsilon)` with a rigorous upper bound on delta.
@@ -286,6 +275,8 @@ class TiltedTail:
     in the frequency domain, where R(j) = sum over m of g_m Q(j + m) with generating function
     1 / ((1 - x exp(-tilt h)) (1 - x exp(-(tilt + 1) h))) is one division and one inverse transform. Any epsilon then
     costs four numbers of R, and round-off counts only where the weights have spectrum: at low frequencies.
+
+    The window fits a delta of exp(log_delta) near epsilon.
     """
 
     def __init__(
@@ -303,7 +294,7 @@ class TiltedTail:
         h = loss.spacing
         size = 2 ** max(4, math.ceil(math.log2((top - low) / h + 4)))
         if size > LARGEST_TRANSFORM:
-            raise GridTooFineError(size)
+            raise GridTooFineError
         within = min(max(tilt, 2 / (size * h)), 30 / h)  # the series must converge, and not within one step
         if within != tilt:
             tilt, window = within, dataclasses.replace(window, log_below=0.0)
@@ -319,7 +310,7 @@ class TiltedTail:
         self._split = loss.split(tilt, epsilon, log_delta, largest_share) if split is None else split
         cut = None if self._split is None else self._split.cut
         jumps: list[tuple[Jumps, int]] = []
-        for atoms, count in zip(loss.atoms, loss.repetitions, strict=True):
+        for atoms, count in loss.counted:
             step = step_spectrum(atoms, tilt, size, transform_error, cut)
             log_modulus += count * step.log_modulus
             log_growth += count * step.log_growth
@@ -407,7 +398,3 @@ class EmptyTail:
 
 class GridTooFineError(Exception):
     """Internal: the window needs a longer transform than allowed; the caller takes a wider spacing."""
-
-    def __init__(self, size: int):
-        super().__init__(f"a transform of {size} points is needed")
-        self.size = size

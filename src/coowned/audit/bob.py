@@ -6,7 +6,6 @@ does.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,9 +74,6 @@ class Measured:
         bound, delta = f"{self.contribution_bound:,}", f"{self.delta:.12g}"
         return f"unit: {UNIT}; contribution bound {bound}; delta {delta}; adjacency: zero-out"
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"claim_holds": self.claim_holds}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BobTest:
@@ -126,7 +122,7 @@ class BobTest:
         """What is claimed for the users that e-mails are attributed to."""
         return self._prepare(attribution)[0].guarantee  # type: ignore[return-value]
 
-    def measure(self, attribution: str, *, progress: Callable[[int], None] | None = None) -> Measured:
+    def measure(self, attribution: str) -> Measured:
         """Trains all models of one attribution and measures what they reveal about Bob."""
         plan, table, bobs, question = self._prepare(attribution)
         model = LogisticRegression(num_features=self.num_features)
@@ -141,7 +137,7 @@ class BobTest:
             coefficients = trainer.train(contents[included], start)["coefficients"][0].astype(np.float64)
             return float(question @ coefficients[:-1] + coefficients[-1])
 
-        inside, outside = retrain(score, trials=self.trials, progress=progress)
+        inside, outside = retrain(score, trials=self.trials)
         assert plan.guarantee is not None
         assert plan.mechanism.batch_size is not None
         return Measured(

@@ -92,7 +92,6 @@ class MechanismClaim:
         round adds is then a multiple of its column, and the product with the column is all that matters.
         """
         signs = self.signs(user)
-        total = np.zeros(observed.shape[1])
         if self.strategy is None:
             projected, squares = observed, np.ones(len(observed))
         elif self.mechanism.needs_schedule:
@@ -102,27 +101,15 @@ class MechanismClaim:
         else:
             projected = (self._columns.T @ self._whitening) @ observed  # (rounds, trials)
             squares, signs = (self._columns**2).sum(axis=0), signs[self.worst_user.rounds]
+        total = np.zeros(observed.shape[1])
+        seen = np.ascontiguousarray(projected, np.float64), signs, squares
+        law = self.noise_multiplier**2, self.adjacency == "replace", total
         if self.worst_user.rounds_per_epoch > 1:
-            add_allocation_ratios(
-                np.ascontiguousarray(projected, np.float64),
-                signs,
-                squares,
-                self.worst_user.rounds_per_epoch,
-                self.noise_multiplier**2,
-                self.adjacency == "replace",
-                total,
-            )
-            return total
-        copies = 1 if self.mechanism.needs_schedule else self.worst_user.copies
-        add_log_ratios(
-            np.ascontiguousarray(projected, np.float64),
-            signs,
-            squares,
-            binom.logpmf(np.arange(copies + 1), copies, self.worst_user.probability),
-            self.noise_multiplier**2,
-            self.adjacency == "replace",
-            total,
-        )
+            add_allocation_ratios(*seen, self.worst_user.rounds_per_epoch, *law)
+        else:
+            copies = 1 if self.mechanism.needs_schedule else self.worst_user.copies
+            weights = binom.logpmf(np.arange(copies + 1), copies, self.worst_user.probability)
+            add_log_ratios(*seen, weights, *law)
         return total
 
     def deltas(self, epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

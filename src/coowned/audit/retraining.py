@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,6 @@ class MeasuredLeak:
     trials: int  # models trained, half of them with the person's content
     alpha: float  # probability that the bound is above the truth
     delta: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def measure_leak(
@@ -75,18 +71,16 @@ def measure_leak(
     )
 
 
-def retrain(train: Callable[[bool, int], float], *, trials: int, progress: Callable[[int], None] | None = None):
+def retrain(
+    train: Callable[[bool, int], float], *, trials: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(scores with, scores without): `train(included, number)` returns the score of one freshly trained model.
 
     Models with and without alternate, so that drift cannot tell them apart.
     """
     validate.integer(at_least=8, trials=trials)
-    scores: tuple[list[float], list[float]] = ([], [])
-    for number in range(trials):
-        scores[number % 2].append(train(number % 2 == 0, number))
-        if progress is not None:
-            progress(number + 1)
-    return np.array(scores[0]), np.array(scores[1])
+    scores = np.array([train(number % 2 == 0, number) for number in range(trials)])
+    return scores[::2], scores[1::2]
 
 
 def _choose(
