@@ -17,7 +17,7 @@ from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import fill_norms
-from coowned.mechanism.keys import RunKey
+from coowned.mechanism.keys import Purpose, RunKey, StreamKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.matrix_tiles import LINE, prefetch
 from coowned.synthetic.logistic_data import LogisticWorld
@@ -38,6 +38,19 @@ class Draw(NamedTuple):
     run_key: RunKey
     step: int
     copy_numbers: npt.NDArray[np.int32]  # (n,) which copy of its example each is
+
+
+def random_streams(
+    draw: Draw | None, purpose: Purpose, *, count: int, public_seed: int
+) -> tuple[StreamKey, npt.NDArray[np.int32]]:
+    """(the key of what is random in a step, (count,) the number of each copy, which is a stream of its own).
+
+    Outside training both are public, and no step's, so that all models are compared under the same.
+    """
+    if draw is None:
+        return RunKey.from_seed(public_seed).derive(purpose, configuration="evaluation"), np.zeros(count, np.int32)
+    validate.same_length(count, copy_numbers=draw.copy_numbers)
+    return draw.run_key.derive(purpose, step=draw.step), np.ascontiguousarray(draw.copy_numbers, np.int32)
 
 
 class TrainingData(Protocol):

@@ -14,9 +14,9 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import fill_words
-from coowned.mechanism.keys import Purpose, RunKey, StreamKey
+from coowned.mechanism.keys import Purpose
 from coowned.training.columns import column_type, is_list, is_number, numbers
-from coowned.training.data import Draw, RowTable
+from coowned.training.data import Draw, RowTable, random_streams
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 KEY, USABLE = "coowned.key", "coowned.usable"  # arrays of a batch beside the example's own
@@ -82,10 +82,8 @@ class ExampleTable(RowTable):
       - Two tables with other content, rows or attribution have other digests.   (test_digest_follows_content)
 
     Attributes:
-      graph: whose examples these are.
       arrays: (n, ...) float32 or int32 by name.
       usable: (n,) which rows can be used; None: all whose numbers are finite.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
 
     Example:
       >>> from coowned import AttributionGraph
@@ -138,11 +136,8 @@ class ExampleTable(RowTable):
         rows = self._rows_of(np.ascontiguousarray(examples, np.int64))
         for name, array in (*self.arrays.items(), (USABLE, self.usable)):
             np.take(np.asarray(array), rows, axis=0, out=out[name][: rows.size], mode="clip")
-        if draw is None:
-            key, copies = _evaluation_key(), np.zeros(rows.size, np.int32)
-        else:
-            key, copies = draw.run_key.derive(Purpose.DROPOUT, step=draw.step), draw.copy_numbers
-        copy_keys(key, rows, np.ascontiguousarray(copies, np.int32), out[KEY])
+        key, copies = random_streams(draw, Purpose.DROPOUT, count=rows.size, public_seed=_PUBLIC_SEED)
+        copy_keys(key, rows, copies, out[KEY])
 
     @property
     def digest(self) -> str:
@@ -178,11 +173,6 @@ def columns_of(
 def numeric_columns(schema: pa.Schema) -> list[str]:
     """The columns that hold numbers or lists of them."""
     return [field.name for field in schema if is_number(_shape_of(field.type)[1])]
-
-
-def _evaluation_key() -> StreamKey:
-    """Of keys outside training: public, and no step's, so that all models are compared under the same."""
-    return RunKey.from_seed(_PUBLIC_SEED).derive(Purpose.DROPOUT, configuration="evaluation")
 
 
 @compiled()
