@@ -16,7 +16,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.training.data import FeatureTable, TrainingData
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import Model
-from coowned.training.sparse_sums import ONE
+from coowned.training.sparse_sums import ONE, SparseRows
 from coowned.training.sparse_table import SparseTable
 
 _LONG = 1e6  # length of a gradient before clipping, for any clip norm a run may reasonably have
@@ -141,7 +141,8 @@ class SparseContent(LinearContent):
         }
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
-        return SparseTable.from_padded(graph, **arrays)
+        rows, labels = SparseRows.from_padded(arrays["indices"], arrays["values"]), arrays["labels"]
+        return SparseTable(graph=graph, indices=rows.indices, values=rows.values, offsets=rows.offsets, labels=labels)
 
 
 @dataclasses.dataclass(frozen=True)
