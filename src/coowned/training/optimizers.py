@@ -70,8 +70,10 @@ class OptimizerOptions:
     average_window: float = 0.25
     scale_gradients: bool = False
 
-    def check_options(self, optimizer: str) -> None:
-        """Refuses, with InputError, what means nothing, alone or with this optimizer."""
+    def check_options(self, optimizer: str, learning_rate: float) -> None:
+        """Refuses, with InputError, what means nothing, alone or with this optimizer and learning rate."""
+        check_optimizer(optimizer)
+        validate.in_range(*LEARNING_RATES, learning_rate=learning_rate)
         validate.one_of(DECAYS, decay=self.decay)
         validate.one_of(AVERAGES, average=self.average)
         validate.in_range(0, 1, open_high=True, momentum=self.momentum)
@@ -83,8 +85,7 @@ class OptimizerOptions:
 
     def options(self) -> dict[str, Any]:
         """The options that are not the default, as plain values."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(OptimizerOptions)}
-        return {name: value for name, value in found.items() if value != OPTION_DEFAULTS[name]}
+        return {name: getattr(self, name) for name, usual in OPTION_DEFAULTS.items() if getattr(self, name) != usual}
 
 
 OPTION_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(OptimizerOptions)}
