@@ -18,11 +18,10 @@ from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
-from coowned.training.metrics import NOT_COVERED, OnMetrics, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Report
+from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.records import RunRecord
 from coowned.training.step import Step, compiled_loss, gathered
 
