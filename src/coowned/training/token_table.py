@@ -61,7 +61,12 @@ class TokenizedExamples(RowTable):
 
     @property
     def digest(self) -> str:
-        return self._digest(self.texts.digest)
+        texts = self.texts
+        about = texts.vocabulary.digest, texts.sequence_length, len(texts), str(texts.ids.dtype)
+        return self._digest(*about, arrays=self._arrays())
+
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.texts.offsets, self.texts.ids
 
     def _rows_in(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         """The rows of examples, which must have been read and have room in `out`: compiled code looks at no bounds."""
@@ -176,6 +181,5 @@ class LabelledTokenTable(TokenizedExamples):
         batch["labels"][:] = self.labels[rows]
         batch["weights"][:] = np.isfinite(batch["labels"]) & (batch["lengths"] > 0)
 
-    @property
-    def digest(self) -> str:
-        return self._digest(self.texts.digest, arrays=(self.labels,))
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return *super()._arrays(), self.labels
