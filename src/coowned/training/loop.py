@@ -93,11 +93,10 @@ def train(
       at_end: called with the model before the folder is closed for good; a kill before that calls it again.
 
     Example:
-      >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
+      >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned.synthetic.logistic_data import LogisticData
       >>> from coowned.training.data import WorldData
-      >>> from coowned.training.models.logistic_regression import LogisticRegression
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)
