@@ -226,9 +226,7 @@ class TrainConfig:
     @property
     def splits(self) -> list[float]:
         """Shares of train, validation and test."""
-        if self.data.splits is not None:
-            return self.data.splits
-        return list(self.model.splits)
+        return list(self.model.splits) if self.data.splits is None else self.data.splits
 
     def task(self, schema: pa.Schema) -> Task:
         """What is trained, for data of this schema; nothing but the schema can refuse it later."""

@@ -107,20 +107,11 @@ class Rates(NamedTuple):
     @classmethod
     def of(cls, members: Sequence[tuple[float, int, OptimizerOptions]], noise: Sequence[float] = (0.0,)) -> "Rates":
         """From (learning rate, iterations, options) of every member, and the noise where gradients are scaled."""
-        rows = [
-            (
-                rate,
-                iterations,
-                options.warmup,
-                DECAYS.index(options.decay),
-                options.final_rate,
-                options.weight_decay,
-                AVERAGES.index(options.average),
-                options.average_window,
-                deviation,
-            )
-            for (rate, iterations, options), deviation in zip(members, itertools.cycle(noise))
-        ]
+        rows = []
+        for (rate, iterations, options), deviation in zip(members, itertools.cycle(noise)):
+            given = {"learning_rate": rate, "iterations": iterations, "noise": deviation}
+            given |= {"decay": DECAYS.index(options.decay), "average": AVERAGES.index(options.average)}
+            rows.append([given[name] if name in given else getattr(options, name) for name in cls._fields])
         return cls(*np.array(rows, np.float32).T.copy())
 
 
