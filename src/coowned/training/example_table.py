@@ -1,6 +1,7 @@
 """Examples of any shape as training data: named arrays of numbers, and a random key for every copy of every step."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ class ExampleColumn:
         found = numbers(column, shape, np.float64 if self.whole else np.float32).reshape(len(column), *self.shape)
         fits = np.abs(found) <= (_LARGEST if self.whole else np.finfo(np.float32).max)  # NaN is not
         found[~fits] = 0
-        return found.astype(self.dtype, copy=False), fits.all(axis=tuple(range(1, fits.ndim)))
+        return found.astype(self.dtype, copy=False), np.all(fits.reshape(len(fits), math.prod(self.shape)), axis=1)
 
     def _indices(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Classes as their indices, null where it is none of them."""
