@@ -25,9 +25,9 @@ from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
 from coowned.training.configured_run import Select, run_configuration
-from coowned.training.metrics import OnMetrics
 from coowned.training.model import Model, Parameters
 from coowned.training.plan import RunPlan
+from coowned.training.progress import OnMetrics
 from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
 from coowned.training.tasks import Specification, Table

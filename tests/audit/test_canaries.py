@@ -263,6 +263,7 @@ def test_too_few_canaries(data):
 def texts(tmp_path_factory):
     """{kind: (model, data)}: 150 short texts of two people each, and small BERTs that could learn them."""
     from coowned import from_table
+    from coowned.training.labels import read_labels
     from coowned.training.models.bert_files import BertConfig
     from coowned.training.models.bert_model import BertModel
     from coowned.training.text import Vocabulary
@@ -282,8 +283,9 @@ def texts(tmp_path_factory):
     vocabulary = Vocabulary.read(file)
     read = {"text": "text", "vocabulary": vocabulary, "sequence_length": 12}
     sizes = {"config": config, "sequence_length": 12, "microbatch": 64}
-    masked = TokenTable.from_examples(from_table(table), **read)
-    labelled = LabelledTokenTable.from_examples(from_table(table), label="label", classes=(0, 1), **read)
+    examples = from_table(table)
+    masked = TokenTable.from_examples(examples, **read)
+    labelled = LabelledTokenTable.from_examples(examples, labels=read_labels(examples.payload, "label", (0, 1)), **read)
     return {
         "masked": (BertModel.masked_lm(**sizes), masked),
         "classifier": (BertModel.classifier(classes=2, **sizes), labelled),

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from coowned import InputError
 from coowned.mechanism import kernels
-from coowned.mechanism.keys import RunKey
+from coowned.mechanism.keys import Purpose, RunKey
 from coowned.training import masking
-from coowned.training.masking import evaluation_key, mask_texts, max_predictions, training_key
+from coowned.training.data import random_streams
+from coowned.training.masking import mask_texts, max_predictions
 
 PAD, CLS, SEP, MASK, FIRST, SIZE = 0, 2, 3, 4, 5, 50  # a vocabulary of 50, five of them special
-KEY = training_key(RunKey.from_seed(1), 0)
+KEY = RunKey.from_seed(1).derive(Purpose.MASKS, step=0)
+NEXT = RunKey.from_seed(1).derive(Purpose.MASKS, step=1)
 FALSE_ALARM = 1e-6  # of every chi-square below; seeds are fixed, so that a pass is a pass for good
 
 
@@ -64,10 +66,11 @@ def test_masks_follow_from_the_key():
     ids, offsets = texts([30] * 20)
     first = masked(ids, offsets)
     assert same(first, masked(ids, offsets))
-    for key in (training_key(RunKey.from_seed(1), 1), training_key(RunKey.from_seed(2), 0), evaluation_key()):
+    evaluation, _ = random_streams(None, Purpose.MASKS, count=20, public_seed=1)
+    for key in (NEXT, RunKey.from_seed(2).derive(Purpose.MASKS, step=0), evaluation):
         other = masked(ids, offsets, key=key)
         assert not np.any(np.all(first["positions"] == other["positions"], axis=1))  # 30 choose 5 sets of positions
-    assert same(masked(ids, offsets, key=evaluation_key()), masked(ids, offsets, key=evaluation_key()))
+    assert same(masked(ids, offsets, key=evaluation), masked(ids, offsets, key=evaluation))
 
 
 def test_copies_have_masks_of_their_own():
@@ -233,7 +236,7 @@ def test_masks_are_independent(way):
         one, other = found[:-1], found[1:]
     else:
         one = masked(ids, offsets)["positions"][:-1, :3]
-        other = masked(ids, offsets, key=training_key(RunKey.from_seed(1), 1))["positions"][:-1, :3]
+        other = masked(ids, offsets, key=NEXT)["positions"][:-1, :3]
     shared = np.sum(one[:, :, None] == other[:, None, :], axis=(1, 2))
     expected = scipy.stats.hypergeom(20, 3, 3).pmf(np.arange(4)) * 10_000
     expected[2:] = expected[2:].sum(), 0  # all three are shared too rarely for a cell of its own

@@ -20,8 +20,7 @@ MODELS = {
 
 
 def filled(content, coordinate, held):
-    kinds = content.dtypes()
-    out = {name: np.empty((len(held), *shape), kinds[name]) for name, shape in content.shapes().items()}
+    out = {name: np.empty((len(held), *np.shape(value)), value.dtype) for name, value in content.example().items()}
     content.fill(out, np.array(coordinate), np.array(held))
     return out
 

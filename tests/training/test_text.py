@@ -157,7 +157,9 @@ def test_cutting_changes_no_token(pieces):
 def test_kinds_of_text(kind):
     column = pa.array(TEXTS, pa.string()).cast(kind) if kind != pa.string_view() else pa.array(TEXTS, kind)
     found = tokenize(pa.chunked_array([column]), VOCABULARY, sequence_length=16)
-    assert found.digest == tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16).digest
+    plain = tokenize(pa.array(TEXTS), VOCABULARY, sequence_length=16)
+    assert found.ids.tolist() == plain.ids.tolist()
+    assert found.offsets.tolist() == plain.offsets.tolist()
 
 
 def test_what_is_no_text():

@@ -12,6 +12,7 @@ from coowned import InputError, from_table, read_mail
 from coowned.mechanism.keys import RunKey
 from coowned.training.config import TrainConfig
 from coowned.training.data import Draw
+from coowned.training.labels import read_labels
 from coowned.training.models.bert import BertMaskedLM
 from coowned.training.text import SPECIAL_TOKENS, Vocabulary
 from coowned.training.token_table import LabelledTokenTable, TokenTable
@@ -201,8 +202,9 @@ def test_token_digest_follows_content():
 def labelled(labels, texts=("w1 w2", "", "w3 w4 w5")):
     users = [[f"u{number}"] for number in range(len(texts))]
     examples = from_table(pa.table({"users": users, "text": list(texts), "kind": labels}))
+    known = read_labels(examples.payload, "kind", ("a", "b"))
     return LabelledTokenTable.from_examples(
-        examples, text="text", label="kind", classes=("a", "b"), vocabulary=VOCABULARY, sequence_length=LENGTH
+        examples, text="text", vocabulary=VOCABULARY, sequence_length=LENGTH, labels=known
     )
 
 

@@ -101,7 +101,7 @@ class DataWithCanaries:
             out[name][(real, *(slice(length) for length in room[name].shape[1:]))] = room[name]
             out[name][canary] = 0
             out[name][(canary, *(slice(length) for length in array.shape[1:]))] = array[examples[canary] - first]
-            out[name][canary[~inside]] = self.content.silent[name]
+            out[name][canary[~inside]] = np.nan if name == self.content.silenced_by else 0
         if self.norms:
             from coowned.mechanism.linear_sums import norms_of
 

@@ -97,10 +97,10 @@ class WorldData:
         return "made up for an audit"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.content.shapes()
+        return {name: np.shape(value) for name, value in self.content.example().items()}
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return self.content.dtypes()
+        return {name: value.dtype for name, value in self.content.example().items()}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         owner = self.world.owner[examples]

@@ -88,22 +88,22 @@ class RunFolder:
         A folder that it made, and in which no run has begun, is removed again.
         """
         folder = Path(path)
-        if os.path.lexists(folder) and not folder.is_dir():
-            raise InputError(f"{folder}: not a folder; choose another folder for the run")
-        if folder.is_dir():
+        is_new = not os.path.lexists(folder)
+        if is_new:
+            check_parent(folder)
+            with refusing_unwritable(folder):
+                folder.mkdir()
+        elif folder.is_dir():
             check_writable(folder)
-            with cls._locked(folder) as opened:
-                yield opened
-            return
-        check_parent(folder)
-        with refusing_unwritable(folder):
-            folder.mkdir()
+        else:
+            raise InputError(f"{folder}: not a folder; choose another folder for the run")
         try:
             with cls._locked(folder) as opened:
                 yield opened
         finally:
-            with contextlib.suppress(OSError):  # something is in it
-                folder.rmdir()
+            if is_new:
+                with contextlib.suppress(OSError):  # something is in it
+                    folder.rmdir()
 
     @classmethod
     @contextlib.contextmanager

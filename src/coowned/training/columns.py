@@ -6,6 +6,7 @@ is NaN: a row without influence.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,34 +61,52 @@ def number_matrix(
     if len(columns) == 1 and is_text(columns[0].type):
         columns = [_parsed_lists(columns[0])]
     if len(columns) == 1 and is_list(columns[0].type):
-        return _list_matrix(columns[0], num_features)
+        return numbers(columns[0], (_list_width(columns[0], num_features),))
     if len(columns) == 1 and num_features not in (None, 1):  # not even one list among the cells
         return np.full((len(payload), num_features or 1), np.nan, np.float32)
     return np.stack([numbers(column) for column in columns], axis=1)
 
 
-def numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float32]:
-    """(rows,) float32, rounded; what is null or does not parse is NaN.
+def numbers(column: pa.ChunkedArray, shape: tuple[int, ...] = (), dtype: Any = np.float32) -> npt.NDArray[Any]:
+    """(rows, *shape), rounded; NaN where a number is null or does not parse, and in cells of another shape.
 
     >>> numbers(pa.chunked_array([["1.5", " 2 ", "n/a", None]]))
     array([1.5, 2. , nan, nan], dtype=float32)
     """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if is_text(column.type):
+    out, begin = np.empty((len(column), *shape), dtype), 0
+    with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
+        for chunk in column.chunks:  # one at a time: lists beyond 2^31 numbers do not fit in one
+            out[begin : begin + len(chunk)] = _exact_numbers(chunk, shape)
+            begin += len(chunk)
+    return out
+
+
+def _exact_numbers(cells: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """The same in float64."""
+    if isinstance(cells, pa.ExtensionArray):
+        cells = cells.storage
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if is_list(cells.type) and shape:
+        # A list may hold all numbers of a cell, or lists of its further axes.
+        length, rest = (shape[0], shape[1:]) if is_list(cells.type.value_type) else (math.prod(shape), ())
+        whole = np.asarray(pc.list_value_length(cells).fill_null(-1)) == length
+        if whole.all():
+            return _exact_numbers(pc.list_flatten(cells), rest).reshape(len(cells), *shape)
+        found = np.full((len(cells), *shape), np.nan)
+        found[whole] = _exact_numbers(cells.filter(pa.array(whole)), shape)
+        return found
+    if is_text(cells.type) and not shape:
         import polars as pl
 
-        text = pl.Series(column.cast(pa.large_string())).str.strip_chars()
+        text = pl.Series(cells.cast(pa.large_string())).str.strip_chars()
         logical = text.str.to_lowercase().replace_strict({"true": 1.0, "false": 0.0}, default=None)
-        found = text.cast(pl.Float64, strict=False).fill_null(logical).fill_null(float("nan")).to_numpy()
-    elif is_number(column.type):
-        column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
+        return text.cast(pl.Float64, strict=False).fill_null(logical).fill_null(float("nan")).to_numpy()
+    if is_number(cells.type) and not shape:
+        cells = cells.cast(pa.uint8()) if pa.types.is_boolean(cells.type) else cells
         # A safe cast refuses integers that must be rounded.
-        found = np.array(column.cast(pa.float64(), safe=False).fill_null(float("nan")), np.float64)
-    else:
-        found = np.full(len(column), np.nan)
-    with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
-        return found.astype(np.float32)
+        return np.array(cells.cast(pa.float64(), safe=False).fill_null(float("nan")), np.float64)
+    return np.full((len(cells), *shape), np.nan)
 
 
 def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str]:
@@ -130,20 +149,12 @@ def is_number(kind: pa.DataType) -> bool:
     return known or pa.types.is_boolean(kind)
 
 
-def _list_matrix(column: pa.ChunkedArray, num_features: int | None) -> npt.NDArray[np.float32]:
+def _list_width(column: pa.ChunkedArray, num_features: int | None) -> int:
     fixed = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
     if num_features is not None and fixed not in (None, num_features):
         raise InputError(f"num_features is {num_features}, but the column's lists have {fixed} numbers; remove it")
     lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
-    width = num_features or fixed or max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
-    matrix = np.full((len(column), width), np.nan, np.float32)
-    begin = 0
-    for chunk in column.chunks:  # one at a time: lists beyond 2^31 numbers do not fit in one
-        whole = lengths[begin : begin + len(chunk)] == width
-        values = pc.list_flatten(chunk if whole.all() else chunk.filter(pa.array(whole)))
-        matrix[begin : begin + len(chunk)][whole] = numbers(pa.chunked_array([values])).reshape(-1, width)
-        begin += len(chunk)
-    return matrix
+    return num_features or fixed or max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
 
 
 def _parsed_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:

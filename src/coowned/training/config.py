@@ -19,7 +19,7 @@ from coowned.errors import ConfigError, InputError
 from coowned.mechanism.registry import mechanism_class, mechanisms
 from coowned.selection.registry import CLASSES, selector_class
 from coowned.training.models.registry import MODELS, USUAL_MODEL, model_class
-from coowned.training.optimizers import LEARNING_RATES, OptimizerOptions, check_optimizer
+from coowned.training.optimizers import OptimizerOptions
 from coowned.training.tasks import Specification, Task
 
 CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
@@ -126,9 +126,7 @@ class OptimizerSection(OptimizerOptions):
     name: str = "adam"
 
     def __post_init__(self) -> None:
-        check_optimizer(self.name)
-        self.check_options(self.name)
-        validate.in_range(*LEARNING_RATES, learning_rate=self.learning_rate)
+        self.check_options(self.name, self.learning_rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,9 +226,7 @@ class TrainConfig:
     @property
     def splits(self) -> list[float]:
         """Shares of train, validation and test."""
-        if self.data.splits is not None:
-            return self.data.splits
-        return list(self.model.splits)
+        return list(self.model.splits) if self.data.splits is None else self.data.splits
 
     def task(self, schema: pa.Schema) -> Task:
         """What is trained, for data of this schema; nothing but the schema can refuse it later."""
@@ -241,11 +237,7 @@ class TrainConfig:
         """Where the data are read from."""
         if self.data.path is None:
             raise ConfigError("[data] has no path: the data of this run were in memory; set it to a file or folder")
-        fields = {
-            field.name: getattr(self.data, field.name)
-            for field in dataclasses.fields(self.data)
-            if field.name != "splits" and getattr(self.data, field.name) is not None
-        }
+        fields = {name: value for name, value in vars(self.data).items() if name != "splits" and value is not None}
         for name in ("path", "aliases", "unprotected"):
             if name in fields:
                 fields[name] = resolve_path(self.folder, fields[name])

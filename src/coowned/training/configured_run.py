@@ -23,10 +23,9 @@ from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
 from coowned.training.loop import TrainedModel, train, train_without_privacy
-from coowned.training.metrics import OnMetrics, parquet_bytes
 from coowned.training.model import num_parameters, num_scores
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import claim
+from coowned.training.progress import OnMetrics, claim, parquet_bytes
 from coowned.training.records import guarantee_text
 from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
@@ -89,7 +88,8 @@ def run_configuration(
     resumed = folder.is_begun
     if resumed:
         tell("recounting the selection")
-        plan = _stored_plan(config, folder, graph, run_key)
+        run = StoredRun.open(folder.path, finished=False)  # `train` recounts and compares everything that matters
+        plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
     else:
         tell("selecting")
         plan = make_plan(config, graph, run_key, select)
@@ -240,12 +240,6 @@ def _prepare_files(
     folder.prepare("guarantee.json", claim.encode(), mode=0o644)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
     folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())
-
-
-def _stored_plan(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, run_key: RunKey) -> TrainingPlan:
-    """The plan of an earlier process; `train` recounts and compares everything that matters."""
-    run = StoredRun.open(folder.path, finished=False)
-    return _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
 
 
 def _check_devices(devices: int) -> None:

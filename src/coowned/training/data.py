@@ -17,7 +17,7 @@ from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import fill_norms
-from coowned.mechanism.keys import RunKey
+from coowned.mechanism.keys import Purpose, RunKey, StreamKey
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.matrix_tiles import LINE, prefetch
 from coowned.synthetic.logistic_data import LogisticWorld
@@ -38,6 +38,19 @@ class Draw(NamedTuple):
     run_key: RunKey
     step: int
     copy_numbers: npt.NDArray[np.int32]  # (n,) which copy of its example each is
+
+
+def random_streams(
+    draw: Draw | None, purpose: Purpose, *, count: int, public_seed: int
+) -> tuple[StreamKey, npt.NDArray[np.int32]]:
+    """(the key of what is random in a step, (count,) the number of each copy, which is a stream of its own).
+
+    Outside training both are public, and no step's, so that all models are compared under the same.
+    """
+    if draw is None:
+        return RunKey.from_seed(public_seed).derive(purpose, configuration="evaluation"), np.zeros(count, np.int32)
+    validate.same_length(count, copy_numbers=draw.copy_numbers)
+    return draw.run_key.derive(purpose, step=draw.step), np.ascontiguousarray(draw.copy_numbers, np.int32)
 
 
 class TrainingData(Protocol):
@@ -122,8 +135,7 @@ class RowTable:
         """Computed anew whenever it is asked for: arrays are the caller's, who might have written to them."""
         content = json.dumps([self.graph.digest, *about, self.rows is not None])
         hashed = hashlib.blake2b(content.encode(), digest_size=32, person=b"coowned-data-1")
-        hash_row_order(hashed, self.graph)
-        for array in arrays if self.rows is None else (*arrays, self.rows):
+        for array in (*_row_order(self.graph), *arrays, *(() if self.rows is None else (self.rows,))):
             hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
 
@@ -233,7 +245,8 @@ class FeatureTable(RowTable):
             fill_norms(self.features, rows[begin:end], norms[begin:end])
 
         threads.over_ranges(piece, rows.size, parts=threads.cores())
-        return WithNorms(data=self, sides=np.stack([self.labels[rows], norms], axis=1))
+        sides = np.stack([self.labels[rows], norms], axis=1)
+        return WithNorms(graph=self.graph, rows=self.rows, features=self.features, labels=self.labels, sides=sides)
 
     @property
     def digest(self) -> str:
@@ -241,8 +254,36 @@ class FeatureTable(RowTable):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WorldData:
-    """A `LogisticWorld`'s examples, or a part of them; features are made when a batch asks for them.
+class WithNorms(FeatureTable):
+    """A table with the norms of its rows, which clipping then need not read the features for.
+
+    Made when a run begins, and for that run alone: norms of what an array held before it was written
+    over would void the clip norm.
+
+    Guarantees:
+      - The norm given with a row is that row's, rounded up.   (test_norms_are_those_of_the_rows)
+      - Content that was written over before a run has its own norms in it.   (test_norms_follow_what_was_written_over)
+    Cost: one pass over the features and 8 bytes an example.
+
+    Attributes:
+      sides: (graph.num_examples, 2) labels and norms, side by side since they are fetched together.
+    """
+
+    sides: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        """The table that it was made of has been checked."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**super().shapes(), "norms": ()}
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        _gather(self.features, self._rows_of(examples), self.sides, examples, out)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WorldData(RowTable):
+    """A `LogisticWorld`'s examples, or a part of them; features, and norms if asked for, are made with a batch.
 
     Guarantees:
       - A part gives the same content as the whole.   (test_world_part_equals_the_whole)
@@ -254,9 +295,8 @@ class WorldData:
       1
     """
 
-    graph: AttributionGraph
     world: LogisticWorld
-    rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+    norms: bool = False
 
     @classmethod
     def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData | FeatureTable":
@@ -269,69 +309,26 @@ class WorldData:
         return FeatureTable(graph=graph, features=features, labels=labels, rows=rows)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"features": (self.world.data.num_features,), "labels": ()}
+        return {"features": (self.world.data.num_features,), "labels": (), **({"norms": ()} if self.norms else {})}
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         return dict.fromkeys(self.shapes(), np.dtype(np.float32))
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = examples if self.rows is None else self.rows[examples]
+        rows = self._rows_of(examples)
         out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
+        if self.norms:
+            fill_norms(out["features"], np.arange(rows.size), out["norms"])
 
-    def with_norms(self) -> "WithNorms":
+    def with_norms(self) -> "WorldData":
         """Features together with their rows' norms."""
-        return WithNorms(data=self, sides=None)
+        return dataclasses.replace(self, norms=True)
 
     @property
     def digest(self) -> str:
-        world = [dataclasses.asdict(self.world.data), self.world.seed, self.world.graph.digest, self.graph.digest]
-        hashed = hashlib.blake2b(json.dumps(world).encode(), digest_size=32, person=b"coowned-data-1")
-        hash_row_order(hashed, self.world.graph)
-        hash_row_order(hashed, self.graph)
-        hashed.update(b"" if self.rows is None else self.rows.tobytes())
-        return hashed.hexdigest()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WithNorms:
-    """Features with the norms of their rows, which clipping then need not read the features for.
-
-    Made when a run begins, and for that run alone: norms of what an array held before it was written
-    over would void the clip norm.
-
-    Guarantees:
-      - The norm given with a row is that row's, rounded up.   (test_norms_are_those_of_the_rows)
-      - Content that was written over before a run has its own norms in it.   (test_norms_follow_what_was_written_over)
-    Cost: one pass over the features and 8 bytes an example; where features are made on demand, their norms are too.
-    """
-
-    data: "FeatureTable | WorldData"
-    sides: npt.NDArray[np.float32] | None = dataclasses.field(repr=False)  # (num_examples, 2) labels and norms,
-    # side by side since they are fetched together; None where they are made on demand
-
-    @property
-    def graph(self) -> AttributionGraph:
-        return self.data.graph
-
-    @property
-    def digest(self) -> str:
-        return self.data.digest
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**self.data.shapes(), "norms": ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return {**self.data.dtypes(), "norms": np.dtype(np.float32)}
-
-    def in_place(self, examples: npt.NDArray[np.int64]) -> InPlace | None:
-        return rows_in_place(self.data, examples)
-
-    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        if self.sides is None or not isinstance(self.data, FeatureTable):
-            self.data.fill(examples, out, draw)
-            fill_norms(out["features"], np.arange(examples.size), out["norms"])
-        else:
-            _gather(self.data.features, self.data._rows_of(examples), self.sides, examples, out)
+        world = self.world
+        about = dataclasses.asdict(world.data), world.seed, world.graph.digest
+        return self._digest(*about, arrays=_row_order(world.graph))
 
 
 def with_norms(data: TrainingData) -> TrainingData:
@@ -410,8 +407,7 @@ def gather_sides(sides, indices, out_labels, out_norms):
             out_norms[i] = sides[indices[i], 1]
 
 
-def hash_row_order(hashed: Any, graph: AttributionGraph) -> None:
-    """Adds the ids in the order of the rows: a graph's digest does not depend on it, and content belongs to rows."""
+def _row_order(graph: AttributionGraph) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The ids in the order of the rows: a graph's digest does not depend on it, and content belongs to rows."""
     offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
-    hashed.update(np.diff(offsets))
-    hashed.update(data[offsets[0] : offsets[-1]])
+    return np.diff(offsets), data[offsets[0] : offsets[-1]]

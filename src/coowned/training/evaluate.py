@@ -61,10 +61,9 @@ def evaluate(
       of "accuracy" and "loss" tells more), covered_by_guarantee (false).
 
     Example:
-      >>> from coowned.attribution.graph import AttributionGraph
+      >>> from coowned import AttributionGraph, LogisticRegression
       >>> from coowned.synthetic.logistic_data import LogisticData
       >>> from coowned.training.data import WorldData
-      >>> from coowned.training.models.logistic_regression import LogisticRegression
       >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [1]])
       >>> model = LogisticRegression(num_features=2)
       >>> data = WorldData.part(LogisticData(num_features=2).attach(graph, seed=0))

@@ -1,6 +1,7 @@
 """Examples of any shape as training data: named arrays of numbers, and a random key for every copy of every step."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import fill_words
-from coowned.mechanism.keys import Purpose, RunKey, StreamKey
+from coowned.mechanism.keys import Purpose
 from coowned.training.columns import column_type, is_list, is_number, numbers
-from coowned.training.data import Draw, RowTable
+from coowned.training.data import Draw, RowTable, random_streams
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 KEY, USABLE = "coowned.key", "coowned.usable"  # arrays of a batch beside the example's own
@@ -47,14 +48,15 @@ class ExampleColumn:
         return np.dtype(np.int32 if self.whole else np.float32)
 
     def read(self, payload: pa.Table) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """((rows, *shape) values, (rows,) whether the row holds what it should)."""
-        column = payload.column(self.column)
-        pieces = [_read(self._indices(chunk), self.shape, self.dtype) for chunk in column.chunks]
-        if not pieces:
-            return np.zeros((0, *self.shape), self.dtype), np.zeros(0, bool)
-        return np.concatenate([piece[0] for piece in pieces]), np.concatenate([piece[1] for piece in pieces])
+        """((rows, *shape) values, (rows,) whether the row holds what it should); zeros for numbers that do not fit."""
+        column = self._indices(payload.column(self.column))
+        shape = (1,) if is_list(column.type) and not self.shape else self.shape  # a list of one number is that number
+        found = numbers(column, shape, np.float64 if self.whole else np.float32).reshape(len(column), *self.shape)
+        fits = np.abs(found) <= (_LARGEST if self.whole else np.finfo(np.float32).max)  # NaN is not
+        found[~fits] = 0
+        return found.astype(self.dtype, copy=False), np.all(fits.reshape(len(fits), math.prod(self.shape)), axis=1)
 
-    def _indices(self, values: pa.Array) -> pa.Array:
+    def _indices(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Classes as their indices, null where it is none of them."""
         if not self.classes:
             return values
@@ -81,10 +83,8 @@ class ExampleTable(RowTable):
       - Two tables with other content, rows or attribution have other digests.   (test_digest_follows_content)
 
     Attributes:
-      graph: whose examples these are.
       arrays: (n, ...) float32 or int32 by name.
       usable: (n,) which rows can be used; None: all whose numbers are finite.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
 
     Example:
       >>> from coowned import AttributionGraph
@@ -137,11 +137,8 @@ class ExampleTable(RowTable):
         rows = self._rows_of(np.ascontiguousarray(examples, np.int64))
         for name, array in (*self.arrays.items(), (USABLE, self.usable)):
             np.take(np.asarray(array), rows, axis=0, out=out[name][: rows.size], mode="clip")
-        if draw is None:
-            key, copies = _evaluation_key(), np.zeros(rows.size, np.int32)
-        else:
-            key, copies = draw.run_key.derive(Purpose.DROPOUT, step=draw.step), draw.copy_numbers
-        copy_keys(key, rows, np.ascontiguousarray(copies, np.int32), out[KEY])
+        key, copies = random_streams(draw, Purpose.DROPOUT, count=rows.size, public_seed=_PUBLIC_SEED)
+        copy_keys(key, rows, copies, out[KEY])
 
     @property
     def digest(self) -> str:
@@ -179,11 +176,6 @@ def numeric_columns(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if is_number(_shape_of(field.type)[1])]
 
 
-def _evaluation_key() -> StreamKey:
-    """Of keys outside training: public, and no step's, so that all models are compared under the same."""
-    return RunKey.from_seed(_PUBLIC_SEED).derive(Purpose.DROPOUT, configuration="evaluation")
-
-
 @compiled()
 def copy_keys(key, rows, copies, out):
     """out (n, 2) uint32: the first word of the stream of each row's copy, in halves."""
@@ -218,44 +210,3 @@ def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
         shape = (*shape, kind.list_size) if fixed and shape is not None else None
         kind = kind.value_type
     return shape, kind
-
-
-def _read(
-    values: pa.Array, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """((rows, *shape), (rows,) whether each has that shape and numbers of that type); zeros where it has not."""
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    out, good = np.zeros((len(values), *shape), dtype), np.zeros(len(values), bool)
-    if not is_list(values.type):
-        if shape:
-            return out, good
-        return _numbers(values, dtype)
-    # A list may hold all numbers of an entry, or lists of its further axes.
-    length, rest = (shape[0], shape[1:]) if is_list(values.type.value_type) else (int(np.prod(shape)), ())
-    whole = np.asarray(pc.fill_null(pc.list_value_length(values), -1)) == length
-    inner, fine = _read(pc.list_flatten(values.filter(pa.array(whole))), rest, dtype)
-    out[whole] = inner.reshape(-1, *shape)
-    good[whole] = fine.reshape(-1, length).all(axis=1) if length else True
-    return out, good
-
-
-def _numbers(values: pa.Array, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    if dtype == np.float32:
-        found = numbers(pa.chunked_array([values]))
-        good = np.isfinite(found)
-        return np.where(good, found, np.float32(0)), good
-    if pa.types.is_boolean(values.type):
-        values = values.cast(pa.uint8())
-    low, high = (pa.scalar(end).cast(values.type, safe=False) for end in _range_of(values.type))
-    inside = pc.and_(pc.less_equal(low, values), pc.less_equal(values, high))
-    good = np.asarray(pc.fill_null(inside, False)).astype(bool)
-    kept = pc.if_else(pa.array(good), values, pa.scalar(0).cast(values.type))
-    return np.asarray(kept.cast(pa.int32())), good
-
-
-def _range_of(kind: pa.DataType) -> tuple[int, int]:
-    """The integers of this type that int32 has too."""
-    bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
-    high = min(_LARGEST, 2 ** (bits - signed) - 1)
-    return (-high if signed else 0), high

@@ -61,27 +61,24 @@ class Feeder:
     def __iter__(self) -> Iterator[StepInput]:
         steps = range(self._start, self._stop)
         if not self._in_place:
-            for step in steps:
-                yield self._make(step, self._free.pop() if self._free else {})
+            yield from map(self._make, steps)
             return
-        maker = threads.step_workers()
-        coming = [maker.submit(self._make, step, {}) for step in steps[:1]]
+        coming = None
         try:
             for step in steps:
-                step_input = coming[0].result()
-                coming.pop()
-                if step + 1 < self._stop:
-                    coming.append(maker.submit(self._make, step + 1, self._free.pop() if self._free else {}))
+                step_input = self._make(step) if coming is None else coming.result()
+                coming = threads.step_workers().submit(self._make, step + 1) if step + 1 < self._stop else None
                 yield step_input
         finally:
-            for unread in coming:  # one that has begun ends by itself: its arrays are nobody's
-                unread.cancel()
+            if coming is not None:  # if it has begun, it ends by itself: its arrays are nobody's
+                coming.cancel()
 
     def release(self, step_input: StepInput) -> None:
         """Says that the step that read this has ended."""
         self._free.append(step_input.slot)
 
-    def _make(self, step: int, slot: dict[int, dict[str, npt.NDArray[Any]]]) -> StepInput:
+    def _make(self, step: int) -> StepInput:
+        slot = self._free.pop() if self._free else {}
         drawn = self._batches.batch(step)
         size, count = drawn.physical_size, drawn.num_copies
         in_place = rows_in_place(self._data, drawn.examples) if self._in_place else None

@@ -20,7 +20,7 @@ from coowned.mechanism.compiled import compiled
 from coowned.training.sparse_sums import ONE
 
 _WORD = re.compile(r"\w+")
-_AT_ONCE = 2048  # texts
+_AT_ONCE = 2048  # texts at most
 _SPACE = 32
 # FNV-1a over code points, then the finalizer of MurmurHash3, by which all bits of the hash depend on all of the text.
 _BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
@@ -71,18 +71,17 @@ def hash_texts(
     kind = np.dtype(np.uint16 if num_features <= 2**16 else np.int32)
     words, characters = np.array(word_ngrams or (1, 0)), np.array(character_ngrams or (1, 0))
     pieces = threads.over_ranges(
-        lambda begin, end: _hash_pieces(texts[begin:end], num_features, words, characters, max_characters, kind),
+        lambda begin, end: _hash_piece(texts[begin:end], num_features, words, characters, max_characters, kind),
         len(texts),
-        parts=max(1, min(threads.cores(), len(texts) // _AT_ONCE)),
+        parts=len(texts) // _AT_ONCE + 1,
     )
-    joined = [piece for part in pieces for piece in part]
-    offsets = np.concatenate([[0], *(np.diff(piece.offsets) for piece in joined)]).cumsum()
+    offsets = np.concatenate([[0], *(np.diff(piece.offsets) for piece in pieces)]).cumsum()
     return HashedTexts(
-        np.concatenate([np.zeros(0, kind), *(piece.indices for piece in joined)]),
-        np.concatenate([np.zeros(0, np.int16), *(piece.values for piece in joined)]),
+        np.concatenate([piece.indices for piece in pieces]),
+        np.concatenate([piece.values for piece in pieces]),
         offsets.astype(np.int64),
-        sum(piece.num_truncated for piece in joined),
-        sum(piece.num_empty for piece in joined),
+        sum(piece.num_truncated for piece in pieces),
+        sum(piece.num_empty for piece in pieces),
     )
 
 
@@ -116,28 +115,17 @@ def normalised(text: str | None, max_characters: int) -> tuple[str, bool]:
     return " ".join(_WORD.findall(text.lower())), cut
 
 
-def _hash_pieces(texts: Any, num_features: int, words: Any, characters: Any, most: int, kind: Any) -> list[HashedTexts]:
-    """Some thousand texts at a time."""
-    pieces = []
-    for begin in range(0, len(texts), _AT_ONCE):
-        read = [normalised(text, most) for text in texts[begin : begin + _AT_ONCE].to_pylist()]
-        points = np.frombuffer("".join(text for text, _ in read).encode("utf-32-le", "surrogatepass"), np.uint32)
-        ends = np.cumsum([0] + [len(text) for text, _ in read])
-        counts = max(0, words[1] - words[0] + 1) + max(0, characters[1] - characters[0] + 1)
-        capacity = (points.size + 2 * len(read)) * max(1, counts)
-        indices, values = np.empty(capacity, kind), np.empty(capacity, np.int16)
-        offsets = np.zeros(len(read) + 1, np.int64)
-        filled = hash_rows(points, ends, num_features, words, characters, indices, values, offsets)
-        pieces.append(
-            HashedTexts(
-                indices[:filled].copy(),
-                values[:filled].copy(),
-                offsets,
-                sum(cut for _, cut in read),
-                sum(not text for text, _ in read),
-            )
-        )
-    return pieces
+def _hash_piece(texts: Any, num_features: int, words: Any, characters: Any, most: int, kind: Any) -> HashedTexts:
+    read = [normalised(text, most) for text in texts.to_pylist()]
+    points = np.frombuffer("".join(text for text, _ in read).encode("utf-32-le", "surrogatepass"), np.uint32)
+    ends = np.cumsum([0] + [len(text) for text, _ in read])
+    counts = max(0, words[1] - words[0] + 1) + max(0, characters[1] - characters[0] + 1)
+    capacity = (points.size + 2 * len(read)) * max(1, counts)
+    indices, values = np.empty(capacity, kind), np.empty(capacity, np.int16)
+    offsets = np.zeros(len(read) + 1, np.int64)
+    filled = hash_rows(points, ends, num_features, words, characters, indices, values, offsets)
+    num_truncated, num_empty = sum(cut for _, cut in read), sum(not text for text, _ in read)
+    return HashedTexts(indices[:filled].copy(), values[:filled].copy(), offsets, num_truncated, num_empty)
 
 
 @compiled()

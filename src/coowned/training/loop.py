@@ -18,11 +18,10 @@ from coowned.progress import Progress
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
-from coowned.training.metrics import NOT_COVERED, OnMetrics, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
-from coowned.training.progress import Report
+from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.records import RunRecord
 from coowned.training.step import Step, compiled_loss, gathered
 
@@ -94,11 +93,10 @@ def train(
       at_end: called with the model before the folder is closed for good; a kill before that calls it again.
 
     Example:
-      >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
+      >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned.synthetic.logistic_data import LogisticData
       >>> from coowned.training.data import WorldData
-      >>> from coowned.training.models.logistic_regression import LogisticRegression
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)

@@ -11,10 +11,9 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.kernels import WORDS, fill_words
-from coowned.mechanism.keys import Purpose, RunKey, StreamKey
+from coowned.mechanism.keys import StreamKey
 
 _CHUNKS_A_COPY = np.int64(1 << 26)  # a copy number has 31 bits, a chunk's number 58: no two copies share a chunk
-_PUBLIC_SEED = 1_810_048_050  # what is held out is scored under masks anybody can repeat
 
 _njit = compiled()
 
@@ -27,16 +26,6 @@ def max_predictions(sequence_length: int) -> int:
     """
     validate.integer(at_least=3, sequence_length=sequence_length)
     return -(-3 * int(sequence_length) // 20)
-
-
-def training_key(run_key: RunKey, step: int) -> StreamKey:
-    """The key of all masks of a training step."""
-    return run_key.derive(Purpose.MASKS, step=step)
-
-
-def evaluation_key() -> StreamKey:
-    """The key of masks outside training: public, and no step's, so that all models are compared on the same masks."""
-    return RunKey.from_seed(_PUBLIC_SEED).derive(Purpose.MASKS, configuration="evaluation")
 
 
 def mask_texts(
@@ -67,7 +56,7 @@ def mask_texts(
     Cost: one chunk of ChaCha20 (4 KB) a copy of up to about 400 tokens, without Python's lock.
 
     Args:
-      key: of the step, or `evaluation_key()`.
+      key: of the step, or of evaluation.
       ids, offsets: the texts: text r is ids[offsets[r]:offsets[r + 1]].
       rows, copy_numbers: (n,) which text, and which copy of it.
       mask_id, pad_id, vocabulary_size: of the vocabulary.

@@ -70,8 +70,10 @@ class OptimizerOptions:
     average_window: float = 0.25
     scale_gradients: bool = False
 
-    def check_options(self, optimizer: str) -> None:
-        """Refuses, with InputError, what means nothing, alone or with this optimizer."""
+    def check_options(self, optimizer: str, learning_rate: float) -> None:
+        """Refuses, with InputError, what means nothing, alone or with this optimizer and learning rate."""
+        check_optimizer(optimizer)
+        validate.in_range(*LEARNING_RATES, learning_rate=learning_rate)
         validate.one_of(DECAYS, decay=self.decay)
         validate.one_of(AVERAGES, average=self.average)
         validate.in_range(0, 1, open_high=True, momentum=self.momentum)
@@ -83,8 +85,7 @@ class OptimizerOptions:
 
     def options(self) -> dict[str, Any]:
         """The options that are not the default, as plain values."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(OptimizerOptions)}
-        return {name: value for name, value in found.items() if value != OPTION_DEFAULTS[name]}
+        return {name: getattr(self, name) for name, usual in OPTION_DEFAULTS.items() if getattr(self, name) != usual}
 
 
 OPTION_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(OptimizerOptions)}
@@ -106,20 +107,11 @@ class Rates(NamedTuple):
     @classmethod
     def of(cls, members: Sequence[tuple[float, int, OptimizerOptions]], noise: Sequence[float] = (0.0,)) -> "Rates":
         """From (learning rate, iterations, options) of every member, and the noise where gradients are scaled."""
-        rows = [
-            (
-                rate,
-                iterations,
-                options.warmup,
-                DECAYS.index(options.decay),
-                options.final_rate,
-                options.weight_decay,
-                AVERAGES.index(options.average),
-                options.average_window,
-                deviation,
-            )
-            for (rate, iterations, options), deviation in zip(members, itertools.cycle(noise))
-        ]
+        rows = []
+        for (rate, iterations, options), deviation in zip(members, itertools.cycle(noise)):
+            given = {"learning_rate": rate, "iterations": iterations, "noise": deviation}
+            given |= {"decay": DECAYS.index(options.decay), "average": AVERAGES.index(options.average)}
+            rows.append([given[name] if name in given else getattr(options, name) for name in cls._fields])
         return cls(*np.array(rows, np.float32).T.copy())
 
 

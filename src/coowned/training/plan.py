@@ -22,7 +22,7 @@ from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.config import CLIP_NORMS
-from coowned.training.optimizers import LEARNING_RATES, OptimizerOptions, check_optimizer
+from coowned.training.optimizers import OptimizerOptions
 from coowned.training.records import NO_GUARANTEE, PUBLIC
 
 
@@ -76,15 +76,13 @@ class TrainingPlan(OptimizerOptions):
     strategy: BandedStrategy | None = None
 
     def __post_init__(self) -> None:
-        validate.in_range(*LEARNING_RATES, learning_rate=self.learning_rate)
         if not isinstance(self.run_key, RunKey):
             raise InputError("run_key must be a RunKey; use RunKey.from_operating_system()")
         if self.mechanism.batch_size is None:
             raise InputError(
                 "the mechanism has no batch_size, which gradients are divided by; create it with from_certificate"
             )
-        check_optimizer(self.optimizer)
-        self.check_options(self.optimizer)
+        self.check_options(self.optimizer, self.learning_rate)
         object.__setattr__(self, "learning_rate", float(self.learning_rate))
         if self.guarantee is None:
             if self.clip_norm is not None:

@@ -16,7 +16,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.training.data import FeatureTable, TrainingData
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import Model
-from coowned.training.sparse_sums import ONE
+from coowned.training.sparse_sums import ONE, SparseRows
 from coowned.training.sparse_table import SparseTable
 
 _LONG = 1e6  # length of a gradient before clipping, for any clip norm a run may reasonably have
@@ -40,9 +40,6 @@ class WorstCase(Protocol):
         """How many users can have a coordinate of their own."""
         ...
 
-    def shapes(self) -> dict[str, tuple[int, ...]]: ...
-    def dtypes(self) -> dict[str, np.dtype[Any]]: ...
-
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         """Rows whose gradients, with all parameters near zero, lie along a coordinate (-1: the crowd's)."""
         ...
@@ -52,7 +49,7 @@ class WorstCase(Protocol):
         ...
 
     def example(self) -> dict[str, Any]:
-        """Arrays of one ordinary example with a long gradient, in all parameters."""
+        """Arrays of one ordinary example with a long gradient, in all parameters; all examples have their shapes."""
         ...
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
@@ -97,12 +94,6 @@ class LinearContent:
         """(scores, 1) of unit length."""
         return (np.array(self.residuals) / np.linalg.norm(self.residuals))[:, None]
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"features": (self.num_features,), "labels": ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict.fromkeys(self.shapes(), np.dtype(np.float32))
-
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         scale = np.array([np.nan, _LONG, np.nan, np.inf, self.huge, 0, -_LONG], np.float32)
         out["features"][:] = 0
@@ -125,13 +116,6 @@ class LinearContent:
 class SparseContent(LinearContent):
     """The same for sparse integer rows, in which the intercept's feature, ONE, has a share in every gradient."""
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        width = min(20, self.num_features)
-        return {"indices": (width,), "values": (width,), "labels": ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict.fromkeys(self.shapes(), np.dtype(np.int32)) | {"labels": np.dtype(np.float32)}
-
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         out["indices"][:], out["values"][:] = 0, 0
         out["indices"][:, 0] = np.where(coordinate < 0, self.num_features - 1, coordinate)
@@ -147,7 +131,7 @@ class SparseContent(LinearContent):
         return (self._direction * row / np.hypot(_LONG_SPARSE, ONE)).reshape(len(drawn), -1)
 
     def example(self) -> dict[str, Any]:
-        generator, (width,) = np.random.default_rng(0), self.shapes()["indices"]
+        generator, width = np.random.default_rng(0), min(20, self.num_features)
         indices = np.sort(generator.choice(self.num_features, width, replace=False))
         values = generator.integers(1, 2**20, width)
         return {
@@ -157,7 +141,8 @@ class SparseContent(LinearContent):
         }
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
-        return SparseTable.from_padded(graph, **arrays)
+        rows, labels = SparseRows.from_padded(arrays["indices"], arrays["values"]), arrays["labels"]
+        return SparseTable(graph=graph, indices=rows.indices, values=rows.values, offsets=rows.offsets, labels=labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,12 +164,6 @@ class TokenContent:
     def users(self) -> int:
         return self.size - 1
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, (shape, _) in self.model.arrays().items()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return {name: np.dtype(kind) for name, (_, kind) in self.model.arrays().items()}
-
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         # The gradient along -e_j is turned by a negative weight.
         scale = np.array([0, -_LONG, np.nan, np.inf, -1e30, 0, _LONG], np.float32)
@@ -201,18 +180,19 @@ class TokenContent:
         return total / np.sqrt(1 - 1 / size)
 
     def example(self) -> dict[str, Any]:
-        generator, shapes = np.random.default_rng(0), self.shapes()
-        tokens = generator.integers(0, self.model.config.vocab_size, shapes["tokens"])
-        targets = generator.integers(0, self.size, shapes[self.model.head.target])
-        count = max(1, math.prod(shapes["weights"]))
+        generator, arrays = np.random.default_rng(0), self.model.arrays()
+        shape, target = arrays["weights"][0], self.model.head.target
+        tokens = generator.integers(0, self.model.config.vocab_size, arrays["tokens"][0])
+        targets = generator.integers(0, self.size, arrays[target][0])
+        count = max(1, math.prod(shape))
         found = {
             "tokens": tokens,
             "lengths": self.model.sequence_length,
             "positions": np.arange(count),
-            self.model.head.target: targets,
-            "weights": np.full(shapes["weights"], 1e3 / count),
+            target: targets,
+            "weights": np.full(shape, 1e3 / count),
         }
-        return {name: np.asarray(found[name], kind) for name, kind in self.dtypes().items()}
+        return {name: np.asarray(found[name], kind) for name, (_, kind) in arrays.items()}
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
         return None
@@ -228,19 +208,6 @@ class StandInContent:
     @property
     def users(self) -> int:
         return max(1, self.size - 1)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"coordinate": (), "length": (), "everywhere": (), KEY: (2,), USABLE: ()}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        kinds = {
-            "coordinate": np.int32,
-            "length": np.float32,
-            "everywhere": np.float32,
-            KEY: np.uint32,
-            USABLE: np.bool_,
-        }
-        return {name: np.dtype(kind) for name, kind in kinds.items()}
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         out["coordinate"][:] = np.where(coordinate < 0, self.size - 1, coordinate)
@@ -262,23 +229,22 @@ class StandInContent:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryContent:
-    """What canary examples hold, and what holds nothing.
+    """What canary examples hold; those of a canary who is out hold zeros.
 
     Attributes:
       arrays: name and (examples, ...) array, as `TrainingData.fill` gives them.
-      silent: name and value for which an example's gradient is zero or is refused as not finite.
+      silenced_by: which of them is NaN for one who is out, so that the gradient is refused as not finite; None where
+        that of zeros is zero.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
-    silent: Mapping[str, Any]
+    silenced_by: str | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
 
-def feature_canaries(
-    users: int, per_user: int, *, num_features: int, length: float, label: float = 1.0
-) -> CanaryContent:
+def feature_canaries(users: int, per_user: int, *, num_features: int, length: float) -> CanaryContent:
     """One unused column for each canary user, behind the features: no other example has a gradient along it.
 
     The model is trained with `num_features + users` features, which are 0 in all examples but the user's own. How far
@@ -292,10 +258,8 @@ def feature_canaries(
     validate.positive_number(length=length)
     features = np.zeros((users * per_user, num_features + users), np.float32)
     features[np.arange(users * per_user), num_features + np.repeat(np.arange(users), per_user)] = length
-    return CanaryContent(
-        arrays={"features": features, "labels": np.full(users * per_user, label, np.float32)},
-        silent={"features": np.float32(np.nan), "labels": np.float32(0)},
-    )
+    labels = np.ones(users * per_user, np.float32)
+    return CanaryContent(arrays={"features": features, "labels": labels}, silenced_by="features")
 
 
 def sparse_canaries(users: int, per_user: int, *, num_features: int) -> CanaryContent:
@@ -307,10 +271,7 @@ def sparse_canaries(users: int, per_user: int, *, num_features: int) -> CanaryCo
     validate.positive(users=users, per_user=per_user, num_features=num_features)
     own = num_features + np.repeat(np.arange(users, dtype=np.int32), per_user)
     values, labels = np.full((own.size, 1), ONE, np.int32), np.ones(own.size, np.float32)
-    return CanaryContent(
-        arrays={"indices": own[:, None], "values": values, "labels": labels},
-        silent={"indices": np.int32(0), "values": np.int32(0), "labels": np.float32(np.nan)},
-    )
+    return CanaryContent(arrays={"indices": own[:, None], "values": values, "labels": labels}, silenced_by="labels")
 
 
 def token_canaries(
@@ -340,7 +301,7 @@ def token_canaries(
         "targets": np.repeat(targets, per_user)[:, None].repeat(masked, axis=1).astype(np.int32),
         "weights": np.full((count, masked), 1 / masked, np.float32),
     }
-    return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
+    return CanaryContent(arrays=arrays)
 
 
 def labelled_token_canaries(
@@ -361,7 +322,7 @@ def labelled_token_canaries(
         "labels": np.repeat(np.arange(users) % 2, per_user).astype(np.float32),
         "weights": np.ones(count, np.float32),
     }
-    return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
+    return CanaryContent(arrays=arrays)
 
 
 def random_canaries(
@@ -386,4 +347,4 @@ def random_canaries(
         )
         arrays[entry.name] = np.repeat(own.astype(entry.dtype), per_user, axis=0)
     arrays |= {KEY: generator.integers(0, 2**32, (count, 2), np.uint32), USABLE: np.ones(count, bool)}
-    return CanaryContent(arrays=arrays, silent={name: array.dtype.type(0) for name, array in arrays.items()})
+    return CanaryContent(arrays=arrays)

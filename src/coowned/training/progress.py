@@ -1,16 +1,30 @@
-"""What a person is told while a run goes on."""
+"""What is told of a run while it goes on: its speed, the privacy so far, and curves that no guarantee covers."""
 
+import io
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting import calculators
 from coowned.accounting.statement import rounded_up
 from coowned.errors import CoownedError
 from coowned.progress import Progress, duration
 from coowned.training.plan import TrainingPlan
 
+if TYPE_CHECKING:
+    import polars as pl
+
 _PAUSE = 0.2  # seconds between two reports
 _WINDOW = 10.0  # seconds that steps a second are counted over
+
+NOT_COVERED = (
+    "Not covered by the guarantee: losses, clipped shares and batch sizes depend on raw content and on the secret "
+    "coins. Show them only to people who may see the data."
+)
+
+OnMetrics = Callable[[dict[str, Any]], object]
+"""Called as on_metrics({"step": 20, "loss": 0.41, "clipped_share": 0.9, "copies": 251}) at some steps."""
 
 
 class Report:
@@ -77,17 +91,43 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
         return "no guarantee"
     if step == 0:
         return ""
-    try:
-        spent = (
-            guarantee.shown_epsilon if step >= plan.iterations else rounded_up(_epsilon_after(plan, guarantee, step))
-        )
-    except CoownedError:
-        return ""
+    spent = guarantee.shown_epsilon
+    if step < plan.iterations:
+        terms = {name: getattr(guarantee, name) for name in ("noise_multiplier", "delta", "adjacency")}
+        try:
+            spent = rounded_up(calculators.epsilon(plan.mechanism.after(step), **terms))
+        except CoownedError:
+            return ""
     return f"epsilon {spent} after {step:,} steps"
 
 
-def _epsilon_after(plan: TrainingPlan, guarantee: PrivacyGuarantee, step: int) -> float:
-    from coowned.accounting import calculators
+class StepMetrics(NamedTuple):
+    """Of one step; its numbers may still be on their way from a device."""
 
-    claim = {"noise_multiplier": guarantee.noise_multiplier, "delta": guarantee.delta}
-    return calculators.epsilon(plan.mechanism.after(step), adjacency=guarantee.adjacency, **claim)
+    step: int
+    loss: Any  # mean over the batch, before the step
+    clipped: Any  # how many copies were
+    copies: int
+
+    def row(self) -> dict[str, Any]:
+        """As a table and `OnMetrics` have it."""
+        share = float(self.clipped) / max(1, self.copies)
+        return {"step": self.step, "loss": float(self.loss), "clipped_share": share, "copies": self.copies}
+
+
+def metrics_table(metrics: Sequence[StepMetrics]) -> "pl.DataFrame":
+    """One row a step."""
+    import polars as pl
+
+    schema = {"step": pl.Int64, "loss": pl.Float64, "clipped_share": pl.Float64, "copies": pl.Int64}
+    table = pl.DataFrame([step.row() for step in metrics], schema=schema)
+    return table.with_columns(covered_by_guarantee=pl.lit(False))
+
+
+def parquet_bytes(table: "pl.DataFrame", note: str) -> bytes:
+    """A Parquet file with a note in its metadata."""
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(table.to_arrow().replace_schema_metadata({"coowned": note}), buffer)
+    return buffer.getvalue()

@@ -83,9 +83,7 @@ class StoredRun:
     def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> "StoredRun":
         """Reads a folder that `coowned train` or `fit` made; refuses one whose parts do not agree.
 
-        Args:
-          path: the folder.
-          finished: refuse a run that has not ended; otherwise the model is not looked at.
+        With `finished` it refuses a run that has not ended; otherwise the model is not looked at.
         """
         folder = Path(path)
         if not folder.is_dir():

@@ -82,15 +82,9 @@ def clipped_sparse_sums(
     Cost: two passes over the numbers that are not zero for every score; a sum of the size of the model for each thread.
 
     Args:
-      coefficients: (models, num_features + 1) or (models, classes, num_features + 1) float32: weights, and the
-        intercept last.
       features: the rows. Those that the mask leaves out are not read.
-      labels: (batch,) 0 or 1, or the index of the class.
-      mask: (batch,) True where the row is real.
-      grids: `Grid.for_linear` of each model's clip norm.
-
-    Returns:
-      (int64 sums of the coefficients' shape; of one model the number of copies that were clipped, else 0: private).
+      coefficients, labels, mask, grids: as for `coowned.mechanism.linear_sums.clipped_linear_sums`, whose result this
+        gives, too.
 
     Example:
       >>> rows = SparseRows.from_padded(np.array([[0, 2]]), np.array([[3 * ONE, 4 * ONE]]))

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.training.data import Draw, RowTable
 from coowned.training.sparse_sums import SparseRows
@@ -26,12 +25,10 @@ class SparseTable(RowTable):
       - Two tables with other content, rows, graph or order of ids have other digests.   (test_digest_follows_content)
 
     Attributes:
-      graph: whose examples these are.
       indices: (total,) integers, increasing within a row.
       values: (total,) integers, in units of 1 / ONE (`coowned.training.sparse_sums`).
       offsets: (n + 1,) int64.
       labels: (n,) float32: 0 or 1, or the index of the class; NaN where it is none.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
     """
 
     indices: npt.NDArray[Any] = dataclasses.field(repr=False)
@@ -46,18 +43,6 @@ class SparseTable(RowTable):
         validate.same_length(count, labels=self.labels)
         validate.same_length(self.values.size, indices=self.indices)
         self._check_rows(labels=self.labels)
-
-    @classmethod
-    def from_padded(
-        cls,
-        graph: AttributionGraph,
-        indices: npt.NDArray[Any],
-        values: npt.NDArray[Any],
-        labels: npt.NDArray[np.float32],
-    ) -> "SparseTable":
-        """From (examples, width) arrays whose zeros are padding."""
-        rows = SparseRows.from_padded(indices, values)
-        return cls(graph=graph, indices=rows.indices, values=rows.values, offsets=rows.offsets, labels=labels)
 
     @functools.cached_property
     def _width(self) -> int:

@@ -159,21 +159,20 @@ def sweep(
         members start from `initial`.
 
     Example:
-      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
-      >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.synthetic.logistic_data import LogisticData
       >>> from coowned.training.data import WorldData
-      >>> from coowned.training.models.logistic_regression import LogisticRegression
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)
       >>> certificate = certify(graph, selection)
       >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=50, iterations=3)
-      >>> first = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=None,
-      ...                      clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
-      >>> rates = [dataclasses.replace(first, learning_rate=rate, configuration=f"{rate}") for rate in (0.01, 0.1)]
-      >>> sweep(rates, LogisticRegression(num_features=3), data).parameters["coefficients"].shape
-      (2, 4)
+      >>> plans = grid(certificate, selection, mechanism, epsilons=[2, 8], delta=1e-6, adjacency="zero-out",
+      ...              learning_rates=[0.01, 0.1], clip_norms=[1.0], run_key=RunKey.from_seed(0))
+      >>> [plan.learning_rate for plan in plans], len({plan.noise_multiplier for plan in plans})
+      ([0.01, 0.1, 0.01, 0.1], 2)
+      >>> sweep(plans, LogisticRegression(num_features=3), data).parameters["coefficients"].shape
+      (4, 4)
     """
     plans = tuple(plans)
     _check(plans)
@@ -271,7 +270,8 @@ def grid(
 ) -> list[TrainingPlan]:
     """A plan for every combination of guarantee, clip norm, learning rate and options: what `sweep` trains in one pass.
 
-    The order is that of nested loops: guarantees first, then clip norms, learning rates, and options as they are given.
+    The order is that of nested loops: guarantees first, then clip norms, learning rates, and options as they are given;
+    `sweep` has an example.
 
     Guarantees:
       - All guarantees have one run_id, so that members cannot be composed as independent runs.
@@ -284,17 +284,6 @@ def grid(
       noise_multipliers: as they are. Exactly one of the two.
       run_id: a name for the one run that all members are; made up at random by default.
       options: values to try of each of `TrainingPlan`'s options of the optimizer: decay=["constant", "cosine"], say.
-
-    Example:
-      >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
-      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
-      >>> selection = Greedy(contribution_bound=1).select(graph)
-      >>> certificate = certify(graph, selection)
-      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=50, iterations=3)
-      >>> plans = grid(certificate, selection, mechanism, epsilons=[2, 8], delta=1e-6, adjacency="zero-out",
-      ...              learning_rates=[0.01, 0.1], clip_norms=[1.0], run_key=RunKey.from_seed(0))
-      >>> [plan.learning_rate for plan in plans], len({plan.noise_multiplier for plan in plans})
-      ([0.01, 0.1, 0.01, 0.1], 2)
     """
     for name in options:
         validate.one_of(tuple(OPTION_DEFAULTS), option=name)

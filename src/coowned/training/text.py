@@ -166,15 +166,6 @@ class TokenizedTexts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """Names the tokens of every text, in order, and what they mean."""
-        about = [self.vocabulary.digest, self.sequence_length, len(self), str(self.ids.dtype)]
-        hashed = hashlib.blake2b(json.dumps(about).encode(), digest_size=32, person=b"coowned-data-1")
-        for array in (self.offsets, self.ids):
-            hashed.update(array.view(np.uint8))  # pyright: ignore[reportArgumentType]
-        return hashed.hexdigest()
-
 
 def tokenize(
     texts: pa.ChunkedArray | pa.Array, vocabulary: Vocabulary, *, sequence_length: int, lowercase: bool = True

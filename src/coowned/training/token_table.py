@@ -11,11 +11,13 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
+from coowned.mechanism.keys import Purpose
 from coowned.training.columns import text_column
-from coowned.training.data import Draw, RowTable
-from coowned.training.labels import read_labels
-from coowned.training.masking import copy_texts, evaluation_key, mask_texts, max_predictions, training_key
+from coowned.training.data import Draw, RowTable, random_streams
+from coowned.training.masking import copy_texts, mask_texts, max_predictions
 from coowned.training.text import TokenizedTexts, Vocabulary, tokenize
+
+_PUBLIC_SEED = 1_810_048_050  # what is held out is scored under masks anybody can repeat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +33,22 @@ class TokenizedExamples(RowTable):
     def __post_init__(self) -> None:
         self._check_rows(texts=self.texts)
 
+    @classmethod
+    def from_examples(
+        cls,
+        examples: AttributedExamples,
+        *,
+        text: str | Sequence[str],
+        vocabulary: Vocabulary,
+        sequence_length: int,
+        lowercase: bool = True,
+        **more: Any,
+    ) -> Self:
+        """From a text column of the payload, or several, with a new line between them; `more`: the other attributes."""
+        column = text_column(examples.payload, text)
+        texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
+        return cls(graph=examples.graph, texts=texts, **more)
+
     def counts(self) -> dict[str, int]:
         """What the texts hold: for a private log alone."""
         return {"truncated_texts": self.texts.num_truncated, "empty_texts": self.texts.num_empty}
@@ -43,7 +61,12 @@ class TokenizedExamples(RowTable):
 
     @property
     def digest(self) -> str:
-        return self._digest(self.texts.digest)
+        texts = self.texts
+        about = texts.vocabulary.digest, texts.sequence_length, len(texts), str(texts.ids.dtype)
+        return self._digest(*about, arrays=self._arrays())
+
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.texts.offsets, self.texts.ids
 
     def _rows_in(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
         """The rows of examples, which must have been read and have room in `out`: compiled code looks at no bounds."""
@@ -82,21 +105,6 @@ class TokenTable(TokenizedExamples):
       {'tokens': (8,), 'lengths': (), 'positions': (2,), 'targets': (2,), 'weights': (2,)}
     """
 
-    @classmethod
-    def from_examples(
-        cls,
-        examples: AttributedExamples,
-        *,
-        text: str | Sequence[str],
-        vocabulary: Vocabulary,
-        sequence_length: int,
-        lowercase: bool = True,
-    ) -> Self:
-        """From a text column of the payload, or several, with a new line between them."""
-        column = text_column(examples.payload, text)
-        texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
-        return cls(graph=examples.graph, texts=texts)
-
     @functools.cached_property
     def _most(self) -> int:
         return max_predictions(self.texts.sequence_length)
@@ -106,12 +114,7 @@ class TokenTable(TokenizedExamples):
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = self._rows_in(examples, out)
-        if draw is None:
-            key, copy_numbers = evaluation_key(), np.zeros(len(rows), np.int32)
-        else:
-            validate.same_length(len(rows), copy_numbers=draw.copy_numbers)
-            key = training_key(draw.run_key, draw.step)
-            copy_numbers = np.ascontiguousarray(draw.copy_numbers, np.int32)
+        key, copy_numbers = random_streams(draw, Purpose.MASKS, count=len(rows), public_seed=_PUBLIC_SEED)
         vocabulary = self.texts.vocabulary
         mask_texts(
             key,
@@ -143,10 +146,12 @@ class LabelledTokenTable(TokenizedExamples):
 
     Example:
       >>> from coowned import from_table
+      >>> from coowned.training.labels import read_labels
       >>> examples = from_table({"users": [["a"], ["b"]], "text": ["hello", "there"], "y": ["ham", "eggs"]})
       >>> vocabulary = Vocabulary(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "there"))
+      >>> labels = read_labels(examples.payload, "y", ["spam", "ham"])
       >>> table = LabelledTokenTable.from_examples(
-      ...     examples, text="text", label="y", classes=["spam", "ham"], vocabulary=vocabulary, sequence_length=8
+      ...     examples, text="text", vocabulary=vocabulary, sequence_length=8, labels=labels
       ... )
       >>> table.labels, table.counts()["unusable_labels"]
       (array([ 1., nan], dtype=float32), 1)
@@ -158,23 +163,6 @@ class LabelledTokenTable(TokenizedExamples):
         super().__post_init__()
         object.__setattr__(self, "labels", np.ascontiguousarray(self.labels, np.float32))
         validate.same_length(len(self.texts), labels=self.labels)
-
-    @classmethod
-    def from_examples(
-        cls,
-        examples: AttributedExamples,
-        *,
-        text: str | Sequence[str],
-        label: str | None,
-        classes: Sequence[str | int],
-        vocabulary: Vocabulary,
-        sequence_length: int,
-        lowercase: bool = True,
-    ) -> Self:
-        """From text columns as `TokenTable`'s and a label column; without one no label is known."""
-        column = text_column(examples.payload, text)
-        texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
-        return cls(graph=examples.graph, texts=texts, labels=read_labels(examples.payload, label, classes))
 
     def counts(self) -> dict[str, int]:
         return {**super().counts(), "unusable_labels": int(np.isnan(self.labels).sum())}
@@ -193,6 +181,5 @@ class LabelledTokenTable(TokenizedExamples):
         batch["labels"][:] = self.labels[rows]
         batch["weights"][:] = np.isfinite(batch["labels"]) & (batch["lengths"] > 0)
 
-    @property
-    def digest(self) -> str:
-        return self._digest(self.texts.digest, arrays=(self.labels,))
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return *super()._arrays(), self.labels

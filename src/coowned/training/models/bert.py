@@ -12,7 +12,7 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import ConfigError, InputError
 from coowned.training.columns import check_text_columns, joined_text
-from coowned.training.labels import Classes, check_label_column, declared_classes
+from coowned.training.labels import Classes, check_label_column, declared_classes, read_labels
 from coowned.training.model import Model
 from coowned.training.models import bert_files
 from coowned.training.models.bert_files import BertConfig
@@ -249,11 +249,10 @@ class BertClassifier(_Bert):
         return LabelledTokenTable.from_examples(
             examples,
             text=self.text,
-            label=self.label if labels else None,
-            classes=declared_classes(self.classes),
             vocabulary=vocabulary,
             sequence_length=self.sequence_length,
             lowercase=self.lowercase,
+            labels=read_labels(examples.payload, self.label if labels else None, declared_classes(self.classes)),
         )
 
     @classmethod
