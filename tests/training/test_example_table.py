@@ -81,6 +81,21 @@ def test_only_the_schema_refuses(changes):
         assert other[name][[0, 2]].tolist() == one[name][[0, 2]].tolist()
 
 
+def test_no_rows_are_a_table():
+    examples = make_examples()
+    none = dataclasses.replace(
+        examples, graph=examples.graph.subgraph(np.array([], np.int64)), payload=examples.payload.slice(0, 0)
+    )
+    table = ExampleTable.from_examples(none, COLUMNS)
+    assert {name: len(array) for name, array in filled(table, []).items()} == dict.fromkeys(table.shapes(), 0)
+
+
+def test_a_class_that_the_columns_type_cannot_hold_is_no_error():
+    columns = (ExampleColumn(name="n", column="count", whole=True, classes=(7, 300)),)
+    table = ExampleTable.from_examples(make_examples(count=pa.array([7, 8, 9], pa.int8())), columns)
+    assert np.asarray(table.usable).tolist() == [True, False, False]
+
+
 def test_schema_is_checked():
     schema = make_examples().payload.schema
     assert columns_of(schema, {"x": "features", "n": "count"}, {}) == {"x": (None, False), "n": ((), True)}

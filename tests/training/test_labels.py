@@ -44,6 +44,11 @@ def test_numbers(kind):
     np.testing.assert_array_equal(class_indices(column, (0, 1, 2)), [2, 0, np.nan, np.nan])
 
 
+def test_neighbouring_large_numbers_are_different_classes():
+    column = pa.chunked_array([[2**24, 2**24 + 1, 2**31 + 1]])  # the first two are one number in float32
+    np.testing.assert_array_equal(class_indices(column, (2**24 + 1, 2**31)), [np.nan, 0, np.nan])
+
+
 def test_labels_depend_on_their_own_cell():
     """Not on what others hold: nothing is collected."""
     whole = pa.chunked_array([["x", "ham", None, "spam", "ham"]])

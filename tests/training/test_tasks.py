@@ -139,6 +139,7 @@ def test_private_log(corpus, tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     stored = json.loads(file.read_text(encoding="utf-8"))
     assert stored["covered_by_guarantee"] is False
+    assert "Never release them." in file.read_text(encoding="utf-8")
     splits = split_examples(config.source().read().graph, config.splits)
     unread = splits["train"][trained.plan.selected.copies == 0]
     rows = np.setdiff1d(np.arange(len(texts)), unread)

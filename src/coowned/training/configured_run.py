@@ -32,8 +32,10 @@ from coowned.training.splits import split_examples
 
 _LOG = logging.getLogger(__name__)
 Select = Callable[[AttributionGraph], Selection | Schedule]
-PRIVATE_LOG = "Not covered by the guarantee: counts computed from the content of selected and held-out examples. "
-"Never release them."
+PRIVATE_LOG = (
+    "Not covered by the guarantee: counts computed from the content of selected and held-out examples. "
+    "Never release them."
+)
 
 
 def run_configuration(

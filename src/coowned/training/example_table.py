@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
@@ -18,8 +17,8 @@ from coowned.mechanism.kernels import fill_words
 from coowned.mechanism.keys import Purpose
 from coowned.training.columns import column_type, is_list, is_number, numbers
 from coowned.training.data import Draw, RowTable, random_streams
+from coowned.training.labels import class_indices
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
 KEY, USABLE = "coowned.key", "coowned.usable"  # arrays of a batch beside the example's own
 _PUBLIC_SEED = 1_410_500_127  # what is held out is scored under keys anybody can repeat
 _LARGEST = 2**31 - 1
@@ -49,22 +48,14 @@ class ExampleColumn:
 
     def read(self, payload: pa.Table) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """((rows, *shape) values, (rows,) whether the row holds what it should); zeros for numbers that do not fit."""
-        column = self._indices(payload.column(self.column))
+        column = payload.column(self.column)
+        if self.classes:
+            column = pa.chunked_array([class_indices(column, self.classes)])
         shape = (1,) if is_list(column.type) and not self.shape else self.shape  # a list of one number is that number
         found = numbers(column, shape, np.float64 if self.whole else np.float32).reshape(len(column), *self.shape)
         fits = np.abs(found) <= (_LARGEST if self.whole else np.finfo(np.float32).max)  # NaN is not
         found[~fits] = 0
         return found.astype(self.dtype, copy=False), np.all(fits.reshape(len(fits), math.prod(self.shape)), axis=1)
-
-    def _indices(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Classes as their indices, null where it is none of them."""
-        if not self.classes:
-            return values
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
-        if pa.types.is_boolean(values.type):
-            values = values.cast(pa.uint8())
-        return pc.index_in(values, value_set=pa.array(self.classes).cast(values.type))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +98,7 @@ class ExampleTable(RowTable):
         validate.same_length(count, usable=usable)
         for array in arrays.values():
             if array.dtype == np.float32:
-                usable &= np.isfinite(array).reshape(count, -1).all(axis=1)
+                usable &= np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
         if any(array[~usable].any() for array in arrays.values()):
             arrays = {name: np.where(usable.reshape(-1, *(1,) * (a.ndim - 1)), a, 0) for name, a in arrays.items()}
         object.__setattr__(self, "arrays", arrays)

@@ -85,6 +85,6 @@ def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.
     if isinstance(classes[0], str):
         names, cells = pa.array(classes, pa.large_string()), column.cast(pa.large_string())
     else:
-        names, cells = pa.array(classes, pa.float32()), pa.array(numbers(column))
+        names, cells = pa.array(classes, pa.float64()), pa.array(numbers(column, dtype=np.float64))
     found = pc.index_in(cells, value_set=names).cast(pa.float32())
     return np.array(found.fill_null(float("nan")), np.float32)
