@@ -99,8 +99,8 @@ class Batches(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CoinBatches(Batches):
-    """The base of batches in which every copy of a group has a coin of its own; the groups take turns."""
+class DrawnBatches(Batches):
+    """The base of batches that are drawn from S: every copy of a group by a coin of its own; the groups take turns."""
 
     selection: Selection  # S; example i has the copies (i, 0), (i, 1), ...
     batch_size: int  # the public one, which gradients are divided by
@@ -114,7 +114,7 @@ class CoinBatches(Batches):
     @property
     @abc.abstractmethod
     def group_probabilities(self) -> tuple[float, ...]:
-        """The coin of each group's copies."""
+        """The probability of each group's copies in its steps."""
 
     @functools.cached_property
     def coins(self) -> tuple[PoissonCoins, ...]:
@@ -134,7 +134,33 @@ class CoinBatches(Batches):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PoissonBatches(CoinBatches):
+class GroupedBatches(DrawnBatches):
+    """The base of batches of groups; that every protected user is in one of them is for the certificate to prove."""
+
+    num_groups: int  # empty ones included, whose steps are pure noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(num_groups=self.num_groups)
+        groups = self.selection.groups
+        if self.num_groups > 1 and groups is None:
+            raise InputError("several groups need a selection with groups; use the selector CyclicGroups")
+        if groups is not None and groups.size and groups.max() >= self.num_groups:
+            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+
+    @functools.cached_property
+    def _groups(self) -> list[Copies]:
+        examples, numbers = _list_copies(self.selection.copies)
+        if self.selection.groups is None:
+            return [(examples, numbers)]
+        groups = self.selection.groups[examples]  # (|S|,) group of each copy
+        order = np.argsort(groups, kind="stable")
+        parts = np.split(order, np.searchsorted(groups[order], np.arange(1, self.num_groups)))
+        return [(examples[part], numbers[part]) for part in parts]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PoissonBatches(DrawnBatches):
     """Every copy in S has a coin of its own in every step.
 
     Guarantees:
@@ -211,26 +237,18 @@ class ScheduledBatches(Batches):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CyclicPoissonBatches(CoinBatches):
+class CyclicPoissonBatches(GroupedBatches):
     """Step t throws a coin for every copy of group t mod num_groups, and for no other.
 
     Guarantees:
       - A copy is in no step but its group's.                                             (test_cyclic_groups)
       - Group g is drawn with min(1, batch_size / |S_g|), never more.                     (test_cyclic_probabilities)
-
-    The selection has `groups`; that every protected user's copies are in one of them is for the certificate to prove.
     """
 
-    num_groups: int  # empty ones included, whose steps are pure noise
-
     def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.positive(num_groups=self.num_groups)
-        groups = self.selection.groups
-        if groups is None:
+        if self.selection.groups is None:
             raise InputError("cyclic batches need a selection with groups; use the selector CyclicGroups")
-        if groups.size and groups.max() >= self.num_groups:
-            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+        super().__post_init__()
 
     @functools.cached_property
     def group_sizes(self) -> tuple[int, ...]:
@@ -241,22 +259,6 @@ class CyclicPoissonBatches(CoinBatches):
     def group_probabilities(self) -> tuple[float, ...]:
         """The coin of each group's copies; 0 for an empty group."""
         return tuple(min(1.0, self.batch_size / size) if size else 0.0 for size in self.group_sizes)
-
-    @functools.cached_property
-    def _groups(self) -> list[Copies]:
-        return copies_by_group(self.selection, self.num_groups)
-
-
-def copies_by_group(selection: Selection, num_groups: int) -> list[Copies]:
-    """The copies of each group; without groups all are in the first."""
-    examples, numbers = _list_copies(selection.copies)
-    if selection.groups is None:
-        return [(examples, numbers)]
-    groups = selection.groups[examples]  # (|S|,) group of each copy
-    order = np.argsort(groups, kind="stable")
-    ends = np.searchsorted(groups[order], np.arange(num_groups + 1))
-    parts = [order[ends[g] : ends[g + 1]] for g in range(num_groups)]
-    return [(examples[part], numbers[part]) for part in parts]
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:

@@ -79,10 +79,6 @@ class MinSeparation(BandedMechanism):
             "batch_size": certificate.batch_size,
         }
 
-    @classmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        return certificate.min_separation is not None
-
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         separation = _certified_separation(certificate)
         for name in ("min_separation", "num_bands"):

@@ -12,12 +12,11 @@ from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import Batches, Copies, copies_by_group
+from coowned.mechanism.batching import Copies, GroupedBatches
 from coowned.mechanism.kernels import WORDS
 from coowned.mechanism.keys import Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
-from coowned.selection.selector import Selection
 
 _ONE_COPY = (
     "the accounting of random allocation covers users with one copy only; no bound is known for several copies, each "
@@ -91,40 +90,13 @@ class RandomAllocation(GroupedMechanism):
             "group_bounds": bounds if 0 in bounds and any(bounds) else None,
         }
 
-    @classmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        """Never by default: wherever it could be used, Poisson sampling is the default."""
-        return False
-
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        if certificate.min_separation is not None:
-            raise UncertifiableError("the certificate is for a fixed schedule, which is not drawn; use MinSeparation")
         _check_one_copy(certificate)
-        found = len(certificate.group_sizes or (certificate.size,))
-        if found > self.num_groups or (certificate.groups is None and self.num_groups > 1):
-            raise UncertifiableError(
-                f"the certificate proves {counted(found, 'group')} of users, the mechanism has {self.num_groups}; use "
-                "from_certificate"
-            )
-        for group, bound in enumerate(certificate.group_bounds or ()):
-            if bound > self.bound_of(group):
-                raise UncertifiableError(f"group {group} has a protected user; use from_certificate")
+        super()._check_certificate(certificate)
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> "AllocationBatches":
-        assert isinstance(selected, Selection)
-        return AllocationBatches(
-            selection=selected,
-            batch_size=self.batch_size or 1,
-            iterations=self.iterations,
-            rounds_per_epoch=self.rounds_per_epoch,
-            num_groups=self.num_groups,
-            run_key=run_key,
-            multiple_of=multiple_of,
-        )
-
-    def check_selected(self, selected: Selected) -> None:
-        super().check_selected(selected)
-        self.batches(selected, run_key=RunKey.from_seed(0))  # refuses other groups; nothing is drawn
+        settings = {"num_groups": self.num_groups, "rounds_per_epoch": self.rounds_per_epoch}
+        return AllocationBatches(**self._drawing(selected, run_key, multiple_of), **settings)
 
     @property
     def sampling_probability(self) -> float:
@@ -135,20 +107,12 @@ class RandomAllocation(GroupedMechanism):
         largest = max(certificate.group_sizes or (certificate.size,))
         return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
 
-    @property
-    def _worst_group(self) -> int:
-        """The first with a protected user: none has more rounds."""
-        return next(group for group in range(self.num_groups) if self.bound_of(group))
+    def probability_of(self, group: int) -> float:
+        return self.sampling_probability
 
     def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        steps = Steps(
-            copies=1,
-            probability=self.sampling_probability,
-            noise_multiplier=noise_multiplier,
-            repetitions=self.rounds_of(self._worst_group),
-            rounds_per_epoch=self.rounds_per_epoch,
-        )
-        return [steps] if steps.repetitions else []
+        kinds = super().user_steps(noise_multiplier)
+        return [dataclasses.replace(steps, rounds_per_epoch=self.rounds_per_epoch) for steps in kinds]
 
     def for_example(self, certificate: ContributionCertificate) -> Self:
         return dataclasses.replace(self, group_bounds=None)  # an example may be in a group without protected users
@@ -161,17 +125,11 @@ class RandomAllocation(GroupedMechanism):
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        return WorstUser(
-            copies=1,
-            probability=self.sampling_probability,
-            rounds=np.arange(self._worst_group, self.iterations, self.num_groups),
-            group=self._worst_group,
-            rounds_per_epoch=self.rounds_per_epoch,
-        )
+        return dataclasses.replace(super().worst_user(strategy), rounds_per_epoch=self.rounds_per_epoch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class AllocationBatches(Batches):
+class AllocationBatches(GroupedBatches):
     """In every epoch of a group, each of its copies is in exactly one round.
 
     The rounds of an epoch are drawn from the key of its first step, so a run can be resumed anywhere.
@@ -186,26 +144,15 @@ class AllocationBatches(Batches):
     Cost: O(copies of a group) once per epoch, and O(|S|) memory.
     """
 
-    selection: Selection
-    batch_size: int  # the public one, which gradients are divided by
-    iterations: int
     rounds_per_epoch: int
-    num_groups: int
-    run_key: RunKey
-    multiple_of: int = 8
 
     def __post_init__(self) -> None:
-        validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
-        validate.positive(rounds_per_epoch=self.rounds_per_epoch, num_groups=self.num_groups)
-        groups = self.selection.groups
-        if self.num_groups > 1 and groups is None:
-            raise InputError("several groups need a selection with groups; use the selector CyclicGroups")
-        if groups is not None and groups.size and groups.max() >= self.num_groups:
-            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+        super().__post_init__()
+        validate.positive(rounds_per_epoch=self.rounds_per_epoch)
 
-    @functools.cached_property
-    def _groups(self) -> list[Copies]:
-        return copies_by_group(self.selection, self.num_groups)
+    @property
+    def group_probabilities(self) -> tuple[float, ...]:
+        return (1 / self.rounds_per_epoch,) * self.num_groups
 
     @functools.cached_property
     def _epochs(self) -> dict[int, tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:

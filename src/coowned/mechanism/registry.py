@@ -47,8 +47,10 @@ def mechanism_class(kind: str) -> "type[Mechanism]":
 
 
 def mechanism_class_for(certificate: "ContributionCertificate") -> "type[Mechanism]":
-    """The mechanism that the certified selection was made for."""
-    return next(mechanism for mechanism in mechanisms() if mechanism.suits(certificate))
+    """The mechanism that the certified selection was made for: the first above that needs what was certified."""
+    scheduled = certificate.min_separation is not None
+    needs = scheduled, not scheduled and bool(certificate.groups)
+    return next(kind for kind in mechanisms() if (kind.needs_schedule, kind.needs_groups) == needs)
 
 
 def mechanism_from_dict(stored: dict[str, Any]) -> "Mechanism":
