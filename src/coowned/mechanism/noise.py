@@ -191,41 +191,32 @@ def _fill_part(part: Part, rounding: Rounding) -> int:
 
 
 def exact_number(part: Part, step: int, model: int, column: int, rounding: Rounding) -> int:
-    """One number, of the part's `step`-th row, in exact arithmetic."""
-    chunk, at = divmod(column, WORDS)
-    digits = Digits(lambda number: int(word_at(part.keys[step, model], np.uint64(number), chunk, at)))
-    lags = range(1, len(rounding.coefficients))
-    earlier = [int(part.ring[model, (part.step + step - lag) % part.ring.shape[1], column]) for lag in lags]
-    return exact_rounding(digits, float(rounding.deviations[model]), rounding.coefficients.tolist(), earlier)
+    """One number, of the part's `step`-th row, in exact arithmetic.
 
-
-def exact_rounding(digits: Digits, deviation: float, coefficients: Sequence[float], earlier: Sequence[int]) -> int:
-    """The largest whole n with (deviation Z - sum_j coefficients[j] earlier[j - 1]) / coefficients[0] + 1/2 >= n.
-
-    >>> words = [2**63 + 2**62, 0, 0]  # Z = Q^-1(1/4) = 0.6744897501960817
-    >>> exact_rounding(Digits(words.__getitem__), 1e6, [1.0], [])
-    674490
+    It is the largest whole n with Z >= (c_0 (n - 1/2) + sum_(j >= 1) c_j n_(t-j)) / s.
     """
+    ring, now = part.ring[model, :, column], part.step + step
+    deviation = float(rounding.deviations[model])
     if not deviation:
         return 0
     # All coefficients as integers over one power of two.
-    ratios = [c.as_integer_ratio() for c in coefficients]
+    ratios = [c.as_integer_ratio() for c in rounding.coefficients.tolist()]
     scale = max(denominator for _, denominator in ratios)
     first, *others = (numerator * (scale // denominator) for numerator, denominator in ratios)
+    fed_back = sum(c * int(ring[(now - lag) % ring.size]) for lag, c in enumerate(others, start=1))
     top, bottom = deviation.as_integer_ratio()
-    fed_back = sum(c * n for c, n in zip(others, earlier, strict=True))
+    chunk, at = divmod(column, WORDS)
+    digits = Digits(lambda number: int(word_at(part.keys[step, model], np.uint64(number), chunk, at)))
 
     def reaches(n: int) -> bool:
-        # Z >= (c_0 (n - 1/2) + sum) / s
         return digits.exceeds((first * (2 * n - 1) + 2 * fed_back) * bottom, 2 * scale * top)
 
-    low = math.floor((deviation * digits.estimate() - fed_back / scale) / (first / scale) + 0.5)
-    step = 1
+    low, away = math.floor((deviation * digits.estimate() - fed_back / scale) / (first / scale) + 0.5), 1
     while not reaches(low):
-        low, step = low - step, 2 * step
-    high, step = low + 1, 1
+        low, away = low - away, 2 * away
+    high, away = low + 1, 1
     while reaches(high):
-        low, high, step = high, high + step, 2 * step
+        low, high, away = high, high + away, 2 * away
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if reaches(middle) else (low, middle)

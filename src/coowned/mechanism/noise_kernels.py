@@ -112,10 +112,9 @@ def round_normals(part, rounding, doubtful):
                     errors = rounding.per_normal[model], rounding.fixed[model]
                     out = part.ring[model, (part.step + step) % slots][begin : begin + length]
                     found = _round(own_normals[i], values, errors, out, indices)
-                    for closer in (False, True):
-                        if found:
-                            at, made = (model, part.step + step, begin), (own_words[i], own_normals[i], values, sums)
-                            found = _settle(made, errors, at, rounding, part, closer, indices[:found])
+                    if found:
+                        made = own_words[i], own_normals[i], values, sums
+                        found = _settle(made, errors, model, rounding, out, indices[:found])
                     for j in indices[:found]:
                         doubtful[count, 0], doubtful[count, 1], doubtful[count, 2] = step, model, begin + j
                         count += 1
@@ -182,52 +181,30 @@ def _error(normal, value, errors):
 
 
 @_njit
-def _settle(made, errors, at, rounding, part, closer, doubtful):
-    """Writes those of the doubtful numbers that their words decide; gives how many are left in `doubtful`.
-
-    One word each and the sums over earlier rows that there are; or, if `closer`, two words and more exact sums.
-    """
-    (words, normals, values, sums), (model, step, begin) = made, at
-    deviation, first, slots = rounding.deviations[model], rounding.coefficients[0], part.ring.shape[1]
+def _settle(made, errors, model, rounding, out, doubtful):
+    """Writes those of the doubtful numbers that their words decide; gives how many are left in `doubtful`."""
+    words, normals, values, sums = made
+    deviation, first = rounding.deviations[model], rounding.coefficients[0]
     inverse = 1 / deviation
-    out = part.ring[model, step % slots]
     left = 0
     for j in doubtful:
-        # The digits after the first word, as a fraction, are between these.
-        known, sum_and_error = (0.0, 1.0), (sums[0, j], sums[1, j], rounding.of_sum)
-        if closer:
-            key = part.keys[step - part.step, model]
-            more = np.float64(word_at(key, TAIL_STREAM, begin // WORDS, j)) * 2.0**-64
-            known, sum_and_error = (more, more + 2.0**-50), _closer_sum(part.ring[model, :, begin + j], step, rounding)
         # The number is at least low and at most high.
         error = _error(normals[j], values[j], errors) + 2.0**-50 * abs(values[j])
         answer = np.int64(abs(values[j]) + error < 2.0**50)
         low, high = np.int64(np.floor(values[j] - error)), np.int64(np.floor(values[j] + error))
+        sum_and_error = sums[0, j], sums[1, j], rounding.of_sum
         while answer != 0 and low < high:
             middle = high - (high - low) // 2
-            answer = _reaches(words[j], known, middle, deviation, inverse, first, sum_and_error, rounding.table)
+            answer = _reaches(words[j], middle, deviation, inverse, first, sum_and_error, rounding.table)
             low, high = (middle, high) if answer > 0 else (low, middle - 1)
-        out[begin + j] = low if answer != 0 else 0
+        out[j] = low if answer != 0 else 0
         doubtful[left] = j
         left += answer == 0
     return left
 
 
 @_njit
-def _closer_sum(column, step, rounding):
-    """(high, low, error): the sum over earlier rows in about twice the digits (Ogita, Rump and Oishi 2005, Dot2)."""
-    total = small = size = 0.0
-    for lag in range(1, rounding.coefficients.size):
-        product, lost = _two_product(rounding.coefficients[lag], np.float64(column[(step - lag) % column.size]))
-        total, more = _two_sum(total, product)
-        small += lost + more
-        size += abs(product)
-    lags = rounding.coefficients.size
-    return total, small, lags * lags * 2.0**-103 * size if rounding.of_sum < np.inf else np.inf
-
-
-@_njit
-def _reaches(word, known, number, deviation, inverse, first, sum_and_error, table):
+def _reaches(word, number, deviation, inverse, first, sum_and_error, table):
     """1 or -1: whether deviation Z is at least the boundary first (number - 1/2) + sum over earlier rows; 0: unknown.
 
     The boundary over the deviation is computed as high + low, off by at most `error`: sums and products are kept with
@@ -248,8 +225,8 @@ def _reaches(word, known, number, deviation, inverse, first, sum_and_error, tabl
     if sign * high < 0:
         return sign
     difference = tail_difference(table, sign * high, sign * low, word)
-    # Q(x) >= p means |Z| >= x. A branch on it could not be predicted.
-    return sign * (np.int64(difference >= known[1] + slack) - np.int64(difference < known[0] - slack))
+    # Q(x) >= p means |Z| >= x, where p is at most one unit above the word's tail. A branch could not be predicted.
+    return sign * (np.int64(difference >= 1 + slack) - np.int64(difference < -slack))
 
 
 @_njit
