@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coowned.mechanism.compiled import compiled
-from coowned.mechanism.shared_parts import atomic_add, in_parts
+from coowned.mechanism.compiled import compiled, in_parts, parts_left
 
 _ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds a float64 below 2^51 to an integer
 _BLOCK = 4096  # numbers of a gradient that are summed over all copies before the next
@@ -103,12 +102,8 @@ class Product:
 
 @_njit
 def _square_products(left, right, squares, taken, done):
-    while True:
-        i = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if i >= squares.size:
-            return
+    for i in parts_left(squares.size, taken, done):
         squares[i] = square_of(left[i]) * square_of(right[i])
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -116,17 +111,13 @@ def _add_products(left, right, factors, totals, squares, taken, done):
     """squares (parts, copies): of what was added to a block of one output's numbers, of which each is one part."""
     copies, inputs = right.shape
     blocks, room = -(-inputs // _BLOCK), np.empty(_BLOCK)
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= squares.shape[0]:
-            return
+    for part in parts_left(squares.shape[0], taken, done):
         o, begin = part // blocks, part % blocks * _BLOCK
         end = min(begin + _BLOCK, inputs)
         own = totals[o * inputs + begin : o * inputs + end]
         for i in range(copies):
             if factors[i]:  # what is not finite has a factor of 0 and is not read
                 squares[part, i] = add_rounded(right[i, begin:end], factors[i] * np.float64(left[i, o]), room, own)
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coowned.mechanism.compiled import compiled
+from coowned.mechanism.compiled import compiled, parts_left
 from coowned.mechanism.linear_losses import (
     SOFTMAX,
     clip_to_integers,
@@ -16,7 +16,6 @@ from coowned.mechanism.linear_losses import (
     rounded,
 )
 from coowned.mechanism.matrix_tiles import COLUMNS, LINE, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile, prefetch
-from coowned.mechanism.shared_parts import atomic_add
 
 TILE = 64  # rows that are worked on together, at most
 _POWER = np.uint64(2047 << 52)  # the bits of a float64 that hold its power of two
@@ -61,15 +60,11 @@ def row_facts(copies, begin, end, scales, inverses, labels):
 
 @_njit
 def add_parts(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
-    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    """Adds up the parts of a batch."""
     size, parts = copies.mask.size, clipped.size
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= parts:
-            return
+    for part in parts_left(parts, taken, done):
         begin, end = size * part // parts, size * (part + 1) // parts
         clipped[part] = _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums[part])
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -156,7 +151,7 @@ class Blocks(NamedTuple):
 
 @_njit
 def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
-    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    """Adds up the parts of a batch."""
     blocks, panels, width, _ = given.columns.shape
     each = given.units.shape[1]
     parts, size = sums.shape[0], copies.mask.size
@@ -164,10 +159,7 @@ def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
     products, factors = np.empty((panels, TILE, COLUMNS), np.float32), np.zeros((panels, TILE, COLUMNS))
     scales, inverses, labels = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     room = np.empty(scores), np.empty(scores)
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= parts:
-            return
+    for part in parts_left(parts, taken, done):
         for first in range(size * part // parts, size * (part + 1) // parts, TILE):
             end = min(first + TILE, size * (part + 1) // parts)
             filled = (end - first + ROWS - 1) // ROWS * ROWS  # with rows of zeros up to a whole number of tiles
@@ -188,7 +180,6 @@ def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
                 for panel in range(panels):
                     for j in range(0, width, SUM_ROWS):
                         multiply_tile(tile, 0, j, 1, width, end - first, factors[panel], sums[part, block, panel], j)
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from coowned import threads, validate
 from coowned.errors import InputError
+from coowned.mechanism.compiled import in_parts
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.kernels import fill_norms
 from coowned.mechanism.linear_kernels import TILE, Blocks, Copies, add_parts, add_tiles
 from coowned.mechanism.linear_losses import LOGISTIC, SOFTMAX, SQUARED
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS
-from coowned.mechanism.shared_parts import in_parts
 
 MOST_COPIES_OF_A_PART = 2**19  # times the radius is below 2^53
 _PARTS = 16  # of a large batch, summed apart by whichever thread is free
