@@ -13,8 +13,7 @@ from coowned.errors import InputError
 from coowned.mechanism import noise as noise_module
 from coowned.mechanism import noise_kernels
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.kernels import WORDS, fill_words
-from coowned.mechanism.keys import Purpose, RunKey
+from coowned.mechanism.keys import WORDS, Purpose, RunKey, fill_words
 from coowned.mechanism.noise import NoiseStream, exact_number
 from coowned.mechanism.noise_kernels import Part, Rounding
 from coowned.mechanism.normals import TAIL_ERROR, Digits, tail_table, upper_tail

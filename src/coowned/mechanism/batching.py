@@ -17,7 +17,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.kernels import number_copies
+from coowned.mechanism.compiled import compiled
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
@@ -229,7 +229,7 @@ class ScheduledBatches(Batches):
     @functools.cached_property
     def _numbers(self) -> npt.NDArray[np.int32]:
         numbers = np.empty(self.schedule.batches.shape, np.int32)
-        number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
+        _number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
         return numbers
 
     def _draw(self, step: int) -> Copies:
@@ -270,3 +270,12 @@ def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:
     examples = np.repeat(chosen, counts)
     numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
     return examples, numbers.astype(np.int32)
+
+
+@compiled()
+def _number_copies(batches, seen, out):
+    """out (iterations, batch_size): how often the example of each slot was scheduled before it; seen starts at 0."""
+    for t in range(batches.shape[0]):
+        for j in range(batches.shape[1]):
+            out[t, j] = seen[batches[t, j]]
+            seen[batches[t, j]] += 1

@@ -20,10 +20,22 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
-from coowned.mechanism.kernels import WORD_STREAM, fill_words
+from coowned.mechanism.compiled import compiled
 
 StreamKey = npt.NDArray[np.uint32]
 """(8,) uint32: the 256 bits a stream of random words is made from."""
+
+LANES = 64  # ChaCha20 blocks that are computed side by side
+WORDS = 8 * LANES  # 64-bit words of one chunk
+
+WORD_STREAM = np.uint64(0)  # nonces: the words themselves,
+TAIL_STREAM = np.uint64(1)  # and the further bits of normals in the tail
+
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_S32 = np.uint64(32)
+_CONSTANTS = (np.uint32(0x61707865), np.uint32(0x3320646E), np.uint32(0x79622D32), np.uint32(0x6B206574))
+
+_njit = compiled()
 
 
 class Purpose(enum.Enum):
@@ -217,3 +229,83 @@ def _encode(value: Any) -> bytes:
     if type(value) is not int or not 0 <= value < 2**64:
         validate.integer(at_least=0, at_most=2**64 - 1, key_field=value)
     return _WHOLE_NUMBER + int(value).to_bytes(8, "little")
+
+
+# ---- ChaCha20 (Bernstein 2008: 256-bit key, 64-bit block counter, 64-bit nonce, 20 rounds), in integers alone --------
+
+
+@_njit
+def _rounds(state, lanes):
+    """The twenty rounds of the first `lanes` blocks."""
+    for half in range(20):
+        shift = half & 1  # columns, then diagonals
+        for i in range(4):
+            row_a = state[i]
+            row_b = state[4 + (i + shift) % 4]
+            row_c = state[8 + (i + 2 * shift) % 4]
+            row_d = state[12 + (i + 3 * shift) % 4]
+            for lane in range(lanes):
+                a, b, c, d = row_a[lane], row_b[lane], row_c[lane], row_d[lane]
+                a = np.uint32(a + b)
+                d = d ^ a
+                d = np.uint32(d << np.uint32(16)) | (d >> np.uint32(16))
+                c = np.uint32(c + d)
+                b = b ^ c
+                b = np.uint32(b << np.uint32(12)) | (b >> np.uint32(20))
+                a = np.uint32(a + b)
+                d = d ^ a
+                d = np.uint32(d << np.uint32(8)) | (d >> np.uint32(24))
+                c = np.uint32(c + d)
+                b = b ^ c
+                b = np.uint32(b << np.uint32(7)) | (b >> np.uint32(25))
+                row_a[lane], row_b[lane], row_c[lane], row_d[lane] = a, b, c, d
+
+
+@_njit
+def fill_words_of_keys(keys, nonce, first_block, out):
+    """out (n, size) uint64: the words of n streams in ChaCha20's order, from block `first_block` (8 words) on."""
+    size = out.shape[1]
+    each = (size + 7) // 8  # blocks of a stream
+    start, state = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
+    for i in range(4):
+        start[i] = _CONSTANTS[i]
+    start[14] = np.uint32(nonce & _LOW_32)
+    start[15] = np.uint32(nonce >> _S32)
+    for first in range(0, keys.shape[0] * each, LANES):
+        lanes = min(LANES, keys.shape[0] * each - first)
+        row, block = divmod(first, each)
+        for lane in range(lanes):
+            for i in range(8):
+                start[4 + i, lane] = keys[row, i]
+            start[12, lane] = np.uint32((first_block + block) & _LOW_32)
+            start[13, lane] = np.uint32(np.uint64(first_block + block) >> _S32)
+            block += 1
+            if block == each:
+                row, block = row + 1, 0
+        for i in range(16):
+            for lane in range(lanes):
+                state[i, lane] = start[i, lane]
+        _rounds(state, lanes)
+        row, block = divmod(first, each)
+        for lane in range(lanes):
+            for i in range(min(8, size - 8 * block)):
+                low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
+                high = np.uint32(state[2 * i + 1, lane] + start[2 * i + 1, lane])
+                out[row, 8 * block + i] = np.uint64(low) | (np.uint64(high) << _S32)
+            block += 1
+            if block == each:
+                row, block = row + 1, 0
+
+
+@_njit
+def fill_words(key, nonce, first_chunk, out):
+    """out (n,) uint64: the words of one stream from the beginning of chunk `first_chunk` on."""
+    fill_words_of_keys(key.reshape(1, 8), nonce, first_chunk * LANES, out.reshape(1, out.size))
+
+
+@_njit
+def word_at(key, nonce, number, at):
+    """Word `at` of chunk `number` of a stream, alone."""
+    block = np.empty((1, 8), np.uint64)
+    fill_words_of_keys(key.reshape(1, 8), nonce, number * LANES + at // 8, block)
+    return block[0, at % 8]

@@ -22,9 +22,17 @@ from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import in_parts
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.kernels import fill_norms
-from coowned.mechanism.linear_kernels import TILE, Blocks, Copies, add_parts, add_tiles
-from coowned.mechanism.linear_losses import LOGISTIC, SOFTMAX, SQUARED
+from coowned.mechanism.linear_kernels import (
+    LOGISTIC,
+    SOFTMAX,
+    SQUARED,
+    TILE,
+    Blocks,
+    Copies,
+    add_parts,
+    add_tiles,
+    fill_norms,
+)
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS
 
 MOST_COPIES_OF_A_PART = 2**19  # times the radius is below 2^53

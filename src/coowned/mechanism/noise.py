@@ -21,8 +21,7 @@ import numpy.typing as npt
 from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.kernels import WORDS, word_at
-from coowned.mechanism.keys import Purpose, RunKey
+from coowned.mechanism.keys import WORDS, Purpose, RunKey, word_at
 from coowned.mechanism.noise_kernels import Part, Rounding, round_normals
 from coowned.mechanism.normals import Digits
 

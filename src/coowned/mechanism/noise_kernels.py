@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.kernels import TAIL_STREAM, WORD_STREAM, WORDS, fill_words_of_keys, word_at
+from coowned.mechanism.keys import TAIL_STREAM, WORD_STREAM, WORDS, fill_words_of_keys, word_at
 from coowned.mechanism.normals import (
     ABSOLUTE_ERROR,
     MAGNITUDE,

@@ -13,8 +13,7 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Copies, GroupedBatches
-from coowned.mechanism.kernels import WORDS
-from coowned.mechanism.keys import Purpose, RunKey, StreamKey, random_words
+from coowned.mechanism.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
 

@@ -16,7 +16,7 @@ from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import atomic_add, compiled, in_parts, parts_left
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.linear_losses import clip_to_integers, fill_residuals
+from coowned.mechanism.linear_kernels import clip_to_integers, fill_residuals
 from coowned.mechanism.linear_sums import checked_coefficients
 
 ONE = 2**14  # stands for 1
