@@ -80,10 +80,7 @@ class Batches(abc.ABC):
 
     def physical_size(self, num_copies: int) -> int:
         """The smallest physical size that holds so many copies; nothing is ever dropped."""
-        for size in self.usual_sizes:
-            if num_copies <= size:
-                return size
-        size = self.usual_sizes[-1]
+        size = next((size for size in self.usual_sizes if num_copies <= size), self.usual_sizes[-1])
         while size < num_copies:
             size = self._round_up(size + max(1, size // 4))
         return size

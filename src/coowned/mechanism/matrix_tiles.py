@@ -81,13 +81,13 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
                 for v in range(vectors):
                     yield _fused(builder, number, factors[v], sums[i * vectors + v])
 
-        sums = _sum_up(builder, [vector] * (rows * vectors), length, 1, step)
+        sums = _sum_up(builder, vector, rows * vectors, length, 1, step)
         for i in range(rows):
             for v in range(vectors):
                 address, total = builder.gep(c, [_INDEX(i * COLUMNS + v * vector.count)]), sums[i * vectors + v]
                 if wide:
                     total = builder.fadd(_load(builder, address, vector), total)
-                _store(builder, total, address)
+                builder.store(total, builder.bitcast(address, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(left, *[types.intp] * 5, right, out, types.intp), generate
@@ -121,7 +121,7 @@ def multiply_four(typing_context, source, nothing, indices, weights, length, out
             for row, total in zip(rows, sums, strict=True):
                 yield _fused(builder, _load(builder, builder.gep(row, [k]), vector), factor, total)
 
-        for i, total in enumerate(_sum_up(builder, [vector] * 4, arguments[4], STRIDE, step)):
+        for i, total in enumerate(_sum_up(builder, vector, 4, arguments[4], STRIDE, step)):
             half = STRIDE
             while half > 1:
                 half //= 2
@@ -132,24 +132,14 @@ def multiply_four(typing_context, source, nothing, indices, weights, length, out
     return types.void(source, nothing, indices, weights, types.intp, out), generate
 
 
-def _sum_up(builder: Any, kinds: list[Any], length: Any, stride: int, step: Any) -> list[Any]:
-    """for k in range(0, length, stride): sums = step(k, sums), from zeros, at least once; all sums in registers."""
-    before = builder.block
-    loop, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.end")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    k = builder.phi(_INDEX)
-    sums = [builder.phi(kind) for kind in kinds]
-    added = list(step(k, sums))
-    following = builder.add(k, _INDEX(stride))
-    k.add_incoming(_INDEX(0), before)
-    k.add_incoming(following, loop)
-    for total, more in zip(sums, added, strict=True):
-        total.add_incoming(ir.Constant(total.type, [0.0] * total.type.count), before)
-        total.add_incoming(more, loop)
-    builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
-    builder.position_at_end(after)
-    return added
+def _sum_up(builder: Any, vector: Any, number: int, length: Any, stride: int, step: Any) -> list[Any]:
+    """for k in range(0, length, stride): sums = step(k, sums), from zeros; LLVM keeps all sums in registers."""
+    zeros = ir.Constant(vector, [0.0] * vector.count)
+    sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(number)]
+    with cgutils.for_range_slice(builder, _INDEX(0), length, _INDEX(stride), _INDEX) as (k, _):
+        for more, total in zip(step(k, [builder.load(total) for total in sums]), sums, strict=True):
+            builder.store(more, total)
+    return [builder.load(total) for total in sums]
 
 
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: list[Any]) -> Any:
@@ -158,14 +148,7 @@ def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: list[An
 
 
 def _load(builder: Any, address: Any, vector: Any) -> Any:
-    loaded = builder.load(builder.bitcast(address, vector.as_pointer()))
-    loaded.align = 4
-    return loaded
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    stored = builder.store(value, builder.bitcast(address, value.type.as_pointer()))
-    stored.align = 4
+    return builder.load(builder.bitcast(address, vector.as_pointer()), align=4)
 
 
 def _part(builder: Any, value: Any, begin: int, end: int) -> Any:

@@ -207,10 +207,6 @@ class Digits:
     def positive(self) -> bool:
         return self._first >= 2**63
 
-    def tail(self) -> tuple[int, int]:
-        """(t, length) with p in [t, t + 1] / 2^length."""
-        return self._tail, self._length
-
     def read_more(self) -> None:
         """Reads 64 further digits of p."""
         self._tail = self._tail << 64 | self._word(self._length // 64)

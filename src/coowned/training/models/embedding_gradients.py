@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.compiled import compiled, in_parts, parts_left
-from coowned.mechanism.gradient_leaves import Leaf, add_rounded, square_of
+from coowned.mechanism.gradient_sums import Leaf, add_rounded, square_of
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
 
 _ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds a float32 below 2^22 to an integer
