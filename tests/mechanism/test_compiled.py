@@ -42,7 +42,7 @@ def test_a_change_in_another_file_is_seen(tmp_path):
     assert (normal, noise) == run()
     assert normal == pytest.approx(0.6744897501960817)
     assert abs(noise) > 1000
-    assert list(tmp_path.rglob("noise_kernels.round_normals*.nbc"))  # it was kept, and read the second time
+    assert list(tmp_path.rglob("noise.round_normals*.nbc"))  # it was kept, and read the second time
     changed = tmp_path / "coowned" / "mechanism" / "normals.py"
     source = changed.read_text()
     once = "return q * top / low"

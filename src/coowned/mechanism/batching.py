@@ -29,13 +29,12 @@ Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]
 class Batch:
     """The copies of one step, padded to a shape that few other steps do not share.
 
-    A padded entry has mask False, example 0 and copy number 0; whatever row it fetches must be replaced by constant
-    content before a gradient is taken.
+    Whatever row a padded entry fetches must be replaced by constant content before a gradient is taken.
     """
 
     step: int
-    examples: npt.NDArray[np.int64]  # (physical size,) example of each copy
-    copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example
+    examples: npt.NDArray[np.int64]  # (physical size,) example of each copy; 0 for padding
+    copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example; 0 for padding
     mask: npt.NDArray[np.bool_]  # (physical size,) True where the entry is real
 
     @property
@@ -60,8 +59,7 @@ class Batches(abc.ABC):
         """Returns the padded batch of a step, the same on every call."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
         drawn = self._draw(int(step))
-        count = len(drawn[0])
-        size = self.physical_size(count)
+        count, size = len(drawn[0]), self.physical_size(len(drawn[0]))
         examples, numbers = np.zeros(size, np.int64), np.zeros(size, np.int32)
         examples[:count], numbers[:count] = drawn
         return Batch(int(step), examples, numbers, np.arange(size) < count)
@@ -164,9 +162,8 @@ class PoissonBatches(DrawnBatches):
       - Each copy is drawn with at most `sampling_probability`, whatever the other coins show.
         (test_conditional_probability_is_at_most_p, test_participations_are_binomial,
         test_pairs_of_copies_are_independent, test_steps_are_independent)
-      - `batch(step)` is the same in whatever order steps are asked for.                  (test_random_access)
-      - Nothing is dropped; a step without any copy is a batch of padding.               (test_nothing_is_dropped,
-        test_an_empty_batch_is_all_padding)
+      - `batch(step)` is the same in whatever order steps are asked for.   (test_random_access)
+      - Nothing is dropped; no copy gives padding.   (test_nothing_is_dropped, test_an_empty_batch_is_all_padding)
     Cost: O(batch) a step and O(|S|) memory.
     Not to be confused with shuffling S and cutting it into batches, for which no group accounting exists.
 
@@ -196,8 +193,7 @@ class ScheduledBatches(Batches):
     """The batches of a Schedule as they are; no coin is thrown.
 
     Guarantees:
-      - Step t holds exactly row t of the schedule.                                       (test_scheduled_batches)
-      - The copy number of a slot counts the earlier slots of the same example.           (test_scheduled_batches)
+      - Step t holds row t of the schedule; copy numbers count earlier slots of an example.   (test_scheduled_batches)
 
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
@@ -238,8 +234,8 @@ class CyclicPoissonBatches(GroupedBatches):
     """Step t throws a coin for every copy of group t mod num_groups, and for no other.
 
     Guarantees:
-      - A copy is in no step but its group's.                                             (test_cyclic_groups)
-      - Group g is drawn with min(1, batch_size / |S_g|), never more.                     (test_cyclic_probabilities)
+      - A copy is in no step but its group's.   (test_cyclic_groups)
+      - Group g is drawn with min(1, batch_size / |S_g|), never more.   (test_cyclic_probabilities)
     """
 
     def __post_init__(self) -> None:

@@ -68,14 +68,12 @@ class CyclicPoisson(GroupedMechanism):
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         sizes, bounds = _certified_groups(certificate)
         return {
             "num_groups": len(sizes),
-            "num_bands": len(sizes) if num_bands is None else num_bands,
+            "num_bands": len(sizes),
             "group_probabilities": tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
             "group_bounds": bounds if any(bounds) else None,  # None: nobody to protect
         }

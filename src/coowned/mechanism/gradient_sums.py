@@ -106,17 +106,17 @@ class GradientSum:
 
 
 def clipped_gradient_sums(
-    gradients: Callable[[Any, Any], Gradients],
+    gradients: Callable[[Any, Any], Gradients],  # (parameters, rows of the batch) -> each row's; compiled by the caller
     parameters: Mapping[str, Any],
-    batch: Mapping[str, Any],
-    mask: npt.ArrayLike,
-    grid: Grid,
+    batch: Mapping[str, Any],  # arrays with a leading axis for the copies
+    mask: npt.ArrayLike,  # (batch,) True where the row is real
+    grid: Grid,  # `Grid.for_gradients` of the clip norm
     *,
-    shapes: Mapping[str, tuple[int, ...]],
-    microbatch: int,
-    devices: Sequence[Any] = (),
+    shapes: Mapping[str, tuple[int, ...]],  # of every parameter
+    microbatch: int,  # rows that a device works on together
+    devices: Sequence[Any] = (),  # that take microbatches in turn, the same program each; none: where parameters are
     scales: Mapping[str, Any] | None = None,
-    ahead: int = 0,
+    ahead: int = 0,  # microbatches computed while an earlier one is added; each keeps its gradients in memory
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
     """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
 
@@ -126,17 +126,8 @@ def clipped_gradient_sums(
       - Whatever the scales are, a copy adds no more than the radius.   (test_scales_cannot_lengthen_a_copy)
 
     Args:
-      gradients: (parameters, rows of the batch) -> each row's gradients; compiled by the caller.
-      parameters: what `gradients` takes.
-      batch: arrays with a leading axis for the copies.
-      mask: (batch,) True where the row is real.
-      grid: `Grid.for_gradients` of the clip norm.
-      shapes: of every parameter.
-      microbatch: rows that a device works on together.
-      devices: that take microbatches in turn, the same program each; none: where the parameters are.
-      scales: what every copy's gradients are multiplied by before they are clipped, as `scaled` takes
-        them: a function of public numbers and of what earlier steps released.
-      ahead: microbatches that are computed while an earlier one is added; each keeps its gradients in memory.
+      scales: what every copy's gradients are multiplied by before they are clipped, as `scaled` takes them: a function
+        of public numbers and of what earlier steps released.
 
     Returns:
       ({name: int64 sums}, number of copies that were clipped: private).

@@ -116,20 +116,12 @@ class RunKey:
         self,
         purpose: Purpose,
         *,
-        configuration: str | None = None,
-        step: int | None = None,
-        tensor: str | None = None,
-        copy: tuple[int, int] | None = None,
+        configuration: str | None = None,  # the member of a sweep; None for what all share (coins): refused for noise
+        step: int | None = None,  # None for what is drawn once a run
+        tensor: str | None = None,  # the parameter the noise is for
+        copy: tuple[int, int] | None = None,  # (example, copy number), of what is drawn for one copy, such as a mask
     ) -> StreamKey:
-        """The key of one stream.
-
-        Args:
-          purpose: what is drawn.
-          configuration: the member of a sweep; None for what all members share (coins). Noise without it is refused.
-          step: the training step; None for what is drawn once a run.
-          tensor: the parameter the noise is for.
-          copy: (example, copy number) for what is drawn for one copy, such as a mask.
-        """
+        """The key of one stream."""
         return self.derive_many(purpose, configurations=(configuration,), step=step, tensor=tensor, copy=copy)[0]
 
     def derive_many(
@@ -141,11 +133,7 @@ class RunKey:
         tensor: str | None = None,
         copy: tuple[int, int] | None = None,
     ) -> npt.NDArray[np.uint32]:
-        """(configurations, 8) uint32: the keys of one use for all members of a sweep.
-
-        Guarantees:
-          - Row i is what `derive` gives for configuration i, to the bit.   (test_many_keys_are_those_of_each)
-        """
+        """(configurations, 8) uint32: what `derive` gives for each of them.   (test_many_keys_are_those_of_each)"""
         if not isinstance(purpose, Purpose):
             raise InputError(f"purpose must be a Purpose, not {purpose!r}")
         if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):

@@ -53,19 +53,19 @@ class RowsInPlace(NamedTuple):
 
 
 def clipped_linear_sums(
-    coefficients: npt.ArrayLike,
-    features: npt.ArrayLike | RowsInPlace,
-    labels: npt.ArrayLike,
-    mask: npt.ArrayLike,
-    grids: Sequence[Grid],
-    norms: npt.ArrayLike | None = None,
+    coefficients: npt.ArrayLike,  # (models[, classes], num_features + 1) float32: weights, and the intercept last
+    features: npt.ArrayLike | RowsInPlace,  # (batch, num_features) float32, or where such rows are
+    labels: npt.ArrayLike,  # (batch,) 0 or 1, the index of the class, or the target
+    mask: npt.ArrayLike,  # (batch,) True where the row is real
+    grids: Sequence[Grid],  # `Grid.for_linear` of each model's clip norm
+    norms: npt.ArrayLike | None = None,  # (batch,) `norms_of` these very rows; those of others would void the bound
     *,
     squared_loss: bool = False,
 ) -> tuple[npt.NDArray[np.int64], int]:
     """The sum over a batch of clipped gradients of linear models, in units of each model's grid.
 
     The loss is logistic; with an axis for classes it is softmax's cross-entropy; with `squared_loss` half the squared
-    difference of score and label.
+    difference of score and label. Any number as a label is clipped soundly; one that is no class adds zero.
 
     Guarantees:
       - What a copy adds is an integer matrix no longer than the radius, from denormal to 1e38 large features.
@@ -78,16 +78,6 @@ def clipped_linear_sums(
         (test_not_finite_adds_zero, test_padding_adds_zero)
       - It is close to the clipped gradient of Algorithm 1.   (test_is_close_to_the_reference)
     Cost: one pass over the rows for one model with one score; else two products, the second in float64.
-
-    Args:
-      coefficients: (models, num_features + 1) or (models, classes, num_features + 1) float32: weights, and the
-        intercept last.
-      features: (batch, num_features) float32, or where such rows are.
-      labels: (batch,) 0 or 1, the index of the class, or the target (any number is clipped soundly; one that is no
-        class adds zero).
-      mask: (batch,) True where the row is real.
-      grids: `Grid.for_linear` of each model's clip norm.
-      norms: (batch,) `norms_of` these very rows. Norms of other rows would void the bound.
 
     Returns:
       (int64 sums of the coefficients' shape; of one model the number of copies that were clipped, else 0: private).

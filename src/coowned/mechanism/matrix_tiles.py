@@ -43,21 +43,14 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
     """Sums over k of tile[i, k] * right[k, j]: written to float32 out[out_row + i, j], or added to float64.
 
     i < ROWS where out is float32, i < SUM_ROWS where it is float64. tile[i, k] is i * down + k * along numbers after
-    left[row, column], so that its rows can be rows of `left` or columns.
+    left[row, column], so that its rows can be rows of `left` or columns. `left` is float32, `right` and `out` are of
+    one type and have COLUMNS columns, k < length, and all are contiguous.
 
     Guarantees:
       - Each sum is a chain of fused operations of out's type in the order of k.   (test_equals_a_plain_loop)
       - It does not depend on i, j or other entries.   (test_a_sum_does_not_depend_on_its_position,
         test_what_is_not_a_number_stays_where_it_is)
     What it is not: checked. No bounds are looked at.
-
-    Args:
-      left: (n, m) float32, contiguous.
-      row, column, down, along: where the tile lies in it.
-      length: of the inner index, at least 1.
-      right: (length, COLUMNS) of out's type, contiguous.
-      out: (r, COLUMNS), contiguous: float32 is overwritten, to float64 it is added.
-      out_row: the first of its rows.
     """
     wide = out.dtype == types.float64
     rows, vectors = (SUM_ROWS, 2 * _VECTORS) if wide else (ROWS, _VECTORS)
@@ -122,10 +115,10 @@ def multiply_four(typing_context, source, nothing, indices, weights, length, out
                 yield _fused(builder, _load(builder, builder.gep(row, [k]), vector), factor, total)
 
         for i, total in enumerate(_sum_up(builder, vector, 4, arguments[4], STRIDE, step)):
-            half = STRIDE
-            while half > 1:
-                half //= 2
-                total = builder.fadd(_part(builder, total, 0, half), _part(builder, total, half, 2 * half))
+            while total.type.count > 1:
+                lanes = list(range(total.type.count))
+                half = len(lanes) // 2
+                total = builder.fadd(_lanes(builder, total, lanes[:half]), _lanes(builder, total, lanes[half:]))
             builder.store(builder.extract_element(total, _INT(0)), builder.gep(result, [_INDEX(i)]))
         return context.get_dummy_value()
 
@@ -151,22 +144,19 @@ def _load(builder: Any, address: Any, vector: Any) -> Any:
     return builder.load(builder.bitcast(address, vector.as_pointer()), align=4)
 
 
-def _part(builder: Any, value: Any, begin: int, end: int) -> Any:
-    lanes = ir.Constant(ir.VectorType(_INT, end - begin), list(range(begin, end)))
+def _lanes(builder: Any, value: Any, numbers: list[int]) -> Any:
+    lanes = ir.Constant(ir.VectorType(_INT, len(numbers)), numbers)
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
 
 
 def _everywhere(builder: Any, number: Any, vector: Any) -> Any:
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), number, _INT(0))
-    lanes = ir.Constant(ir.VectorType(_INT, vector.count), [0] * vector.count)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
+    return _lanes(builder, first, [0] * vector.count)
 
 
 def _fused(builder: Any, one: Any, other: Any, added: Any) -> Any:
     """one * other + added, rounded once."""
     kind = added.type
-    name = f"llvm.fma.v{kind.count}f{64 if kind.element == _DOUBLE else 32}"
-    known = builder.module.globals.get(name)
-    return builder.call(
-        known or ir.Function(builder.module, ir.FunctionType(kind, [kind] * 3), name), [one, other, added]
-    )
+    name = f"llvm.fma.v{kind.count}{kind.element.intrinsic_name}"
+    fused = builder.module.declare_intrinsic(name, fnty=ir.FunctionType(kind, [kind] * 3))
+    return builder.call(fused, [one, other, added])

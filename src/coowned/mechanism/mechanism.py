@@ -113,7 +113,12 @@ class Mechanism(abc.ABC):
             raise InputError(f"{kind} sampling needs batch_size and iterations (--batch-size, --iterations)")
         if batch_size is not None:
             validate.positive(batch_size=batch_size)
-        fields = cls._certified_fields(certificate, batch_size, num_bands)
+        fields = cls._certified_fields(certificate, batch_size)
+        if num_bands not in (None, fields.get("num_bands", 1)):
+            if "num_bands" not in fields:
+                kind = cls.kind.capitalize()
+                raise InputError(f"{kind} sampling has independent noise; remove num_bands or use another mechanism")
+            fields["num_bands"] = num_bands
         for name, value in (("batch_size", batch_size), ("iterations", iterations)):
             if value not in (None, fields.setdefault(name, value)):
                 raise InputError(f"{name} {value} is not the schedule's ({fields[name]}); remove it")
@@ -121,10 +126,8 @@ class Mechanism(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
-        """The fields that follow from the certificate, beside the contribution bound; refuses options it excludes."""
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
+        """The fields that follow from the certificate, beside the contribution bound: num_bands, the most it allows."""
 
     def check_certificate(self, certificate: ContributionCertificate) -> None:
         """Refuses, with UncertifiableError, a certificate that proves less than this mechanism needs."""

@@ -13,7 +13,7 @@ integer boundary lies within the bound, the normal is compared with it to as man
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,29 @@ import numpy.typing as npt
 from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.keys import WORDS, Purpose, RunKey, word_at
-from coowned.mechanism.noise_kernels import Part, Rounding, round_normals
-from coowned.mechanism.normals import Digits
+from coowned.mechanism.keys import TAIL_STREAM, WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, word_at
+from coowned.mechanism.normals import (
+    ABSOLUTE_ERROR,
+    MAGNITUDE,
+    RELATIVE_ERROR,
+    SCARCE,
+    SIGN,
+    TAIL_END,
+    Digits,
+    TailTable,
+    approximate,
+    approximate_with,
+    tail_difference,
+    tail_table,
+)
 
 Rows = dict[str, npt.NDArray[np.int64]]
 
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
 _BLOCK = 8  # rows of correlated noise that are made together, each column's earlier rows being read once
 _LARGE = 2**22  # numbers that a block has at most, unless it is one row
+
+_njit = compiled()
 
 
 class NoiseStream:
@@ -49,16 +63,6 @@ class NoiseStream:
     made ahead, whatever `iterations` is. The work is done without Python's lock, so that the next row can be made while
     a device computes.
 
-    Args:
-      run_key: where the normals come from.
-      deviations: standard deviation in grid units, for each configuration (`Grid.noise_deviation`).
-      coefficients: of the strategy (`BandedStrategy.coefficients`), or (1.0,) for independent noise.
-      shapes: name and shape of every tensor.
-      iterations: number of rows there are.
-      configurations: the names of the models; every array has a leading axis for them.
-      start: the first step to be given out; earlier rows are replayed.
-      threads: among which the work is split.
-
     Example:
       >>> stream = NoiseStream(RunKey.from_seed(0), deviations=[100.0], coefficients=(1.0,), shapes={"w": (3,)},
       ...                      iterations=2)
@@ -75,13 +79,13 @@ class NoiseStream:
         self,
         run_key: RunKey,
         *,
-        deviations: Sequence[float],
-        coefficients: Sequence[float] | npt.NDArray[np.float64],
-        shapes: Mapping[str, tuple[int, ...]],
-        iterations: int,
-        configurations: Sequence[str] = ("",),
-        start: int = 0,
-        threads: int = 1,
+        deviations: Sequence[float],  # in grid units, of each configuration (`Grid.noise_deviation`)
+        coefficients: Sequence[float] | npt.NDArray[np.float64],  # of the strategy; (1.0,) for independent noise
+        shapes: Mapping[str, tuple[int, ...]],  # of every tensor, by name
+        iterations: int,  # number of rows there are
+        configurations: Sequence[str] = ("",),  # names of the models; every array has a leading axis for them
+        start: int = 0,  # the first step to be given out; earlier rows are replayed
+        threads: int = 1,  # among which the work is split
     ):
         validate.positive(iterations=iterations, threads=threads)
         validate.integer(at_least=0, at_most=iterations, start=start)
@@ -164,12 +168,70 @@ def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batc
     return released
 
 
-@compiled()
+@_njit
 def _release(sums, noise, out, scales, noisy):
     for i in range(sums.shape[0]):
         for j in range(sums.shape[1]):
             value = sums[i, j] + noise[i, j] if noisy else sums[i, j]
             out[i, j] = np.float32(np.float64(value) * scales[i])
+
+
+# ---- rows: normals from words, what earlier rows feed back, and the rounding of both ---------------------------------
+
+
+class Part(NamedTuple):
+    """Some columns of the rows of one step or several."""
+
+    keys: npt.NDArray[np.uint32]  # (steps, configurations, 8)
+    begin: int  # the first column, a multiple of WORDS
+    end: int
+    ring: npt.NDArray[np.int64]  # (configurations, slots, size) rows before, and room for those to be made
+    step: int  # the first; row t is in slot t mod slots
+
+
+class Rounding(NamedTuple):
+    """How values become integers: v = (deviation z - sum_j coefficients[j] n_j) / coefficients[0] + 1/2, rounded down.
+
+    A coefficient is split into a + b, an earlier number into m + r with m a multiple of `step`. Products a m, and their
+    sums, are exact in float64; what is left, a r + b n, is small: its sum is off by at most of_sum. So v is off by at
+    most per_normal |z| + fixed + 2^-50 |v|.
+    """
+
+    deviations: npt.NDArray[np.float64]  # (configurations,)
+    coefficients: npt.NDArray[np.float64]  # (num_bands,)
+    parts: npt.NDArray[np.float64]  # (2, num_bands - 1) a and b, whose sum is coefficients[1:]
+    step: float  # a power of two
+    per_normal: npt.NDArray[np.float64]  # (configurations,)
+    fixed: npt.NDArray[np.float64]  # (configurations,)
+    of_sum: float
+    largest: int  # absolute value of an earlier number for which this holds
+    table: TailTable
+
+    @classmethod
+    def of(cls, deviations: npt.NDArray[np.float64], coefficients: npt.NDArray[np.float64]) -> "Rounding":
+        if not len(coefficients) or coefficients[0] <= 0 or not np.isfinite(coefficients).all():
+            raise InputError("coefficients must be finite numbers, the first above 0")
+        if not ((deviations >= 0) & (deviations / coefficients[0] < 2.0**48)).all():
+            raise InputError("deviations must be between 0 and 2^48 grid units")
+        per_normal = deviations * (RELATIVE_ERROR + 4 * 2.0**-53) / coefficients[0] * (1 + 2.0**-20)
+        parts, fixed = np.zeros((2, len(coefficients) - 1)), np.zeros_like(deviations)
+        rounding = cls(deviations, coefficients, parts, 1.0, per_normal, fixed, 0.0, 0, tail_table())
+        return rounding.up_to(1 + int(4 * deviations.max() / coefficients[0]))
+
+    def up_to(self, largest: int) -> "Rounding":
+        """With the error of the sum over earlier rows, none of whose numbers is larger than this."""
+        others = self.coefficients[1:]
+        total, size = float(np.abs(others).sum()) + 1, largest.bit_length()
+        step = 2.0 ** (size // 2)
+        # Multiples of 2^-bits, times multiples m of `step`, |m| <= 2 largest, add up to less than 2^53 step 2^-bits.
+        bits = 52 + size // 2 - size - math.ceil(math.log2(total))
+        whole = np.ldexp(np.rint(np.ldexp(others, bits)), -bits)
+        rest = others - whole  # exact
+        of_sum = (2 * len(others) + 6) * 2.0**-53 * (total * step + float(np.abs(rest).sum()) * largest)
+        if largest >= 2**52 or float(np.abs(whole).sum()) > total:  # beyond what was proven
+            of_sum = math.inf
+        fixed = (self.deviations * ABSOLUTE_ERROR + of_sum) / self.coefficients[0] * (1 + 2.0**-20) + 2.0**-60
+        return self._replace(parts=np.stack([whole, rest]), step=step, fixed=fixed, of_sum=of_sum, largest=largest)
 
 
 def _fill_part(part: Part, rounding: Rounding) -> int:
@@ -220,3 +282,169 @@ def exact_number(part: Part, step: int, model: int, column: int, rounding: Round
         middle = (low + high) // 2
         low, high = (middle, high) if reaches(middle) else (low, middle)
     return low
+
+
+@_njit
+def round_normals(part, rounding, doubtful):
+    """Fills the ring; gives (how many may be wrong, the largest absolute value).
+
+    The first rows of `doubtful` become (step, model, column) of those that may be wrong.
+    """
+    steps, models, _ = part.keys.shape
+    columns, slots = part.end - part.begin, part.ring.shape[1]
+    together = max(1, 4 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
+    room = together * min(columns, WORDS)
+    words, normals, indices = np.empty(room, np.uint64), np.empty(room), np.empty(WORDS, np.int64)
+    values, sums = np.empty(WORDS), np.zeros((2, WORDS))
+    count, largest = 0, np.int64(0)
+    for first in range(0, models, together):
+        number = min(together, models - first)
+        for begin in range(part.begin, part.end, WORDS):
+            length = min(WORDS, part.end - begin)
+            own_words = words[: number * length].reshape(number, length)
+            own_normals = normals[: number * length].reshape(number, length)
+            for step in range(steps):
+                keys = part.keys[step, first : first + number]
+                fill_words_of_keys(keys, WORD_STREAM, begin // 8, own_words)
+                scarce = approximate(own_words.reshape(-1), own_normals.reshape(-1))
+                for i in range(number):
+                    model = first + i
+                    if scarce:
+                        _read_on(own_words[i], keys[i], begin // WORDS, own_normals[i])
+                    _feed_back(own_normals[i], model, rounding, part, part.step + step, begin, values, sums)
+                    errors = rounding.per_normal[model], rounding.fixed[model]
+                    out = part.ring[model, (part.step + step) % slots][begin : begin + length]
+                    found = _round(own_normals[i], values, errors, out, indices)
+                    if found:
+                        made = own_words[i], own_normals[i], values, sums
+                        found = _settle(made, errors, model, rounding, out, indices[:found])
+                    for j in indices[:found]:
+                        doubtful[count, 0], doubtful[count, 1], doubtful[count, 2] = step, model, begin + j
+                        count += 1
+                    for j in range(length):
+                        largest = max(largest, abs(out[j]))
+    return count, largest
+
+
+@_njit
+def _read_on(words, key, chunk, normals):
+    """Normals of one chunk whose tail probability needs the digits of a second word."""
+    for j in range(words.size):
+        if (words[j] & MAGNITUDE) < SCARCE:
+            normals[j] = approximate_with(words[j], word_at(key, TAIL_STREAM, chunk, j))
+
+
+@_njit
+def _feed_back(normals, model, rounding, part, step, begin, values, sums):
+    """values = (deviation normals - sum of earlier rows times their coefficients) / coefficients[0] + 1/2."""
+    deviation, first, slots = rounding.deviations[model], rounding.coefficients[0], part.ring.shape[1]
+    if rounding.coefficients.size == 1:
+        for j in range(normals.size):
+            values[j] = deviation * normals[j] / first + 0.5
+        return
+    sums[:] = 0
+    exact, small = sums[0], sums[1]  # unpacked, they would not be known to be contiguous
+    shift = 1.5 * 2.0**52 * rounding.step  # added and subtracted again, it rounds to a multiple of `step`
+    for lag in range(rounding.coefficients.size - 1):
+        earlier = part.ring[model, (step - 1 - lag) % slots][begin : begin + normals.size]
+        whole, rest = rounding.parts[0, lag], rounding.parts[1, lag]
+        for j in range(normals.size):
+            n = np.float64(earlier[j])
+            rounded = (n + shift) - shift
+            exact[j] += whole * rounded
+            small[j] += whole * (n - rounded) + rest * n
+    for j in range(normals.size):
+        values[j] = ((deviation * normals[j] - exact[j]) - small[j]) / first + 0.5
+
+
+@_njit
+def _round(normals, values, errors, out, doubtful):
+    """out = floor(values); gives how many have an integer within their error, their indices in `doubtful`."""
+    count = 0
+    for j in range(normals.size):  # without a branch, so that it becomes vector code
+        out[j] = np.int64(np.floor(values[j]))
+        count += not _is_certain(normals[j], values[j], errors)
+    if count:
+        count = 0
+        for j in range(normals.size):
+            doubtful[count] = j  # overwritten by the next, unless it is doubtful
+            count += not _is_certain(normals[j], values[j], errors)
+    return count
+
+
+@_njit
+def _is_certain(normal, value, errors):
+    """Whether no integer is within the error of the value; false for what is not a number."""
+    return abs(value - np.floor(value) - 0.5) < 0.5 - _error(normal, value, errors)
+
+
+@_njit
+def _error(normal, value, errors):
+    return errors[0] * abs(normal) + errors[1] + 2.0**-50 * abs(value)
+
+
+@_njit
+def _settle(made, errors, model, rounding, out, doubtful):
+    """Writes those of the doubtful numbers that their words decide; gives how many are left in `doubtful`."""
+    words, normals, values, sums = made
+    deviation, first = rounding.deviations[model], rounding.coefficients[0]
+    inverse = 1 / deviation
+    left = 0
+    for j in doubtful:
+        # The number is at least low and at most high.
+        error = _error(normals[j], values[j], errors) + 2.0**-50 * abs(values[j])
+        answer = np.int64(abs(values[j]) + error < 2.0**50)
+        low, high = np.int64(np.floor(values[j] - error)), np.int64(np.floor(values[j] + error))
+        sum_and_error = sums[0, j], sums[1, j], rounding.of_sum
+        while answer != 0 and low < high:
+            middle = high - (high - low) // 2
+            answer = _reaches(words[j], middle, deviation, inverse, first, sum_and_error, rounding.table)
+            low, high = (middle, high) if answer > 0 else (low, middle - 1)
+        out[j] = low if answer != 0 else 0
+        doubtful[left] = j
+        left += answer == 0
+    return left
+
+
+@_njit
+def _reaches(word, number, deviation, inverse, first, sum_and_error, table):
+    """1 or -1: whether deviation Z is at least the boundary first (number - 1/2) + sum over earlier rows; 0: unknown.
+
+    The boundary over the deviation is computed as high + low, off by at most `error`: sums and products are kept with
+    what they were rounded by (Dekker 1971); only `small`, the sum of these, and the inexact part are rounded.
+    """
+    exact, inexact, of_sum = sum_and_error
+    product, lost = _two_product(first, number - 0.5)
+    boundary, more = _two_sum(product, exact)
+    boundary, small = _two_sum(boundary, (lost + more) + inexact)
+    high = boundary * inverse
+    product, lost = _two_product(high, deviation)
+    low = (((boundary - product) - lost) + small) * inverse
+    error = (of_sum + 2.0**-50 * (1 + abs(inexact) + 2.0**-50 * (abs(boundary) + abs(exact)))) * inverse
+    slack = table.error + 2.0**63 * error  # Q' is above -1/2
+    if not (error < abs(high) < TAIL_END and slack < 2.0**20):
+        return 0
+    sign = 1 if word >= SIGN else -1
+    if sign * high < 0:
+        return sign
+    difference = tail_difference(table, sign * high, sign * low, word)
+    # Q(x) >= p means |Z| >= x, where p is at most one unit above the word's tail. A branch could not be predicted.
+    return sign * (np.int64(difference >= 1 + slack) - np.int64(difference < -slack))
+
+
+@_njit
+def _two_sum(a, b):
+    """(a + b rounded, what that lost), exactly."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+@_njit
+def _two_product(a, b):
+    """(a b rounded, what that lost), exactly."""
+    product = a * b
+    high_a, high_b = 134217729.0 * a, 134217729.0 * b  # 2^27 + 1
+    high_a, high_b = high_a - (high_a - a), high_b - (high_b - b)
+    low_a, low_b = a - high_a, b - high_b
+    return product, ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b

@@ -200,12 +200,9 @@ class Digits:
 
     def __init__(self, word: Callable[[int], int]):
         self._word = word
-        self._first = word(0)
-        self._tail, self._length = self._first % 2**63, 64  # p is in [tail, tail + 1] / 2^length
-
-    @property
-    def positive(self) -> bool:
-        return self._first >= 2**63
+        first = word(0)
+        self.positive = first >= 2**63
+        self._tail, self._length = first % 2**63, 64  # p is in [tail, tail + 1] / 2^length
 
     def read_more(self) -> None:
         """Reads 64 further digits of p."""

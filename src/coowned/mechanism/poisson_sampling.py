@@ -41,12 +41,8 @@ class PoissonSampling(Mechanism):
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
-        if num_bands not in (None, 1):
-            raise InputError("Poisson sampling has independent noise; remove num_bands or use another mechanism")
         if batch_size > certificate.size:
             raise InputError(
                 f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it, "
@@ -66,7 +62,7 @@ class PoissonSampling(Mechanism):
 
     def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
         validate.positive(simulated_batch_size=batch_size)
-        return dataclasses.replace(self, **self._certified_fields(certificate, batch_size, None))
+        return dataclasses.replace(self, **self._certified_fields(certificate, batch_size))
 
     def describe(self) -> str:
         return (

@@ -71,9 +71,7 @@ class RandomAllocation(GroupedMechanism):
             )
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         _check_one_copy(certificate)
         sizes = certificate.group_sizes or (certificate.size,)
@@ -85,7 +83,7 @@ class RandomAllocation(GroupedMechanism):
         return {
             "rounds_per_epoch": max(1, round(max(sizes) / batch_size)),
             "num_groups": len(sizes),
-            "num_bands": len(sizes) if num_bands is None else num_bands,
+            "num_bands": len(sizes),
             "group_bounds": bounds if 0 in bounds and any(bounds) else None,
         }
 
