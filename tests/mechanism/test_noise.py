@@ -11,6 +11,7 @@ from tests.mechanism.test_normals import exact_normal, to_fraction
 
 from coowned.errors import InputError
 from coowned.mechanism import noise as noise_module
+from coowned.mechanism import normals
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.keys import WORDS, Purpose, RunKey, fill_words
 from coowned.mechanism.noise import NoiseStream, Part, Rounding, exact_number
@@ -172,7 +173,7 @@ def test_words_decide_rightly_or_not_at_all(deviation, first):
                 digits = Digits([word, 2**63, *[0] * 9].__getitem__)
                 right = 1 if digits.exceeds(threshold.numerator, threshold.denominator) else -1
                 given = np.uint64(word), number, deviation, 1 / deviation, first, (exact, inexact, 0.0)
-                found = noise_module._reaches(*given, tail_table())
+                found = normals.reaches(*given, tail_table())
                 assert found in (0, right)
                 answers.append((abs(away) < 2, abs(threshold) < 6 and deviation > 2**40, found != 0))
     assert all(known for near, inside, known in answers if inside and not near)

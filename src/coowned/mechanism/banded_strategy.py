@@ -36,12 +36,12 @@ class BandedStrategy:
     ~/.cache/coowned).
 
     Guarantees:
-      - No column is longer than 1, in exact arithmetic, of the very coefficients the noise uses, whatever the cache
-        holds.   (test_no_column_is_longer_than_one, test_a_forged_cache_keeps_the_bound)
+      - No column is longer than 1, exactly, whatever the cache holds.   (test_no_column_is_longer_than_one,
+        test_a_forged_cache_keeps_the_bound)
       - C_ij = 0 for i - j >= num_bands.   (test_bands)
       - num_bands = 1 is the identity: DP-SGD.   (test_one_band_is_the_identity)
-      - `sensitivity_of` is an upper bound on what one user can change, and refuses a schedule in which their columns
-        overlap.   (test_sensitivity_is_that_of_the_matrix, test_overlapping_columns_are_refused)
+      - `sensitivity_of` bounds what one user can change; columns that overlap are refused.
+        (test_sensitivity_is_that_of_the_matrix, test_overlapping_columns_are_refused)
     Cost: an optimization is O(num_bands * iterations) a round, some dozen rounds; afterwards O(num_bands) memory.
     What it is not: amplified by sampling; `error_factor` compares at equal noise multipliers.
 

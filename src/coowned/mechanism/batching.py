@@ -21,8 +21,7 @@ from coowned.mechanism.compiled import compiled
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
-Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]
-"""(n,) example and (n,) copy number of some copies."""
+Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]  # (n,) example and (n,) copy number of some copies
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

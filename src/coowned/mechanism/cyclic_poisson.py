@@ -24,8 +24,7 @@ class CyclicPoisson(GroupedMechanism):
       num_groups: number of groups of users.
       num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
       group_probabilities: each group's own probability, or None if all have `sampling_probability`.
-      group_bounds: most copies of one user in each group, or None if all have `contribution_bound`; 0 for an empty
-        group.
+      group_bounds: most copies of one user in each group (0 if it is empty), or None if all have `contribution_bound`.
 
     Guarantees:
       - More bands than groups are refused.   (test_more_bands_than_groups_is_refused)

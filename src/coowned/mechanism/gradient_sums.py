@@ -24,8 +24,7 @@ _BLOCK = 4096  # numbers of a gradient that are summed over all copies before th
 
 _njit = compiled()
 
-Gradients = Mapping[str, Any]
-"""By parameter: (copies, ...) float32, or a form that has `leaf` and `scaled`."""
+Gradients = Mapping[str, Any]  # by parameter: (copies, ...) float32, or a form that has `leaf` and `scaled`
 
 
 class Leaf(Protocol):
@@ -33,15 +32,12 @@ class Leaf(Protocol):
 
     def squares(self) -> npt.NDArray[np.float64]:
         """(copies,) the squared norms, about."""
-        ...
 
     def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Adds each copy's gradient times its factor, rounded, to totals; nothing of a copy with the factor 0 is read.
+        """Adds each copy's gradient times its factor, rounded, to totals; gives at least their squared norms.
 
-        Returns:
-          (copies,) at least the sums of squares of the integers that were added.
+        Nothing of a copy with the factor 0 is read.
         """
-        ...
 
 
 class GradientSum:
@@ -54,8 +50,7 @@ class GradientSum:
         (test_a_copy_adds_the_same_in_any_company, test_threads_change_nothing)
       - The sum is the sum of what each copy adds, exactly.   (test_the_sum_is_that_of_the_copies,
         test_many_copies_are_added_exactly)
-      - A copy whose gradient is not finite adds exactly zero, and so does padding.   (test_not_finite_adds_zero,
-        test_padding_adds_zero)
+      - What is not finite adds exactly zero, as padding does.   (test_not_finite_adds_zero, test_padding_adds_zero)
     Cost: two passes over the gradients; of an embedding two products instead, without building it.
 
     Example:
@@ -115,7 +110,7 @@ def clipped_gradient_sums(
     shapes: Mapping[str, tuple[int, ...]],  # of every parameter
     microbatch: int,  # rows that a device works on together
     devices: Sequence[Any] = (),  # that take microbatches in turn, the same program each; none: where parameters are
-    scales: Mapping[str, Any] | None = None,
+    scales: Mapping[str, Any] | None = None,  # for `scaled`, before clipping: of public and released numbers alone
     ahead: int = 0,  # microbatches computed while an earlier one is added; each keeps its gradients in memory
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
     """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
@@ -125,30 +120,25 @@ def clipped_gradient_sums(
         (test_padding_of_a_batch_changes_nothing, test_two_devices_give_the_same_integers)
       - Whatever the scales are, a copy adds no more than the radius.   (test_scales_cannot_lengthen_a_copy)
 
-    Args:
-      scales: what every copy's gradients are multiplied by before they are clipped, as `scaled` takes them: a function
-        of public numbers and of what earlier steps released.
-
     Returns:
       ({name: int64 sums}, number of copies that were clipped: private).
     """
     import jax
 
     mask, rescale = np.asarray(mask, bool), jax.jit(scaled)
+    mask = np.pad(mask, (0, -mask.size % microbatch))
     total = GradientSum(shapes, grid)
     own = [jax.device_put((parameters, scales), device) for device in devices] or [(parameters, scales)]
     waiting: collections.deque[tuple[Gradients, npt.NDArray[np.bool_]]] = collections.deque()
     end = int(np.flatnonzero(mask)[-1]) + 1 if mask.any() else 0  # padding at the end is not worked on
     for number, begin in enumerate(range(0, end, microbatch)):
-        real = np.zeros(microbatch, bool)
-        count = min(microbatch, mask.size - begin)
-        real[:count] = mask[begin : begin + count]
-        rows = {name: _padded(np.asarray(array)[begin : begin + count], real) for name, array in batch.items()}
+        some = slice(begin, begin + microbatch)
+        rows = {name: _padded(np.asarray(array)[some], mask[some]) for name, array in batch.items()}
         if devices:
             rows = jax.device_put(rows, devices[number % len(devices)])
         given, factors = own[number % len(own)]
         found = gradients(given, rows)
-        waiting.append((found if factors is None else rescale(found, factors), real))
+        waiting.append((found if factors is None else rescale(found, factors), mask[some]))
         if len(waiting) >= len(own) + ahead:
             total.add(*waiting.popleft())
     for left in waiting:
@@ -175,15 +165,11 @@ def leaf_of(gradients: Any, copies: int) -> Leaf:
 
 
 def scaled(gradients: Mapping[str, Any], scales: Mapping[str, Any]) -> dict[str, Any]:
-    """Every parameter's gradients times a public scale for each of its rows, to be compiled.
+    """Every parameter's gradients times public scales, of its shape but 1 in the last axis; to be compiled.
 
     Guarantees:
       - It is the product with what factors make.   (test_scaled_factors_are_the_scaled_gradient,
         test_scaled_rows_and_products)
-
-    Args:
-      gradients: as `leaf_of` takes them.
-      scales: of each parameter: its shape, but 1 in the last axis.
     """
     return {
         name: own.scaled(scales[name]) if hasattr(own, "scaled") else own * scales[name]

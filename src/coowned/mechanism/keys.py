@@ -1,8 +1,8 @@
 """Where all secret randomness comes from: one run key, and a key of its own for everything that is drawn.
 
 A sub-key is BLAKE2b, keyed by the run key, of (purpose, configuration, step, tensor, copy); it is the 256-bit key of a
-ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed at
-any step draws what it would have drawn, and nothing else is ever drawn from the same key.
+ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed draws
+what it would have drawn, and nothing else is ever drawn from the same key.
 """
 
 import dataclasses
@@ -22,17 +22,14 @@ from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 
-StreamKey = npt.NDArray[np.uint32]
-"""(8,) uint32: the 256 bits a stream of random words is made from."""
+StreamKey = npt.NDArray[np.uint32]  # (8,) the 256 bits a stream of random words is made from
 
 LANES = 64  # ChaCha20 blocks that are computed side by side
 WORDS = 8 * LANES  # 64-bit words of one chunk
-
 WORD_STREAM = np.uint64(0)  # nonces: the words themselves,
 TAIL_STREAM = np.uint64(1)  # and the further bits of normals in the tail
 
-_LOW_32 = np.uint64(0xFFFFFFFF)
-_S32 = np.uint64(32)
+_LOW_32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 _CONSTANTS = (np.uint32(0x61707865), np.uint32(0x3320646E), np.uint32(0x79622D32), np.uint32(0x6B206574))
 
 _njit = compiled()
@@ -61,8 +58,8 @@ class RunKey:
     Guarantees:
       - From the operating system unless a seed is given; a seeded key says so for ever.
         (test_keys_of_the_operating_system_differ, test_a_seed_marks_a_test_run)
-      - Different (purpose, configuration, step, tensor, copy) never give the same key: their encoding is typed and
-        length-prefixed, so no two are the same bytes.   (test_encoding_is_injective, test_purposes_never_share_a_key)
+      - No two (purpose, configuration, step, tensor, copy) are encoded alike.   (test_encoding_is_injective,
+        test_purposes_never_share_a_key)
       - Neither `repr` nor an error message shows the secret.   (test_secret_is_not_shown)
       - `from_json(to_json())` gives the same streams.   (test_json_round_trip)
     What it is not: safe to publish. Whoever has it can subtract the noise; keep `to_json()` in a file only the trainer
@@ -150,9 +147,9 @@ class RunKey:
         return np.frombuffer(b"".join(digests), "<u4").reshape(-1, 8).astype(np.uint32)
 
     def bind(self, run: str) -> None:
-        """Refuses, with InputError, to serve another run than the one so named: its noise would serve two gradients.
+        """Refuses, with InputError, to serve another run than the one so named, unless it is a test run.
 
-        The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
+        The same run again is allowed: it is the same noise under the same gradients.
         """
         if not self.is_test_run and _SERVED.setdefault(self.fingerprint, run) != run:
             raise InputError(
@@ -270,9 +267,7 @@ def fill_words_of_keys(keys, nonce, first_block, out):
             block += 1
             if block == each:
                 row, block = row + 1, 0
-        for i in range(16):
-            for lane in range(lanes):
-                state[i, lane] = start[i, lane]
+        state[:, :lanes] = start[:, :lanes]
         _rounds(state, lanes)
         row, block = divmod(first, each)
         for lane in range(lanes):

@@ -27,6 +27,64 @@ _AHEAD = 1024  # about a quarter of the numbers by which one model's rows are pr
 _njit = compiled()
 
 
+class Copies(NamedTuple):
+    """A batch as the compiled loops read it."""
+
+    source: npt.NDArray[np.float32]  # (n, num_features)
+    rows: npt.NDArray[np.int64]  # (batch,) where in source
+    labels: npt.NDArray[np.float32]  # (batch,)
+    mask: npt.NDArray[np.bool_]  # (batch,) whether it is real
+    norms: npt.NDArray[np.float32]  # (batch,) at least |x|
+
+
+@_njit
+def row_facts(copies, begin, end, scales, inverses, labels):
+    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for a few roundings, and the label.
+
+    2^-e |(x, 1)| is in [2^19, 2^20). A row that adds nothing (padding, a label or norm that is not finite) has an
+    inverse of 0, which makes its factor 0.
+    """
+    rounded_by = 0.5 * np.sqrt(np.float64(copies.source.shape[1] + 1))
+    for i in range(end - begin):  # without a branch, so that it becomes vector code
+        norm, label = copies.norms[begin + i], copies.labels[begin + i]
+        counts = copies.mask[begin + i] and label - label == 0 and norm - norm == 0  # finite
+        norm = np.float64(norm) if counts else 0.0
+        length = np.sqrt(norm * norm + 1.0)
+        power = np.uint64(np.float64(length).view(np.uint64) & _POWER).view(np.float64)  # length / 2 < power <= length
+        scale = 2.0**19 / power
+        scales[i] = scale
+        inverses[i] = (1 - 2.0**-20) / ((length * scale + rounded_by) * (1 + 2.0**-50)) if counts else 0.0
+        labels[i] = label if counts else np.float32(0)
+
+
+@_njit
+def fill_norms(features, rows, out):
+    """out (n,) float32: at least the norm of features[rows[i]]; infinite where that is not finite or beyond float32.
+
+    Sums of squares in float64, four at a time (which needs no other order than written), raised by what they may have
+    lost.
+    """
+    width = features.shape[1]
+    whole = width - width % 4
+    raised = 1.0 + width * 2.0**-52
+    for i in range(rows.size):
+        row = rows[i]
+        a = b = c = d = 0.0
+        for j in range(0, whole, 4):
+            p, q = np.float64(features[row, j]), np.float64(features[row, j + 1])
+            r, s = np.float64(features[row, j + 2]), np.float64(features[row, j + 3])
+            a += p * p
+            b += q * q
+            c += r * r
+            d += s * s
+        for j in range(whole, width):
+            p = np.float64(features[row, j])
+            a += p * p
+        norm = np.float32(np.sqrt(((a + b) + (c + d)) * raised))
+        # The next number up, by its bits: square root and cast may have rounded down. NaN becomes infinite.
+        out[i] = np.uint32(norm.view(np.uint32) + np.uint32(1)).view(np.float32) if norm < np.inf else np.inf
+
+
 # ---- losses: residuals of a copy, and the integers they become when clipped ------------------------------------------
 
 
@@ -118,116 +176,46 @@ def clip_to_integers(residuals, scale, longest):
     return clipped
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
-
-
-class Copies(NamedTuple):
-    """A batch as the compiled loops read it."""
-
-    source: npt.NDArray[np.float32]  # (n, num_features)
-    rows: npt.NDArray[np.int64]  # (batch,) where in source
-    labels: npt.NDArray[np.float32]  # (batch,)
-    mask: npt.NDArray[np.bool_]  # (batch,) whether it is real
-    norms: npt.NDArray[np.float32]  # (batch,) at least |x|
-
-
-@_njit
-def row_facts(copies, begin, end, scales, inverses, labels):
-    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for a few roundings, and the label.
-
-    2^-e |(x, 1)| is in [2^19, 2^20). A row that adds nothing (padding, a label or norm that is not finite) has an
-    inverse of 0, which makes its factor 0.
-    """
-    rounded_by = 0.5 * np.sqrt(np.float64(copies.source.shape[1] + 1))
-    for i in range(end - begin):  # without a branch, so that it becomes vector code
-        norm, label = copies.norms[begin + i], copies.labels[begin + i]
-        counts = copies.mask[begin + i] and label - label == 0 and norm - norm == 0  # finite
-        norm = np.float64(norm) if counts else 0.0
-        length = np.sqrt(norm * norm + 1.0)
-        power = np.uint64(np.float64(length).view(np.uint64) & _POWER).view(np.float64)  # length / 2 < power <= length
-        scale = 2.0**19 / power
-        scales[i] = scale
-        inverses[i] = (1 - 2.0**-20) / ((length * scale + rounded_by) * (1 + 2.0**-50)) if counts else 0.0
-        labels[i] = label if counts else np.float32(0)
-
-
-@_njit
-def fill_norms(features, rows, out):
-    """out (n,) float32: at least the norm of features[rows[i]]; infinite where that is not finite or beyond float32.
-
-    Sums of squares in float64, four at a time (which needs no other order than written), raised by what they may have
-    lost.
-    """
-    width = features.shape[1]
-    whole = width - width % 4
-    raised = 1.0 + width * 2.0**-52
-    for i in range(rows.size):
-        row = rows[i]
-        a = b = c = d = 0.0
-        for j in range(0, whole, 4):
-            p, q = np.float64(features[row, j]), np.float64(features[row, j + 1])
-            r, s = np.float64(features[row, j + 2]), np.float64(features[row, j + 3])
-            a += p * p
-            b += q * q
-            c += r * r
-            d += s * s
-        for j in range(whole, width):
-            p = np.float64(features[row, j])
-            a += p * p
-        norm = np.float32(np.sqrt(((a + b) + (c + d)) * raised))
-        # The next number up, by its bits: square root and cast may have rounded down. NaN becomes infinite.
-        out[i] = np.uint32(norm.view(np.uint32) + np.uint32(1)).view(np.float32) if norm < np.inf else np.inf
-
-
 # ---- one model with one score: each row is read once, four at a time ------------------------------------------------
 
 
 @_njit
-def add_parts(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
-    """Adds up the parts of a batch."""
-    size, parts = copies.mask.size, clipped.size
-    for part in parts_left(parts, taken, done):
-        begin, end = size * part // parts, size * (part + 1) // parts
-        clipped[part] = _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums[part])
-
-
-@_njit
-def _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums):
-    """Adds A X of rows `begin` to `end` to sums (num_features + 1,) float64; gives how many were clipped.
+def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
+    """Adds A X of each part's rows to sums (parts, num_features + 1) float64; clipped (parts,): how many were.
 
     Four rows at once, which stay in the nearest cache: their scores, their factors, their sums.
     """
-    width = coefficients.size - 1
+    source, size, parts, width = copies.source, copies.mask.size, clipped.size, coefficients.size - 1
     whole = width // STRIDE * STRIDE
     weights, intercept = coefficients[:width], coefficients[width]
     nothing = np.zeros(width, np.float32)  # stands for a row that adds nothing, whatever that row holds
     rows, products, factors = np.empty(4, np.int64), np.zeros(4, np.float32), np.zeros(4, np.float32)
     scales, inverses, labels = np.ones(TILE, np.float32), np.zeros(TILE, np.float32), np.zeros(TILE, np.float32)
     ahead = 4 * max(1, _AHEAD // width)
-    clipped = 0
-    for first in range(begin, end, 4):
-        at = (first - begin) % TILE
-        if not at:
-            inverses[:] = 0
-            row_facts(copies, first, min(first + TILE, end), scales, inverses, labels)
-        for i in range(4):
-            rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
-            if first + i + ahead < end:
-                for j in range(0, min(width, _LINES * LINE), LINE):
-                    prefetch(copies.source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
-        products[:] = 0
-        if whole:
-            multiply_four(copies.source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
-        if whole < width:
-            _multiply_rest(copies.source, rows, weights, whole, products)
-        for i in range(4):
-            longest = longest_factor(inverses[at + i], radius)
-            own = residual(loss, products[i] + intercept, labels[at + i])
-            factors[i] = factor_of(own, np.float32(1) / scales[at + i], longest, unit)
-            clipped += abs(factors[i]) + 1 > longest and longest > 0
-            sums[width] += np.float64(factors[i]) * np.float64(rounded(scales[at + i]))
-        _add_four(copies.source, nothing, rows, scales[at : at + 4], factors, sums)
-    return clipped
+    for part in parts_left(parts, taken, done):
+        begin, end, own_sums = size * part // parts, size * (part + 1) // parts, sums[part]
+        for first in range(begin, end, 4):
+            at = (first - begin) % TILE
+            if not at:
+                inverses[:] = 0
+                row_facts(copies, first, min(first + TILE, end), scales, inverses, labels)
+            for i in range(4):
+                rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
+                if first + i + ahead < end:
+                    for j in range(0, min(width, _LINES * LINE), LINE):
+                        prefetch(source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
+            products[:] = 0
+            if whole:
+                multiply_four(source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
+            if whole < width:
+                _multiply_rest(source, rows, weights, whole, products)
+            for i in range(4):
+                longest = longest_factor(inverses[at + i], radius)
+                own = residual(loss, products[i] + intercept, labels[at + i])
+                factors[i] = factor_of(own, np.float32(1) / scales[at + i], longest, unit)
+                clipped[part] += abs(factors[i]) + 1 > longest and longest > 0
+                own_sums[width] += np.float64(factors[i]) * np.float64(rounded(scales[at + i]))
+            _add_four(source, nothing, rows, scales[at : at + 4], factors, own_sums)
 
 
 @_njit

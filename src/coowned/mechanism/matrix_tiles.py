@@ -1,9 +1,8 @@
 """Products of small matrices that stay in the processor's registers, and prefetching, for compiled loops.
 
-Numba leaves the inner loop of a product in memory. These few lines of LLVM keep ROWS x COLUMNS sums in vector registers
-while they are added up: as fast as a library's product (benchmarks/mechanism.py), but inside of a loop, on its thread,
-and in an order that is known. Every sum is a chain of fused multiplications and additions in the order of the inner
-index, wherever it stands and whatever the width of the registers: the same numbers give the same bits.
+Numba leaves the inner loop of a product in memory. These few lines of LLVM keep ROWS x COLUMNS sums in vector
+registers: as fast as a library's product (benchmarks/mechanism.py), but inside of a loop, on its thread, and in a known
+order, whatever the width of the registers: the same numbers give the same bits.
 """
 
 from typing import Any

@@ -56,15 +56,9 @@ class WorstUser:
 class Mechanism(abc.ABC):
     """The base of all mechanisms, which are frozen dataclasses.
 
-    Attributes:
-      contribution_bound: most copies that contain one user.
-      iterations: number of steps.
-      batch_size: the public number that sums of gradients are divided by; accounting does not need it.
-
     Guarantees:
       - Every mechanism in the registry passes the same contract.   (test_contract_of_every_mechanism)
-      - `check_certificate` refuses every way in which a certificate can fall short.
-        (test_every_disagreement_is_refused)
+      - A certificate that falls short in any way is refused.   (test_every_disagreement_is_refused)
     """
 
     kind: ClassVar[str]  # in stored files and `coowned calibrate --mechanism`
@@ -73,9 +67,9 @@ class Mechanism(abc.ABC):
     needs_schedule: ClassVar[bool] = False  # batches are a fixed Schedule, without coins
     needs_groups: ClassVar[bool] = False  # a group's copies are drawn with batch_size / (copies of the group)
 
-    contribution_bound: int
+    contribution_bound: int  # most copies that contain one user
     iterations: int
-    batch_size: int | None = None
+    batch_size: int | None = None  # the public number that sums of gradients are divided by, not needed for accounting
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -107,16 +101,14 @@ class Mechanism(abc.ABC):
           protects: False for training without a guarantee, where the certificate may find nobody to protect.
           settings: further fields of the mechanism.
         """
-        bound = bound_for(certificate, protects=protects)
+        bound, kind = bound_for(certificate, protects=protects), cls.kind.capitalize()
         if not cls.needs_schedule and (batch_size is None or iterations is None):
-            kind = cls.kind.capitalize()
             raise InputError(f"{kind} sampling needs batch_size and iterations (--batch-size, --iterations)")
         if batch_size is not None:
             validate.positive(batch_size=batch_size)
         fields = cls._certified_fields(certificate, batch_size)
         if num_bands not in (None, fields.get("num_bands", 1)):
             if "num_bands" not in fields:
-                kind = cls.kind.capitalize()
                 raise InputError(f"{kind} sampling has independent noise; remove num_bands or use another mechanism")
             fields["num_bands"] = num_bands
         for name, value in (("batch_size", batch_size), ("iterations", iterations)):

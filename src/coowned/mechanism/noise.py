@@ -1,11 +1,9 @@
 """Gaussian noise as integers: the ideal normal rounded to the grid, independent (DP-SGD) or correlated (DP-MF).
 
-With Z ideal normals and deviation s in grid units, a row of independent noise is n = floor(s Z + 1/2). Correlated noise
-of a banded strategy C feeds back the integers of earlier rows,
+With Z ideal normals, s the deviation in grid units and c the strategy's coefficients, a row is
 
-    n_t = floor((s Z_t - sum_(j >= 1) c_j n_(t-j)) / c_0 + 1/2),
+    n_t = floor((s Z_t - sum_(j >= 1) c_j n_(t-j)) / c_0 + 1/2)
 
-so that X + n, for integer sums X, is a rounding of what the ideal mechanism C X + s Z releases and of earlier releases
 (docs/mechanism.md has the proof). A float64 value with a proven error bound decides nearly every number; where an
 integer boundary lies within the bound, the normal is compared with it to as many digits as it takes.
 """
@@ -21,21 +19,8 @@ import numpy.typing as npt
 from coowned import threads, validate
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.keys import TAIL_STREAM, WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, word_at
-from coowned.mechanism.normals import (
-    ABSOLUTE_ERROR,
-    MAGNITUDE,
-    RELATIVE_ERROR,
-    SCARCE,
-    SIGN,
-    TAIL_END,
-    Digits,
-    TailTable,
-    approximate,
-    approximate_with,
-    tail_difference,
-    tail_table,
-)
+from coowned.mechanism.keys import WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, word_at
+from coowned.mechanism.normals import ABSOLUTE_ERROR, RELATIVE_ERROR, Digits, approximate, reaches, read_on, tail_table
 
 Rows = dict[str, npt.NDArray[np.int64]]
 
@@ -56,20 +41,10 @@ class NoiseStream:
         (test_rows_follow_from_the_key, test_configurations_are_uncorrelated)
       - A stream that starts at any step goes on bit by bit as the uninterrupted one.   (test_resume_is_bit_identical)
       - C times the rows is s Z but for the rounding of each number.   (test_strategy_undoes_the_noise)
-      - A step is given out once: a stream cannot go back, so it never serves two different gradients.
-        (test_a_stream_never_goes_back)
+      - A step is given out once, so it never serves two different gradients.   (test_a_stream_never_goes_back)
       - The number of threads changes nothing.   (test_threads_change_nothing)
     Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, and at most 32 MB more for rows
-    made ahead, whatever `iterations` is. The work is done without Python's lock, so that the next row can be made while
-    a device computes.
-
-    Example:
-      >>> stream = NoiseStream(RunKey.from_seed(0), deviations=[100.0], coefficients=(1.0,), shapes={"w": (3,)},
-      ...                      iterations=2)
-      >>> stream.next()
-      {'w': array([[..., ..., ...]])}
-      >>> stream.step
-      1
+    made ahead, whatever `iterations` is. Python's lock is released, so a device can compute meanwhile.
 
     References: Mironov (2012), "On significance of the least significant bits for differential privacy";
       Choquette-Choo et al. (2023), https://arxiv.org/abs/2306.08153, Algorithm 9; Wichura (1988), AS 241.
@@ -151,10 +126,8 @@ class NoiseStream:
 def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batch_size: int) -> dict[str, Any]:
     """By tensor: (models, *shape) float32, what a step releases: sum plus noise, over the public batch size.
 
-    Sum and noise are added as integers; all that follows sees nothing but that integer and public numbers.
-
     Guarantees:
-      - Sum and noise meet as integers, whatever their size.   (test_sum_and_noise_meet_as_integers)
+      - Sum and noise meet as integers; all that follows sees these alone.   (test_sum_and_noise_meet_as_integers)
 
     >>> release({"w": np.array([[3, 4]])}, {"w": np.array([[1, -1]])}, np.array([0.5]), 2)
     {'w': array([[1.  , 0.75]], dtype=float32)}
@@ -205,7 +178,7 @@ class Rounding(NamedTuple):
     fixed: npt.NDArray[np.float64]  # (configurations,)
     of_sum: float
     largest: int  # absolute value of an earlier number for which this holds
-    table: TailTable
+    table: tuple[Any, ...]  # `tail_table()`
 
     @classmethod
     def of(cls, deviations: npt.NDArray[np.float64], coefficients: npt.NDArray[np.float64]) -> "Rounding":
@@ -252,10 +225,7 @@ def _fill_part(part: Part, rounding: Rounding) -> int:
 
 
 def exact_number(part: Part, step: int, model: int, column: int, rounding: Rounding) -> int:
-    """One number, of the part's `step`-th row, in exact arithmetic.
-
-    It is the largest whole n with Z >= (c_0 (n - 1/2) + sum_(j >= 1) c_j n_(t-j)) / s.
-    """
+    """One number of the part's `step`-th row: the largest n with Z >= (c_0 (n - 1/2) + sum_j c_j n_(t-j)) / s."""
     ring, now = part.ring[model, :, column], part.step + step
     deviation = float(rounding.deviations[model])
     if not deviation:
@@ -310,7 +280,7 @@ def round_normals(part, rounding, doubtful):
                 for i in range(number):
                     model = first + i
                     if scarce:
-                        _read_on(own_words[i], keys[i], begin // WORDS, own_normals[i])
+                        read_on(own_words[i], keys[i], begin // WORDS, own_normals[i])
                     _feed_back(own_normals[i], model, rounding, part, part.step + step, begin, values, sums)
                     errors = rounding.per_normal[model], rounding.fixed[model]
                     out = part.ring[model, (part.step + step) % slots][begin : begin + length]
@@ -324,14 +294,6 @@ def round_normals(part, rounding, doubtful):
                     for j in range(length):
                         largest = max(largest, abs(out[j]))
     return count, largest
-
-
-@_njit
-def _read_on(words, key, chunk, normals):
-    """Normals of one chunk whose tail probability needs the digits of a second word."""
-    for j in range(words.size):
-        if (words[j] & MAGNITUDE) < SCARCE:
-            normals[j] = approximate_with(words[j], word_at(key, TAIL_STREAM, chunk, j))
 
 
 @_njit
@@ -398,53 +360,9 @@ def _settle(made, errors, model, rounding, out, doubtful):
         sum_and_error = sums[0, j], sums[1, j], rounding.of_sum
         while answer != 0 and low < high:
             middle = high - (high - low) // 2
-            answer = _reaches(words[j], middle, deviation, inverse, first, sum_and_error, rounding.table)
+            answer = reaches(words[j], middle, deviation, inverse, first, sum_and_error, rounding.table)
             low, high = (middle, high) if answer > 0 else (low, middle - 1)
         out[j] = low if answer != 0 else 0
         doubtful[left] = j
         left += answer == 0
     return left
-
-
-@_njit
-def _reaches(word, number, deviation, inverse, first, sum_and_error, table):
-    """1 or -1: whether deviation Z is at least the boundary first (number - 1/2) + sum over earlier rows; 0: unknown.
-
-    The boundary over the deviation is computed as high + low, off by at most `error`: sums and products are kept with
-    what they were rounded by (Dekker 1971); only `small`, the sum of these, and the inexact part are rounded.
-    """
-    exact, inexact, of_sum = sum_and_error
-    product, lost = _two_product(first, number - 0.5)
-    boundary, more = _two_sum(product, exact)
-    boundary, small = _two_sum(boundary, (lost + more) + inexact)
-    high = boundary * inverse
-    product, lost = _two_product(high, deviation)
-    low = (((boundary - product) - lost) + small) * inverse
-    error = (of_sum + 2.0**-50 * (1 + abs(inexact) + 2.0**-50 * (abs(boundary) + abs(exact)))) * inverse
-    slack = table.error + 2.0**63 * error  # Q' is above -1/2
-    if not (error < abs(high) < TAIL_END and slack < 2.0**20):
-        return 0
-    sign = 1 if word >= SIGN else -1
-    if sign * high < 0:
-        return sign
-    difference = tail_difference(table, sign * high, sign * low, word)
-    # Q(x) >= p means |Z| >= x, where p is at most one unit above the word's tail. A branch could not be predicted.
-    return sign * (np.int64(difference >= 1 + slack) - np.int64(difference < -slack))
-
-
-@_njit
-def _two_sum(a, b):
-    """(a + b rounded, what that lost), exactly."""
-    total = a + b
-    other = total - a
-    return total, (a - (total - other)) + (b - other)
-
-
-@_njit
-def _two_product(a, b):
-    """(a b rounded, what that lost), exactly."""
-    product = a * b
-    high_a, high_b = 134217729.0 * a, 134217729.0 * b  # 2^27 + 1
-    high_a, high_b = high_a - (high_a - a), high_b - (high_b - b)
-    low_a, low_b = a - high_a, b - high_b
-    return product, ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b

@@ -29,18 +29,16 @@ class RandomAllocation(GroupedMechanism):
 
     The rounds of group g are the steps t = g mod `num_groups`; `rounds_per_epoch` consecutive ones are an epoch. In
     every epoch, the round of each copy is drawn uniformly and independently. With one group, this is DP-SGD with
-    another sampler. At the same epsilon it needs less noise than Poisson sampling at the same rate. It is accounted for
-    at contribution bound 1 only.
+    another sampler.
 
     Attributes:
-      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, rounded,
-        and at least 1.
+      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, at least 1.
       num_groups: number of groups of users.
       num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
       group_bounds: 1 for each group with a protected user, 0 for others, or None if all have one.
 
     Guarantees:
-      - A contribution bound above 1 is refused.   (test_more_than_one_copy_is_refused)
+      - A contribution bound above 1, for which no bound is known, is refused.   (test_more_than_one_copy_is_refused)
       - More bands than groups are refused.   (test_more_bands_than_groups_are_refused)
       - With one round per epoch it is a Gaussian mechanism.   (test_one_round_is_the_gaussian)
       - It needs less noise than Poisson sampling at the same rate.   (test_less_noise_than_coins)
@@ -127,9 +125,7 @@ class RandomAllocation(GroupedMechanism):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AllocationBatches(GroupedBatches):
-    """In every epoch of a group, each of its copies is in exactly one round.
-
-    The rounds of an epoch are drawn from the key of its first step, so a run can be resumed anywhere.
+    """In every epoch of a group, each of its copies is in one round, drawn from the key of the epoch's first step.
 
     Guarantees:
       - Every copy is in exactly one round of each epoch, and in no step of another group.
