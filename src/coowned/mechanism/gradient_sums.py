@@ -32,12 +32,14 @@ class Leaf(Protocol):
 
     def squares(self) -> npt.NDArray[np.float64]:
         """(copies,) the squared norms, about."""
+        ...
 
     def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Adds each copy's gradient times its factor, rounded, to totals; gives at least their squared norms.
 
         Nothing of a copy with the factor 0 is read.
         """
+        ...
 
 
 class GradientSum:
