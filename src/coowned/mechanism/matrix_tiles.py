@@ -8,10 +8,10 @@ order, whatever the width of the registers: the same numbers give the same bits.
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+intrinsic: Any = extending.intrinsic  # what it makes is called without the typing context
 _FLOAT, _DOUBLE, _INDEX, _INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64), ir.IntType(32)
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # 32 registers of 16 numbers, else 16 of 8
 _VECTORS = 3

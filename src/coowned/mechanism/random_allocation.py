@@ -90,8 +90,8 @@ class RandomAllocation(GroupedMechanism):
         super()._check_certificate(certificate)
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> "AllocationBatches":
-        settings = {"num_groups": self.num_groups, "rounds_per_epoch": self.rounds_per_epoch}
-        return AllocationBatches(**self._drawing(selected, run_key, multiple_of), **settings)
+        drawing = self._drawing(selected, run_key, multiple_of)
+        return AllocationBatches(**drawing, num_groups=self.num_groups, rounds_per_epoch=self.rounds_per_epoch)
 
     @property
     def sampling_probability(self) -> float:
