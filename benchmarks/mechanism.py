@@ -19,8 +19,7 @@ from coowned.mechanism import banded_strategy
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.kernels import WORD_STREAM, WORDS, fill_words_of_keys
-from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.keys import WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, random_words
 from coowned.mechanism.linear_sums import clipped_linear_sums, norms_of
 from coowned.mechanism.noise import NoiseStream, release
 from coowned.mechanism.normals import approximate

@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coowned.errors import InputError
-from coowned.mechanism.coins import LONGEST_SKIP, PoissonCoins
-from coowned.mechanism.kernels import WORDS, draw_positions
-from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.coins import LONGEST_SKIP, PoissonCoins, draw_positions
+from coowned.mechanism.keys import WORDS, Purpose, RunKey, random_words
 
 SLACK = Fraction(1, 2**57)
 KEY = RunKey.from_seed(0).derive(Purpose.COINS, step=0)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coowned.errors import InputError
-from coowned.mechanism.kernels import LANES, WORDS, fill_words
-from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.keys import LANES, WORDS, Purpose, RunKey, fill_words, random_words
 
 fields = st.fixed_dictionaries(
     {

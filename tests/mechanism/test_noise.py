@@ -11,12 +11,10 @@ from tests.mechanism.test_normals import exact_normal, to_fraction
 
 from coowned.errors import InputError
 from coowned.mechanism import noise as noise_module
-from coowned.mechanism import noise_kernels
+from coowned.mechanism import normals
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.kernels import WORDS, fill_words
-from coowned.mechanism.keys import Purpose, RunKey
-from coowned.mechanism.noise import NoiseStream, exact_number
-from coowned.mechanism.noise_kernels import Part, Rounding
+from coowned.mechanism.keys import WORDS, Purpose, RunKey, fill_words
+from coowned.mechanism.noise import NoiseStream, Part, Rounding, exact_number
 from coowned.mechanism.normals import TAIL_ERROR, Digits, tail_table, upper_tail
 
 KEY = RunKey.from_seed(0)
@@ -94,8 +92,8 @@ def test_a_worse_error_bound_changes_nothing(monkeypatch, num_bands):
     monkeypatch.setattr(noise_module, "exact_number", lambda *given: refined.append(1) or exact(*given))
 
     def rows(bound, of_words):
-        monkeypatch.setattr(noise_kernels, "RELATIVE_ERROR", bound)
-        monkeypatch.setattr(noise_kernels, "tail_table", lambda: tail_table()._replace(error=of_words))
+        monkeypatch.setattr(noise_module, "RELATIVE_ERROR", bound)
+        monkeypatch.setattr(noise_module, "tail_table", lambda: tail_table()._replace(error=of_words))
         refined.clear()
         made = stream(coefficients=coefficients, shapes={"w": (400,)}, iterations=3)
         return [made.next()["w"][0].tolist() for _ in range(3)], len(refined)
@@ -120,9 +118,9 @@ def test_large_noise_is_exact(monkeypatch, num_bands):
     coefficients = BandedStrategy(num_bands=num_bands, iterations=100).coefficients
     settings = {"deviations": [200 * 2.0**33], "coefficients": coefficients, "shapes": {"w": (20,)}, "iterations": 100}
     fast = stream(**settings)
-    monkeypatch.setattr(noise_kernels, "RELATIVE_ERROR", 2.0**-36)  # all are doubtful
+    monkeypatch.setattr(noise_module, "RELATIVE_ERROR", 2.0**-36)  # all are doubtful
     by_words = stream(**settings)
-    monkeypatch.setattr(noise_kernels, "tail_table", lambda: tail_table()._replace(error=math.inf))
+    monkeypatch.setattr(noise_module, "tail_table", lambda: tail_table()._replace(error=math.inf))
     exact = stream(**settings)
     for _ in range(70):
         row = exact.next()["w"]
@@ -174,11 +172,10 @@ def test_words_decide_rightly_or_not_at_all(deviation, first):
             for word in (tail, tail + 2**63):
                 digits = Digits([word, 2**63, *[0] * 9].__getitem__)
                 right = 1 if digits.exceeds(threshold.numerator, threshold.denominator) else -1
-                for fraction in ((0.0, 1.0), (0.5, 0.5)):
-                    given = np.uint64(word), fraction, number, deviation, 1 / deviation, first, (exact, inexact, 0.0)
-                    found = noise_kernels._reaches(*given, tail_table())
-                    assert found in (0, right)
-                    answers.append((abs(away) < 2, abs(threshold) < 6 and deviation > 2**40, found != 0))
+                given = np.uint64(word), number, deviation, 1 / deviation, first, (exact, inexact, 0.0)
+                found = normals.reaches(*given, tail_table())
+                assert found in (0, right)
+                answers.append((abs(away) < 2, abs(threshold) < 6 and deviation > 2**40, found != 0))
     assert all(known for near, inside, known in answers if inside and not near)
     assert not all(known for near, inside, known in answers if near)
 
@@ -219,7 +216,7 @@ def test_values_at_a_boundary_are_refined():
     normals = np.array([0.5, -0.5, 1.0, np.nan, 0.3])
     values = normals * 1.0 + 0.5
     out, doubtful = np.empty(5, np.int64), np.empty(5, np.int64)
-    count = noise_kernels._round(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
+    count = noise_module._round(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
     assert doubtful[:count].tolist() == [0, 1, 3]
     assert out[[2, 4]].tolist() == [1, 0]
 

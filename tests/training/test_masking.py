@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coowned import InputError
-from coowned.mechanism import kernels
-from coowned.mechanism.keys import Purpose, RunKey
+from coowned.mechanism.keys import LANES, WORDS, Purpose, RunKey, fill_words
 from coowned.training import masking
 from coowned.training.data import random_streams
 from coowned.training.masking import mask_texts, max_predictions
@@ -104,8 +103,8 @@ def test_other_copies_do_not_matter():
 def test_streams_of_copies_are_disjoint(one, other):
     def blocks(row, copy, chunk):
         """(nonce, first block) of a chunk of a copy's stream: what ChaCha20 sees beside the key."""
-        first = (copy * int(masking._CHUNKS_A_COPY) + chunk) * kernels.LANES
-        assert first + kernels.LANES <= 2**64
+        first = (copy * int(masking._CHUNKS_A_COPY) + chunk) * LANES
+        assert first + LANES <= 2**64
         return row, first
 
     assert (blocks(*one) == blocks(*other)) == (one == other)
@@ -113,13 +112,13 @@ def test_streams_of_copies_are_disjoint(one, other):
 
 def test_stream_is_read_from_the_copys_place():
     def first_of(row, copy):
-        words, cursor = np.empty(kernels.WORDS, np.uint64), np.array([kernels.WORDS, copy << 26])
+        words, cursor = np.empty(WORDS, np.uint64), np.array([WORDS, copy << 26])
         masking._below(KEY, np.uint64(row), words, cursor, 7)
         return words[0]
 
     expected = np.empty(1, np.uint64)
     for row, copy in ((0, 0), (5, 0), (5, 3)):
-        kernels.fill_words(KEY, np.uint64(row), copy << 26, expected)
+        fill_words(KEY, np.uint64(row), copy << 26, expected)
         assert first_of(row, copy) == expected[0]
 
 

@@ -15,7 +15,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.cache import cached
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.kernels import sum_columns
+from coowned.mechanism.compiled import compiled
 from coowned.selection.selector import Schedule
 
 _METHOD = "banded-toeplitz-mean-error-1"  # changes when the same inputs would give other coefficients
@@ -36,12 +36,12 @@ class BandedStrategy:
     ~/.cache/coowned).
 
     Guarantees:
-      - No column is longer than 1, in exact arithmetic, of the very coefficients the noise uses, whatever the cache
-        holds.   (test_no_column_is_longer_than_one, test_a_forged_cache_keeps_the_bound)
+      - No column is longer than 1, exactly, whatever the cache holds.   (test_no_column_is_longer_than_one,
+        test_a_forged_cache_keeps_the_bound)
       - C_ij = 0 for i - j >= num_bands.   (test_bands)
       - num_bands = 1 is the identity: DP-SGD.   (test_one_band_is_the_identity)
-      - `sensitivity_of` is an upper bound on what one user can change, and refuses a schedule in which their columns
-        overlap.   (test_sensitivity_is_that_of_the_matrix, test_overlapping_columns_are_refused)
+      - `sensitivity_of` bounds what one user can change; columns that overlap are refused.
+        (test_sensitivity_is_that_of_the_matrix, test_overlapping_columns_are_refused)
     Cost: an optimization is O(num_bands * iterations) a round, some dozen rounds; afterwards O(num_bands) memory.
     What it is not: amplified by sampling; `error_factor` compares at equal noise multipliers.
 
@@ -110,7 +110,7 @@ class BandedStrategy:
         schedule.check_graph(graph)
         last = np.full(graph.num_users, -self.num_bands, np.int64)
         total, count = np.zeros(graph.num_users), np.zeros(graph.num_users, np.int64)
-        step, user = sum_columns(
+        step, user = _sum_columns(
             schedule.batches, graph.indptr, graph.users, self._squared_norms(), self.num_bands, last, total, count
         )
         if user >= 0:
@@ -150,6 +150,25 @@ class BandedStrategy:
 
     def __repr__(self) -> str:
         return f"BandedStrategy(num_bands={self.num_bands}, iterations={self.iterations})"
+
+
+@compiled()
+def _sum_columns(batches, indptr, users, squared_norms, num_bands, last, total, count):
+    """Adds up each user's squared column norms; gives the first (step, user) whose columns overlap, or (-1, -1).
+
+    last (num_users,) starts at -num_bands; total (num_users,) float64 and count (num_users,) int64 start at 0.
+    """
+    for t in range(batches.shape[0]):
+        for j in range(batches.shape[1]):
+            e = batches[t, j]
+            for i in range(indptr[e], indptr[e + 1]):
+                u = users[i]
+                if t - last[u] < num_bands:
+                    return t, np.int64(u)
+                last[u] = t
+                total[u] += squared_norms[t]
+                count[u] += 1
+    return -1, np.int64(-1)
 
 
 def _checked(coefficients: Any, num_bands: int) -> npt.NDArray[np.float64]:

@@ -17,25 +17,23 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.kernels import number_copies
+from coowned.mechanism.compiled import compiled
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
-Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]
-"""(n,) example and (n,) copy number of some copies."""
+Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]  # (n,) example and (n,) copy number of some copies
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """The copies of one step, padded to a shape that few other steps do not share.
 
-    A padded entry has mask False, example 0 and copy number 0; whatever row it fetches must be replaced by constant
-    content before a gradient is taken.
+    Whatever row a padded entry fetches must be replaced by constant content before a gradient is taken.
     """
 
     step: int
-    examples: npt.NDArray[np.int64]  # (physical size,) example of each copy
-    copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example
+    examples: npt.NDArray[np.int64]  # (physical size,) example of each copy; 0 for padding
+    copy_numbers: npt.NDArray[np.int32]  # (physical size,) which copy of that example; 0 for padding
     mask: npt.NDArray[np.bool_]  # (physical size,) True where the entry is real
 
     @property
@@ -60,8 +58,7 @@ class Batches(abc.ABC):
         """Returns the padded batch of a step, the same on every call."""
         validate.integer(at_least=0, at_most=self.iterations - 1, step=step)
         drawn = self._draw(int(step))
-        count = len(drawn[0])
-        size = self.physical_size(count)
+        count, size = len(drawn[0]), self.physical_size(len(drawn[0]))
         examples, numbers = np.zeros(size, np.int64), np.zeros(size, np.int32)
         examples[:count], numbers[:count] = drawn
         return Batch(int(step), examples, numbers, np.arange(size) < count)
@@ -80,10 +77,7 @@ class Batches(abc.ABC):
 
     def physical_size(self, num_copies: int) -> int:
         """The smallest physical size that holds so many copies; nothing is ever dropped."""
-        for size in self.usual_sizes:
-            if num_copies <= size:
-                return size
-        size = self.usual_sizes[-1]
+        size = next((size for size in self.usual_sizes if num_copies <= size), self.usual_sizes[-1])
         while size < num_copies:
             size = self._round_up(size + max(1, size // 4))
         return size
@@ -99,8 +93,8 @@ class Batches(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CoinBatches(Batches):
-    """The base of batches in which every copy of a group has a coin of its own; the groups take turns."""
+class DrawnBatches(Batches):
+    """The base of batches that are drawn from S: every copy of a group by a coin of its own; the groups take turns."""
 
     selection: Selection  # S; example i has the copies (i, 0), (i, 1), ...
     batch_size: int  # the public one, which gradients are divided by
@@ -114,7 +108,7 @@ class CoinBatches(Batches):
     @property
     @abc.abstractmethod
     def group_probabilities(self) -> tuple[float, ...]:
-        """The coin of each group's copies."""
+        """The probability of each group's copies in its steps."""
 
     @functools.cached_property
     def coins(self) -> tuple[PoissonCoins, ...]:
@@ -134,16 +128,41 @@ class CoinBatches(Batches):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PoissonBatches(CoinBatches):
+class GroupedBatches(DrawnBatches):
+    """The base of batches of groups; that every protected user is in one of them is for the certificate to prove."""
+
+    num_groups: int  # empty ones included, whose steps are pure noise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate.positive(num_groups=self.num_groups)
+        groups = self.selection.groups
+        if self.num_groups > 1 and groups is None:
+            raise InputError("several groups need a selection with groups; use the selector CyclicGroups")
+        if groups is not None and groups.size and groups.max() >= self.num_groups:
+            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+
+    @functools.cached_property
+    def _groups(self) -> list[Copies]:
+        examples, numbers = _list_copies(self.selection.copies)
+        if self.selection.groups is None:
+            return [(examples, numbers)]
+        groups = self.selection.groups[examples]  # (|S|,) group of each copy
+        order = np.argsort(groups, kind="stable")
+        parts = np.split(order, np.searchsorted(groups[order], np.arange(1, self.num_groups)))
+        return [(examples[part], numbers[part]) for part in parts]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PoissonBatches(DrawnBatches):
     """Every copy in S has a coin of its own in every step.
 
     Guarantees:
       - Each copy is drawn with at most `sampling_probability`, whatever the other coins show.
         (test_conditional_probability_is_at_most_p, test_participations_are_binomial,
         test_pairs_of_copies_are_independent, test_steps_are_independent)
-      - `batch(step)` is the same in whatever order steps are asked for.                  (test_random_access)
-      - Nothing is dropped; a step without any copy is a batch of padding.               (test_nothing_is_dropped,
-        test_an_empty_batch_is_all_padding)
+      - `batch(step)` is the same in whatever order steps are asked for.   (test_random_access)
+      - Nothing is dropped; no copy gives padding.   (test_nothing_is_dropped, test_an_empty_batch_is_all_padding)
     Cost: O(batch) a step and O(|S|) memory.
     Not to be confused with shuffling S and cutting it into batches, for which no group accounting exists.
 
@@ -173,8 +192,7 @@ class ScheduledBatches(Batches):
     """The batches of a Schedule as they are; no coin is thrown.
 
     Guarantees:
-      - Step t holds exactly row t of the schedule.                                       (test_scheduled_batches)
-      - The copy number of a slot counts the earlier slots of the same example.           (test_scheduled_batches)
+      - Step t holds row t of the schedule; copy numbers count earlier slots of an example.   (test_scheduled_batches)
 
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
@@ -203,7 +221,7 @@ class ScheduledBatches(Batches):
     @functools.cached_property
     def _numbers(self) -> npt.NDArray[np.int32]:
         numbers = np.empty(self.schedule.batches.shape, np.int32)
-        number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
+        _number_copies(self.schedule.batches, np.zeros(self.schedule.num_examples, np.int32), numbers)
         return numbers
 
     def _draw(self, step: int) -> Copies:
@@ -211,26 +229,18 @@ class ScheduledBatches(Batches):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CyclicPoissonBatches(CoinBatches):
+class CyclicPoissonBatches(GroupedBatches):
     """Step t throws a coin for every copy of group t mod num_groups, and for no other.
 
     Guarantees:
-      - A copy is in no step but its group's.                                             (test_cyclic_groups)
-      - Group g is drawn with min(1, batch_size / |S_g|), never more.                     (test_cyclic_probabilities)
-
-    The selection has `groups`; that every protected user's copies are in one of them is for the certificate to prove.
+      - A copy is in no step but its group's.   (test_cyclic_groups)
+      - Group g is drawn with min(1, batch_size / |S_g|), never more.   (test_cyclic_probabilities)
     """
 
-    num_groups: int  # empty ones included, whose steps are pure noise
-
     def __post_init__(self) -> None:
-        super().__post_init__()
-        validate.positive(num_groups=self.num_groups)
-        groups = self.selection.groups
-        if groups is None:
+        if self.selection.groups is None:
             raise InputError("cyclic batches need a selection with groups; use the selector CyclicGroups")
-        if groups.size and groups.max() >= self.num_groups:
-            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+        super().__post_init__()
 
     @functools.cached_property
     def group_sizes(self) -> tuple[int, ...]:
@@ -242,22 +252,6 @@ class CyclicPoissonBatches(CoinBatches):
         """The coin of each group's copies; 0 for an empty group."""
         return tuple(min(1.0, self.batch_size / size) if size else 0.0 for size in self.group_sizes)
 
-    @functools.cached_property
-    def _groups(self) -> list[Copies]:
-        return copies_by_group(self.selection, self.num_groups)
-
-
-def copies_by_group(selection: Selection, num_groups: int) -> list[Copies]:
-    """The copies of each group; without groups all are in the first."""
-    examples, numbers = _list_copies(selection.copies)
-    if selection.groups is None:
-        return [(examples, numbers)]
-    groups = selection.groups[examples]  # (|S|,) group of each copy
-    order = np.argsort(groups, kind="stable")
-    ends = np.searchsorted(groups[order], np.arange(num_groups + 1))
-    parts = [order[ends[g] : ends[g + 1]] for g in range(num_groups)]
-    return [(examples[part], numbers[part]) for part in parts]
-
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:
     """Every copy, in the order of examples."""
@@ -268,3 +262,12 @@ def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:
     examples = np.repeat(chosen, counts)
     numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
     return examples, numbers.astype(np.int32)
+
+
+@compiled()
+def _number_copies(batches, seen, out):
+    """out (iterations, batch_size): how often the example of each slot was scheduled before it; seen starts at 0."""
+    for t in range(batches.shape[0]):
+        for j in range(batches.shape[1]):
+            out[t, j] = seen[batches[t, j]]
+            seen[batches[t, j]] += 1

@@ -26,11 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.mechanism.kernels import WORDS, draw_positions, skip_of_word
-from coowned.mechanism.keys import StreamKey
+from coowned.mechanism.compiled import compiled
+from coowned.mechanism.keys import WORD_STREAM, WORDS, StreamKey, fill_words
 
 MARGIN = 2**6  # in units of 2^-64: what p is lowered by
 LONGEST_SKIP = 2**16  # copies one word can pass over
+
+_njit = compiled()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,8 @@ class PoissonCoins:
     Guarantees:
       - Given all other coins, a copy is drawn with a probability in [p - 2^-57, p].   (test_every_hazard_is_at_most_p,
         test_conditional_probability_is_at_most_p)
-      - No word, all zeros and all ones included, draws what it should not.            (test_extreme_words)
-      - The same key gives the same copies everywhere.                               (test_coins_are_those_of_the_words)
+      - No word, all zeros and all ones included, draws what it should not.   (test_extreme_words)
+      - The same key gives the same copies everywhere.   (test_coins_are_those_of_the_words)
     Cost: O(copies drawn + copies / 65536) for a draw, O(min(1 / p, 65536)) to set up.
     What it is not: a shuffle, or a draw of fixed size.
 
@@ -108,3 +110,39 @@ class PoissonCoins:
         """How many copies each word skips; len(thresholds) means that none of those is drawn. For tests and audits."""
         guide, shift = self.guide
         return [int(skip_of_word(word, self._ended, guide, shift)) for word in np.asarray(words, np.uint64)]
+
+
+@_njit
+def skip_of_word(word, thresholds, guide, shift):
+    """How many of the next copies are not drawn: the number of thresholds above the word; the last must be 0."""
+    skip = np.uint64(guide[word >> np.uint64(shift)])  # unsigned: no index is looked at for its sign
+    while word < thresholds[skip]:
+        skip += np.uint64(1)
+    return np.int64(skip)
+
+
+@_njit
+def draw_positions(key, size, thresholds, guide, shift, out):
+    """Fills out with the drawn positions in [0, size), increasing; gives how many, or -1 where out might be too short.
+
+    It needs room for WORDS more than are drawn. A word that draws none (one of e) writes too, and is written over: as a
+    branch, nobody could foresee it.
+    """
+    words = np.empty(WORDS, np.uint64)
+    skips = np.empty(WORDS, np.int64)
+    most = thresholds.size - 1
+    position = chunk = drawn = 0
+    while drawn + WORDS <= out.size:
+        fill_words(key, WORD_STREAM, chunk, words)
+        chunk += 1
+        for i in range(WORDS):
+            skips[i] = skip_of_word(words[i], thresholds, guide, shift)
+        for i in range(WORDS):
+            position += skips[i]
+            if position >= size:
+                return drawn
+            out[drawn] = position
+            draws = np.int64(skips[i] < most)
+            drawn += draws
+            position += draws
+    return -1

@@ -1,7 +1,4 @@
-"""Compiled loops that are kept on disk, and made again when any file of the mechanism changes.
-
-Numba looks at a function's own file alone: a loop that calls one of another file would go on with the old one.
-"""
+"""Compiled loops: kept on disk until a file of the mechanism changes, and shared by threads part by part."""
 
 import functools
 import hashlib
@@ -10,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from coowned import threads
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit` without Python's lock, kept on disk for as long as no file of this folder changes.
+
+    Numba looks at a function's own file alone: a loop that calls one of another file would go on with the old one.
 
     Guarantees:
       - A change in another file of the mechanism is seen.   (test_a_change_in_another_file_is_seen)
@@ -39,3 +44,53 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def _stamps(folder: Path) -> tuple[tuple[str, str], ...]:
     """(name, digest) of every source file: times and sizes may be the same after a change."""
     return tuple((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sorted(folder.glob("*.py")))
+
+
+@intrinsic
+def atomic_add(typing_context, counter, by):
+    """counter[0] += by, as one operation among all threads; what it was. Others then see what was written before."""
+
+    def generate(context, builder, signature, arguments):
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        first = context.get_constant(types.intp, 0)
+        address = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
+        return builder.atomic_rmw("add", address, arguments[1], "seq_cst")
+
+    return types.int64(counter, types.int64), generate
+
+
+@compiled()
+def parts_left(parts, taken, done):
+    """The parts that this thread takes, one after the other: each is the next that no thread has begun."""
+    while True:
+        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
+        if part >= parts:
+            return
+        yield part
+        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
+
+
+def in_parts(add_parts: Callable[..., None], arguments: tuple[Any, ...], parts: int) -> None:
+    """Has this thread and others that are free call add_parts(*arguments, taken, done), for the `parts_left` of each.
+
+    Guarantees:
+      - Who is late, having had something else to do, finds none left and is not waited for.
+        (test_who_is_late_is_not_waited_for)
+      - An error of another thread is raised here.   (test_an_error_of_another_thread_is_raised)
+    """
+    taken, done = np.zeros(1, np.int64), np.zeros(1, np.int64)  # how many parts were begun, and how many ended
+    helpers = range(1, min(parts, threads.cores()))
+    others = [threads.step_workers().submit(add_parts, *arguments, taken, done) for _ in helpers]
+    add_parts(*arguments, taken, done)
+    if not _all_done(done, parts):
+        for other in others:  # slow, or ended by an error, which is raised here
+            other.result()
+
+
+@compiled()
+def _all_done(done, parts):
+    """Waits for others' last parts, a moment only: it is awake, where a sleeping thread takes long to wake."""
+    looks = 100_000
+    while looks and atomic_add(done, 0) < parts:  # pyright: ignore[reportCallIssue]
+        looks -= 1
+    return looks > 0

@@ -1,20 +1,15 @@
 """Banded DP-MF with sampling: each group of users is drawn only in its own steps."""
 
 import dataclasses
-import math
 from typing import Any, Self
-
-import numpy as np
 
 from coowned import validate
 from coowned.certificate import ContributionCertificate
-from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
-from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
+from coowned.mechanism.mechanism import GroupedMechanism, Selected
 from coowned.progress import counted
-from coowned.selection.selector import Selection
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,8 +24,7 @@ class CyclicPoisson(GroupedMechanism):
       num_groups: number of groups of users.
       num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
       group_probabilities: each group's own probability, or None if all have `sampling_probability`.
-      group_bounds: most copies of one user in each group, or None if all have `contribution_bound`; 0 for an empty
-        group.
+      group_bounds: most copies of one user in each group (0 if it is empty), or None if all have `contribution_bound`.
 
     Guarantees:
       - More bands than groups are refused.   (test_more_bands_than_groups_is_refused)
@@ -73,75 +67,28 @@ class CyclicPoisson(GroupedMechanism):
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         sizes, bounds = _certified_groups(certificate)
         return {
             "num_groups": len(sizes),
-            "num_bands": len(sizes) if num_bands is None else num_bands,
+            "num_bands": len(sizes),
             "group_probabilities": tuple(min(1.0, batch_size / size) if size else 0.0 for size in sizes),
             "group_bounds": bounds if any(bounds) else None,  # None: nobody to protect
         }
 
-    @classmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        return certificate.min_separation is None and bool(certificate.groups)
-
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        sizes, bounds = _certified_groups(certificate)
-        if len(sizes) > self.num_groups:
-            raise UncertifiableError(f"the certificate has {len(sizes)} groups, the mechanism {self.num_groups}")
-        for group, bound in enumerate(bounds):
-            if bound > self.bound_of(group):
-                raise UncertifiableError(
-                    f"group {group} has a user in {bound} copies, not {self.bound_of(group)}; use from_certificate"
-                )
+        _certified_groups(certificate)
+        super()._check_certificate(certificate)
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> CyclicPoissonBatches:
-        assert isinstance(selected, Selection)
-        return CyclicPoissonBatches(
-            selection=selected,
-            batch_size=self.batch_size or 1,
-            iterations=self.iterations,
-            num_groups=self.num_groups,
-            run_key=run_key,
-            multiple_of=multiple_of,
-        )
-
-    def check_selected(self, selected: Selected) -> None:
-        super().check_selected(selected)
-        batches = self.batches(selected, run_key=RunKey.from_seed(0))  # no coin is thrown
-        for group, probability in enumerate(batches.group_probabilities):
-            accounted = self.probability_of(group)
-            if probability > accounted:
-                raise CertificateMismatchError(
-                    f"group {group} would be drawn with {probability:.6g}, not {accounted:.6g}; use from_certificate"
-                )
+        return CyclicPoissonBatches(**self._drawing(selected, run_key, multiple_of), num_groups=self.num_groups)
 
     def probability_of(self, group: int) -> float:
         """The coin of every copy in the group."""
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         assert self.sampling_probability is not None
         return self.sampling_probability if self.group_probabilities is None else self.group_probabilities[group]
-
-    def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        """One entry a group; groups with no more copies, probability and rounds than another one are left out."""
-        kinds = {
-            (self.bound_of(group), self.probability_of(group), self.rounds_of(group))
-            for group in range(self.num_groups)
-        }
-        kinds = {kind for kind in kinds if min(kind) > 0}
-        worst = [
-            kind
-            for kind in sorted(kinds)
-            if not any(other != kind and all(a >= b for a, b in zip(other, kind, strict=True)) for other in kinds)
-        ]
-        return [
-            Steps(copies=copies, probability=probability, noise_multiplier=noise_multiplier, repetitions=rounds)
-            for copies, probability, rounds in worst
-        ]
 
     def _for_copies(self, copies: int, group: int | None) -> Self:
         """In a known group, or in whichever is worst."""
@@ -177,18 +124,6 @@ class CyclicPoisson(GroupedMechanism):
             f"cyclic Poisson sampling over {counted(self.num_groups, 'group')} of users with noise correlated over "
             f"{counted(self.num_bands, 'band')}; every copy has its own coin in its group's rounds, of probability "
             f"{spread}"
-        )
-
-    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        def weight(group: int) -> float:
-            return self.bound_of(group) * self.probability_of(group) * math.sqrt(self.rounds_of(group))
-
-        group = max(range(self.num_groups), key=weight)
-        return WorstUser(
-            copies=self.bound_of(group),
-            probability=self.probability_of(group),
-            rounds=np.arange(group, self.iterations, self.num_groups),
-            group=group,
         )
 
 

@@ -1,8 +1,8 @@
 """Where all secret randomness comes from: one run key, and a key of its own for everything that is drawn.
 
 A sub-key is BLAKE2b, keyed by the run key, of (purpose, configuration, step, tensor, copy); it is the 256-bit key of a
-ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed at
-any step draws what it would have drawn, and nothing else is ever drawn from the same key.
+ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed draws
+what it would have drawn, and nothing else is ever drawn from the same key.
 """
 
 import dataclasses
@@ -20,10 +20,19 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
-from coowned.mechanism.kernels import WORD_STREAM, fill_words
+from coowned.mechanism.compiled import compiled
 
-StreamKey = npt.NDArray[np.uint32]
-"""(8,) uint32: the 256 bits a stream of random words is made from."""
+StreamKey = npt.NDArray[np.uint32]  # (8,) the 256 bits a stream of random words is made from
+
+LANES = 64  # ChaCha20 blocks that are computed side by side
+WORDS = 8 * LANES  # 64-bit words of one chunk
+WORD_STREAM = np.uint64(0)  # nonces: the words themselves,
+TAIL_STREAM = np.uint64(1)  # and the further bits of normals in the tail
+
+_LOW_32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
+_CONSTANTS = (np.uint32(0x61707865), np.uint32(0x3320646E), np.uint32(0x79622D32), np.uint32(0x6B206574))
+
+_njit = compiled()
 
 
 class Purpose(enum.Enum):
@@ -49,8 +58,8 @@ class RunKey:
     Guarantees:
       - From the operating system unless a seed is given; a seeded key says so for ever.
         (test_keys_of_the_operating_system_differ, test_a_seed_marks_a_test_run)
-      - Different (purpose, configuration, step, tensor, copy) never give the same key: their encoding is typed and
-        length-prefixed, so no two are the same bytes.   (test_encoding_is_injective, test_purposes_never_share_a_key)
+      - No two (purpose, configuration, step, tensor, copy) are encoded alike.   (test_encoding_is_injective,
+        test_purposes_never_share_a_key)
       - Neither `repr` nor an error message shows the secret.   (test_secret_is_not_shown)
       - `from_json(to_json())` gives the same streams.   (test_json_round_trip)
     What it is not: safe to publish. Whoever has it can subtract the noise; keep `to_json()` in a file only the trainer
@@ -104,20 +113,12 @@ class RunKey:
         self,
         purpose: Purpose,
         *,
-        configuration: str | None = None,
-        step: int | None = None,
-        tensor: str | None = None,
-        copy: tuple[int, int] | None = None,
+        configuration: str | None = None,  # the member of a sweep; None for what all share (coins): refused for noise
+        step: int | None = None,  # None for what is drawn once a run
+        tensor: str | None = None,  # the parameter the noise is for
+        copy: tuple[int, int] | None = None,  # (example, copy number), of what is drawn for one copy, such as a mask
     ) -> StreamKey:
-        """The key of one stream.
-
-        Args:
-          purpose: what is drawn.
-          configuration: the member of a sweep; None for what all members share (coins). Noise without it is refused.
-          step: the training step; None for what is drawn once a run.
-          tensor: the parameter the noise is for.
-          copy: (example, copy number) for what is drawn for one copy, such as a mask.
-        """
+        """The key of one stream."""
         return self.derive_many(purpose, configurations=(configuration,), step=step, tensor=tensor, copy=copy)[0]
 
     def derive_many(
@@ -129,11 +130,7 @@ class RunKey:
         tensor: str | None = None,
         copy: tuple[int, int] | None = None,
     ) -> npt.NDArray[np.uint32]:
-        """(configurations, 8) uint32: the keys of one use for all members of a sweep.
-
-        Guarantees:
-          - Row i is what `derive` gives for configuration i, to the bit.   (test_many_keys_are_those_of_each)
-        """
+        """(configurations, 8) uint32: what `derive` gives for each of them.   (test_many_keys_are_those_of_each)"""
         if not isinstance(purpose, Purpose):
             raise InputError(f"purpose must be a Purpose, not {purpose!r}")
         if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
@@ -150,9 +147,9 @@ class RunKey:
         return np.frombuffer(b"".join(digests), "<u4").reshape(-1, 8).astype(np.uint32)
 
     def bind(self, run: str) -> None:
-        """Refuses, with InputError, to serve another run than the one so named: its noise would serve two gradients.
+        """Refuses, with InputError, to serve another run than the one so named, unless it is a test run.
 
-        The same run again is allowed, since it is the same noise under the same gradients. Test runs promise nothing.
+        The same run again is allowed: it is the same noise under the same gradients.
         """
         if not self.is_test_run and _SERVED.setdefault(self.fingerprint, run) != run:
             raise InputError(
@@ -217,3 +214,81 @@ def _encode(value: Any) -> bytes:
     if type(value) is not int or not 0 <= value < 2**64:
         validate.integer(at_least=0, at_most=2**64 - 1, key_field=value)
     return _WHOLE_NUMBER + int(value).to_bytes(8, "little")
+
+
+# ---- ChaCha20 (Bernstein 2008: 256-bit key, 64-bit block counter, 64-bit nonce, 20 rounds), in integers alone --------
+
+
+@_njit
+def _rounds(state, lanes):
+    """The twenty rounds of the first `lanes` blocks."""
+    for half in range(20):
+        shift = half & 1  # columns, then diagonals
+        for i in range(4):
+            row_a = state[i]
+            row_b = state[4 + (i + shift) % 4]
+            row_c = state[8 + (i + 2 * shift) % 4]
+            row_d = state[12 + (i + 3 * shift) % 4]
+            for lane in range(lanes):
+                a, b, c, d = row_a[lane], row_b[lane], row_c[lane], row_d[lane]
+                a = np.uint32(a + b)
+                d = d ^ a
+                d = np.uint32(d << np.uint32(16)) | (d >> np.uint32(16))
+                c = np.uint32(c + d)
+                b = b ^ c
+                b = np.uint32(b << np.uint32(12)) | (b >> np.uint32(20))
+                a = np.uint32(a + b)
+                d = d ^ a
+                d = np.uint32(d << np.uint32(8)) | (d >> np.uint32(24))
+                c = np.uint32(c + d)
+                b = b ^ c
+                b = np.uint32(b << np.uint32(7)) | (b >> np.uint32(25))
+                row_a[lane], row_b[lane], row_c[lane], row_d[lane] = a, b, c, d
+
+
+@_njit
+def fill_words_of_keys(keys, nonce, first_block, out):
+    """out (n, size) uint64: the words of n streams in ChaCha20's order, from block `first_block` (8 words) on."""
+    size = out.shape[1]
+    each = (size + 7) // 8  # blocks of a stream
+    start, state = np.empty((16, LANES), np.uint32), np.empty((16, LANES), np.uint32)
+    for i in range(4):
+        start[i] = _CONSTANTS[i]
+    start[14] = np.uint32(nonce & _LOW_32)
+    start[15] = np.uint32(nonce >> _S32)
+    for first in range(0, keys.shape[0] * each, LANES):
+        lanes = min(LANES, keys.shape[0] * each - first)
+        row, block = divmod(first, each)
+        for lane in range(lanes):
+            for i in range(8):
+                start[4 + i, lane] = keys[row, i]
+            start[12, lane] = np.uint32((first_block + block) & _LOW_32)
+            start[13, lane] = np.uint32(np.uint64(first_block + block) >> _S32)
+            block += 1
+            if block == each:
+                row, block = row + 1, 0
+        state[:, :lanes] = start[:, :lanes]
+        _rounds(state, lanes)
+        row, block = divmod(first, each)
+        for lane in range(lanes):
+            for i in range(min(8, size - 8 * block)):
+                low = np.uint32(state[2 * i, lane] + start[2 * i, lane])
+                high = np.uint32(state[2 * i + 1, lane] + start[2 * i + 1, lane])
+                out[row, 8 * block + i] = np.uint64(low) | (np.uint64(high) << _S32)
+            block += 1
+            if block == each:
+                row, block = row + 1, 0
+
+
+@_njit
+def fill_words(key, nonce, first_chunk, out):
+    """out (n,) uint64: the words of one stream from the beginning of chunk `first_chunk` on."""
+    fill_words_of_keys(key.reshape(1, 8), nonce, first_chunk * LANES, out.reshape(1, out.size))
+
+
+@_njit
+def word_at(key, nonce, number, at):
+    """Word `at` of chunk `number` of a stream, alone."""
+    block = np.empty((1, 8), np.uint64)
+    fill_words_of_keys(key.reshape(1, 8), nonce, number * LANES + at // 8, block)
+    return block[0, at % 8]

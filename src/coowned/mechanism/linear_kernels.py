@@ -1,23 +1,24 @@
-"""The compiled loops of linear models' sums: rows become integers, scores become factors, both are multiplied."""
+"""The compiled loops of linear models' sums: rows become integers, scores become factors, both are multiplied.
 
+A gradient is the residual (the derivative of the loss by the score) times the row: clipping it is clipping residuals.
+"""
+
+import math
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from coowned.mechanism.compiled import compiled
-from coowned.mechanism.linear_losses import (
-    SOFTMAX,
-    clip_to_integers,
-    factor_of,
-    fill_residuals,
-    longest_factor,
-    residual,
-    rounded,
-)
+from coowned.mechanism.compiled import compiled, parts_left
 from coowned.mechanism.matrix_tiles import COLUMNS, LINE, ROWS, STRIDE, SUM_ROWS, multiply_four, multiply_tile, prefetch
-from coowned.mechanism.shared_parts import atomic_add
 
+LOGISTIC, SQUARED, SOFTMAX = range(3)
+
+_ROUNDER = np.float32(3 * 2**22)  # adding and subtracting it rounds a float32 below 2^21 to an integer
+_LOG2_E, _LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+_EXPONENT, _BIAS = np.uint32(23), np.uint32(127 << 23)
+_SERIES = tuple(np.float32(1 / math.factorial(n)) for n in range(7, -1, -1))  # of e^r, the highest power first
+_LARGEST = np.float32(80)  # where a sigmoid is 1e-35 from 0 or 1
 TILE = 64  # rows that are worked on together, at most
 _POWER = np.uint64(2047 << 52)  # the bits of a float64 that hold its power of two
 _LINES = 8  # cache lines of a row that are prefetched; the processor then goes on by itself
@@ -56,59 +57,165 @@ def row_facts(copies, begin, end, scales, inverses, labels):
         labels[i] = label if counts else np.float32(0)
 
 
+@_njit
+def fill_norms(features, rows, out):
+    """out (n,) float32: at least the norm of features[rows[i]]; infinite where that is not finite or beyond float32.
+
+    Sums of squares in float64, four at a time (which needs no other order than written), raised by what they may have
+    lost.
+    """
+    width = features.shape[1]
+    whole = width - width % 4
+    raised = 1.0 + width * 2.0**-52
+    for i in range(rows.size):
+        row = rows[i]
+        a = b = c = d = 0.0
+        for j in range(0, whole, 4):
+            p, q = np.float64(features[row, j]), np.float64(features[row, j + 1])
+            r, s = np.float64(features[row, j + 2]), np.float64(features[row, j + 3])
+            a += p * p
+            b += q * q
+            c += r * r
+            d += s * s
+        for j in range(whole, width):
+            p = np.float64(features[row, j])
+            a += p * p
+        norm = np.float32(np.sqrt(((a + b) + (c + d)) * raised))
+        # The next number up, by its bits: square root and cast may have rounded down. NaN becomes infinite.
+        out[i] = np.uint32(norm.view(np.uint32) + np.uint32(1)).view(np.float32) if norm < np.inf else np.inf
+
+
+# ---- losses: residuals of a copy, and the integers they become when clipped ------------------------------------------
+
+
+# Where x is an exact product, as a row's number times a power of two, it may be fused with the addition.
+@compiled(fastmath={"contract"})
+def rounded(x):
+    """The integer nearest to a float32 below 2^21; without a branch, so that loops become vector code."""
+    return (x + _ROUNDER) - _ROUNDER
+
+
+# A product that is added without being rounded first only makes a residual better.
+@compiled(fastmath={"contract"})
+def sigmoid(x):
+    """1 / (1 + e^-x) in float32, to a few units in the last place; without a branch. What is not a number stays so."""
+    x = _LARGEST if x > _LARGEST else x
+    x = -_LARGEST if x < -_LARGEST else x
+    # e^-x = 2^n e^r: n in the last bits of a sum, e^r by its series, below 1e-8 from it
+    moved = x * -_LOG2_E + _ROUNDER
+    r = -x - (moved - _ROUNDER) * _LN_2
+    series = _SERIES[0]
+    for i in range(1, 8):
+        series = series * r + _SERIES[i]
+    power = np.uint32((np.float32(moved).view(np.uint32) << _EXPONENT) + _BIAS).view(np.float32)
+    return np.float32(1) / (np.float32(1) + series * power)
+
+
+@_njit
+def residual(loss, score, label):
+    """Of a model with one score, in float32."""
+    return (sigmoid(score) if loss == LOGISTIC else score) - label
+
+
+@_njit
+def longest_factor(inverse, radius):
+    """Below radius / |X| - 1/2, so that what is at most that large may be rounded to an integer; below 0 for no row."""
+    return radius * inverse - np.float32(0.5)
+
+
+@_njit
+def factor_of(residual, inverse_scale, longest, unit):
+    """A: the residual in grid units, over the row's scale, clipped and rounded; 0 if it is not a number."""
+    factor = residual * inverse_scale * unit
+    factor = longest if factor > longest else factor
+    factor = -longest if factor < -longest else factor
+    factor = rounded(factor)
+    return factor if factor == factor and longest > 0 else np.float32(0)
+
+
+@_njit
+def fill_residuals(loss, scores, label, out):
+    """out (scores,) float64: the residual of each score; NaN where the label is not finite or none of the classes."""
+    if loss != SOFTMAX:
+        out[0] = (1 / (1 + math.exp(-scores[0])) if loss == LOGISTIC else scores[0]) - label
+        return
+    classes, largest, total = scores.size, scores[0], 0.0
+    for k in range(classes):
+        largest = max(largest, scores[k])
+    for k in range(classes):
+        out[k] = math.exp(scores[k] - largest)
+        total += out[k]
+    if not (0 <= label < classes and label == np.floor(label)):
+        total = np.nan
+    for k in range(classes):
+        out[k] = out[k] / total - (k == label)
+
+
+@_njit
+def clip_to_integers(residuals, scale, longest):
+    """Turns residuals (float64) into integers A with |A| <= longest; gives whether they had to be shortened.
+
+    They are multiplied by `scale`, shortened so that rounding cannot exceed the bound, and rounded. The squares of the
+    integers themselves, exact below 2^53, are compared with the bound: whatever was computed before, what is longer or
+    not a number becomes 0.
+    """
+    square = 0.0
+    for k in range(residuals.size):
+        square += (residuals[k] * scale) ** 2
+    length, allowed = math.sqrt(square), longest - 0.5 * math.sqrt(residuals.size)
+    clipped = length > allowed
+    if clipped:
+        scale *= allowed / length
+    square = 0.0
+    for k in range(residuals.size):
+        residuals[k] = np.rint(residuals[k] * scale)
+        square += residuals[k] ** 2
+    if not (square <= longest * longest * (1 - 2.0**-50) and allowed > 0):
+        residuals[:] = 0
+        return False
+    return clipped
+
+
 # ---- one model with one score: each row is read once, four at a time ------------------------------------------------
 
 
 @_njit
-def add_parts(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
-    """Adds up parts, each taken by whichever thread is free, until there are none left."""
-    size, parts = copies.mask.size, clipped.size
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= parts:
-            return
-        begin, end = size * part // parts, size * (part + 1) // parts
-        clipped[part] = _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums[part])
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
-
-
-@_njit
-def _add_rows(loss, coefficients, copies, unit, radius, begin, end, sums):
-    """Adds A X of rows `begin` to `end` to sums (num_features + 1,) float64; gives how many were clipped.
+def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
+    """Adds A X of each part's rows to sums (parts, num_features + 1) float64; clipped (parts,): how many were.
 
     Four rows at once, which stay in the nearest cache: their scores, their factors, their sums.
     """
-    width = coefficients.size - 1
+    source, size, parts, width = copies.source, copies.mask.size, clipped.size, coefficients.size - 1
     whole = width // STRIDE * STRIDE
     weights, intercept = coefficients[:width], coefficients[width]
     nothing = np.zeros(width, np.float32)  # stands for a row that adds nothing, whatever that row holds
     rows, products, factors = np.empty(4, np.int64), np.zeros(4, np.float32), np.zeros(4, np.float32)
     scales, inverses, labels = np.ones(TILE, np.float32), np.zeros(TILE, np.float32), np.zeros(TILE, np.float32)
     ahead = 4 * max(1, _AHEAD // width)
-    clipped = 0
-    for first in range(begin, end, 4):
-        at = (first - begin) % TILE
-        if not at:
-            inverses[:] = 0
-            row_facts(copies, first, min(first + TILE, end), scales, inverses, labels)
-        for i in range(4):
-            rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
-            if first + i + ahead < end:
-                for j in range(0, min(width, _LINES * LINE), LINE):
-                    prefetch(copies.source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
-        products[:] = 0
-        if whole:
-            multiply_four(copies.source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
-        if whole < width:
-            _multiply_rest(copies.source, rows, weights, whole, products)
-        for i in range(4):
-            longest = longest_factor(inverses[at + i], radius)
-            own = residual(loss, products[i] + intercept, labels[at + i])
-            factors[i] = factor_of(own, np.float32(1) / scales[at + i], longest, unit)
-            clipped += abs(factors[i]) + 1 > longest and longest > 0
-            sums[width] += np.float64(factors[i]) * np.float64(rounded(scales[at + i]))
-        _add_four(copies.source, nothing, rows, scales[at : at + 4], factors, sums)
-    return clipped
+    for part in parts_left(parts, taken, done):
+        begin, end, own_sums = size * part // parts, size * (part + 1) // parts, sums[part]
+        for first in range(begin, end, 4):
+            at = (first - begin) % TILE
+            if not at:
+                inverses[:] = 0
+                row_facts(copies, first, min(first + TILE, end), scales, inverses, labels)
+            for i in range(4):
+                rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
+                if first + i + ahead < end:
+                    for j in range(0, min(width, _LINES * LINE), LINE):
+                        prefetch(source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
+            products[:] = 0
+            if whole:
+                multiply_four(source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
+            if whole < width:
+                _multiply_rest(source, rows, weights, whole, products)
+            for i in range(4):
+                longest = longest_factor(inverses[at + i], radius)
+                own = residual(loss, products[i] + intercept, labels[at + i])
+                factors[i] = factor_of(own, np.float32(1) / scales[at + i], longest, unit)
+                clipped[part] += abs(factors[i]) + 1 > longest and longest > 0
+                own_sums[width] += np.float64(factors[i]) * np.float64(rounded(scales[at + i]))
+            _add_four(source, nothing, rows, scales[at : at + 4], factors, own_sums)
 
 
 @_njit
@@ -156,7 +263,7 @@ class Blocks(NamedTuple):
 
 @_njit
 def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
-    """Adds up parts, each taken by whichever thread is free, until there are none left."""
+    """Adds up the parts of a batch."""
     blocks, panels, width, _ = given.columns.shape
     each = given.units.shape[1]
     parts, size = sums.shape[0], copies.mask.size
@@ -164,10 +271,7 @@ def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
     products, factors = np.empty((panels, TILE, COLUMNS), np.float32), np.zeros((panels, TILE, COLUMNS))
     scales, inverses, labels = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     room = np.empty(scores), np.empty(scores)
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= parts:
-            return
+    for part in parts_left(parts, taken, done):
         for first in range(size * part // parts, size * (part + 1) // parts, TILE):
             end = min(first + TILE, size * (part + 1) // parts)
             filled = (end - first + ROWS - 1) // ROWS * ROWS  # with rows of zeros up to a whole number of tiles
@@ -188,7 +292,6 @@ def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
                 for panel in range(panels):
                     for j in range(0, width, SUM_ROWS):
                         multiply_tile(tile, 0, j, 1, width, end - first, factors[panel], sums[part, block, panel], j)
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit

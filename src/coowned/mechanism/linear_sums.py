@@ -6,9 +6,8 @@ itself, to integers
     X = rint((x, 1) 2^-e),   e such that |X| is about 2^20,
 
 and a model adds the integer matrix A X^T, where A are the residuals in grid units, rounded and clipped to integers with
-|A| <= radius / |X|. |X| is bounded without looking at it: |x| is known, rounded up (`norms_of`), and rounding d + 1
-numbers by at most 1/2 each makes a vector longer by at most sqrt(d + 1) / 2. Sums are float64: |A X| <= radius < 2^34,
-and integers below 2^53 add up exactly.
+|A| <= radius / |X|. |X| is at most |x|, known and rounded up (`norms_of`), and sqrt(d + 1) / 2 for the rounding. Sums
+are float64: |A X| <= radius < 2^34, and integers below 2^53 add up exactly.
 """
 
 import functools
@@ -20,16 +19,17 @@ import numpy.typing as npt
 
 from coowned import threads, validate
 from coowned.errors import InputError
+from coowned.mechanism.compiled import in_parts
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.kernels import fill_norms
-from coowned.mechanism.linear_kernels import TILE, Blocks, Copies, add_parts, add_tiles
-from coowned.mechanism.linear_losses import LOGISTIC, SOFTMAX, SQUARED
+from coowned.mechanism.linear_kernels import LOGISTIC, SOFTMAX, SQUARED, Blocks, Copies, add_rows, add_tiles, fill_norms
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS
-from coowned.mechanism.shared_parts import in_parts
 
 MOST_COPIES_OF_A_PART = 2**19  # times the radius is below 2^53
 _PARTS = 16  # of a large batch, summed apart by whichever thread is free
-_ENOUGH = 2**17  # numbers for which a part of its own is worth it
+_ENOUGH = 2**17  # numbers for which a part of its own is worth it,
+_FEW = 256  # and copies, where there are many scores
+
+_Numbers = npt.NDArray[np.float32]
 
 
 class RowsInPlace(NamedTuple):
@@ -45,41 +45,28 @@ class RowsInPlace(NamedTuple):
 
 
 def clipped_linear_sums(
-    coefficients: npt.ArrayLike,
-    features: npt.ArrayLike | RowsInPlace,
-    labels: npt.ArrayLike,
-    mask: npt.ArrayLike,
-    grids: Sequence[Grid],
-    norms: npt.ArrayLike | None = None,
+    coefficients: npt.ArrayLike,  # (models[, classes], num_features + 1) float32: weights, and the intercept last
+    features: npt.ArrayLike | RowsInPlace,  # (batch, num_features) float32, or where such rows are
+    labels: npt.ArrayLike,  # (batch,) 0 or 1, the index of the class, or the target
+    mask: npt.ArrayLike,  # (batch,) True where the row is real
+    grids: Sequence[Grid],  # `Grid.for_linear` of each model's clip norm
+    norms: npt.ArrayLike | None = None,  # (batch,) `norms_of` these very rows; those of others would void the bound
     *,
     squared_loss: bool = False,
 ) -> tuple[npt.NDArray[np.int64], int]:
     """The sum over a batch of clipped gradients of linear models, in units of each model's grid.
 
     The loss is logistic; with an axis for classes it is softmax's cross-entropy; with `squared_loss` half the squared
-    difference of score and label.
+    difference of score and label. Any number as a label is clipped soundly; one that is no class adds zero.
 
     Guarantees:
-      - What a copy adds is an integer matrix no longer than the radius, from denormal to 1e38 large features.
-        (test_no_copy_adds_more)
-      - It depends on that copy and that model alone: not on its position, on other copies or models, on padding or on
-        threads.   (test_a_copy_adds_the_same_in_any_company, test_a_model_alone_has_the_same_sum,
-        test_order_threads_and_padding_change_nothing)
+      - A copy adds an integer matrix no longer than the radius, whatever its features.   (test_no_copy_adds_more)
+      - It depends on that copy and that model alone.   (test_a_copy_adds_the_same_in_any_company,
+        test_a_model_alone_has_the_same_sum, test_order_threads_and_padding_change_nothing)
       - The sum is the sum of what each copy adds, exactly.   (test_the_sum_is_that_of_the_copies)
-      - A copy with a feature, label or gradient that is not finite adds exactly zero, and so does padding.
-        (test_not_finite_adds_zero, test_padding_adds_zero)
+      - What is not finite adds exactly zero, as padding does.   (test_not_finite_adds_zero, test_padding_adds_zero)
       - It is close to the clipped gradient of Algorithm 1.   (test_is_close_to_the_reference)
     Cost: one pass over the rows for one model with one score; else two products, the second in float64.
-
-    Args:
-      coefficients: (models, num_features + 1) or (models, classes, num_features + 1) float32: weights, and the
-        intercept last.
-      features: (batch, num_features) float32, or where such rows are.
-      labels: (batch,) 0 or 1, the index of the class, or the target (any number is clipped soundly; one that is no
-        class adds zero).
-      mask: (batch,) True where the row is real.
-      grids: `Grid.for_linear` of each model's clip norm.
-      norms: (batch,) `norms_of` these very rows. Norms of other rows would void the bound.
 
     Returns:
       (int64 sums of the coefficients' shape; of one model the number of copies that were clipped, else 0: private).
@@ -98,7 +85,9 @@ def clipped_linear_sums(
     norms = _norms(source, rows) if norms is None else np.ascontiguousarray(norms, np.float32)
     validate.same_length(mask.size, norms=norms)
     sum_models = _sum_one_score if len(coefficients) == 1 and loss != SOFTMAX else _sum_many_scores
-    totals, clipped = sum_models(loss, coefficients, Copies(source, rows, labels, mask, norms), tuple(grids))
+    totals, clipped = sum_models(
+        loss, coefficients, Copies(source, rows, labels, mask, norms), *_units_and_radii(tuple(grids))
+    )
     return totals if loss == SOFTMAX else totals[:, 0], clipped if len(coefficients) == 1 else 0
 
 
@@ -159,7 +148,7 @@ def _norms(source: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]) -> npt.
 
 
 @functools.lru_cache(maxsize=16)  # the same in every step
-def _units_and_radii(grids: tuple[Grid, ...]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _units_and_radii(grids: tuple[Grid, ...]) -> tuple[_Numbers, _Numbers]:
     """(models,) 1 / unit and the radius, not rounded up."""
     radii = np.array([grid.radius for grid in grids])
     if not (radii < 2.0**34).all():
@@ -169,20 +158,18 @@ def _units_and_radii(grids: tuple[Grid, ...]) -> tuple[npt.NDArray[np.float32], 
 
 
 def _sum_one_score(
-    loss: int, coefficients: npt.NDArray[np.float32], copies: Copies, grids: tuple[Grid, ...]
+    loss: int, coefficients: _Numbers, copies: Copies, units: _Numbers, radii: _Numbers
 ) -> tuple[npt.NDArray[np.int64], int]:
-    units, radii = _units_and_radii(grids)
     size, width = copies.mask.size, coefficients.shape[2]
     parts = max(1, min(_PARTS, size * width // _ENOUGH), -(-size // MOST_COPIES_OF_A_PART))
     sums, clipped = np.zeros((parts, width)), np.zeros(parts, np.int64)
-    in_parts(add_parts, (loss, coefficients[0, 0], copies, units[0], radii[0], sums, clipped), parts)
+    in_parts(add_rows, (loss, coefficients[0, 0], copies, units[0], radii[0], sums, clipped), parts)
     return sums.astype(np.int64).sum(axis=0).reshape(coefficients.shape), int(clipped.sum())
 
 
 def _sum_many_scores(
-    loss: int, coefficients: npt.NDArray[np.float32], copies: Copies, grids: tuple[Grid, ...]
+    loss: int, coefficients: _Numbers, copies: Copies, units: _Numbers, radii: _Numbers
 ) -> tuple[npt.NDArray[np.int64], int]:
-    units, radii = _units_and_radii(grids)
     models, scores, own_width = coefficients.shape
     each = max(1, COLUMNS // scores)  # models of a block
     blocks, panels, width = -(-models // each), -(-each * scores // COLUMNS), -(-own_width // ROWS) * ROWS
@@ -195,7 +182,7 @@ def _sum_many_scores(
         np.resize(radii, (blocks, each)),
     )
     size = copies.mask.size
-    parts = max(1, min(threads.cores(), size // (4 * TILE)), -(-size // MOST_COPIES_OF_A_PART))
+    parts = max(1, min(threads.cores(), size // _FEW), -(-size // MOST_COPIES_OF_A_PART))
     sums, clipped = np.zeros((parts, blocks, panels, width, COLUMNS)), np.zeros(parts, np.int64)
     in_parts(add_tiles, (loss, models, scores, given, copies, sums, clipped), parts)
     columns = sums.astype(np.int64).sum(axis=0).transpose(0, 1, 3, 2).reshape(blocks, panels * COLUMNS, width)

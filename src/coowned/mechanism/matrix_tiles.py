@@ -1,18 +1,17 @@
 """Products of small matrices that stay in the processor's registers, and prefetching, for compiled loops.
 
-Numba leaves the inner loop of a product in memory. These few lines of LLVM keep ROWS x COLUMNS sums in vector registers
-while they are added up: as fast as a library's product (benchmarks/mechanism.py), but inside of a loop, on its thread,
-and in an order that is known. Every sum is a chain of fused multiplications and additions in the order of the inner
-index, wherever it stands and whatever the width of the registers: the same numbers give the same bits.
+Numba leaves the inner loop of a product in memory. These few lines of LLVM keep ROWS x COLUMNS sums in vector
+registers: as fast as a library's product (benchmarks/mechanism.py), but inside of a loop, on its thread, and in a known
+order, whatever the width of the registers: the same numbers give the same bits.
 """
 
 from typing import Any
 
 from llvmlite import binding, ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+intrinsic: Any = extending.intrinsic  # what it makes is called without the typing context
 _FLOAT, _DOUBLE, _INDEX, _INT = ir.FloatType(), ir.DoubleType(), ir.IntType(64), ir.IntType(32)
 _WIDE = bool(binding.get_host_cpu_features().get("avx512f"))  # 32 registers of 16 numbers, else 16 of 8
 _VECTORS = 3
@@ -43,21 +42,14 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
     """Sums over k of tile[i, k] * right[k, j]: written to float32 out[out_row + i, j], or added to float64.
 
     i < ROWS where out is float32, i < SUM_ROWS where it is float64. tile[i, k] is i * down + k * along numbers after
-    left[row, column], so that its rows can be rows of `left` or columns.
+    left[row, column], so that its rows can be rows of `left` or columns. `left` is float32, `right` and `out` are of
+    one type and have COLUMNS columns, k < length, and all are contiguous.
 
     Guarantees:
       - Each sum is a chain of fused operations of out's type in the order of k.   (test_equals_a_plain_loop)
       - It does not depend on i, j or other entries.   (test_a_sum_does_not_depend_on_its_position,
         test_what_is_not_a_number_stays_where_it_is)
     What it is not: checked. No bounds are looked at.
-
-    Args:
-      left: (n, m) float32, contiguous.
-      row, column, down, along: where the tile lies in it.
-      length: of the inner index, at least 1.
-      right: (length, COLUMNS) of out's type, contiguous.
-      out: (r, COLUMNS), contiguous: float32 is overwritten, to float64 it is added.
-      out_row: the first of its rows.
     """
     wide = out.dtype == types.float64
     rows, vectors = (SUM_ROWS, 2 * _VECTORS) if wide else (ROWS, _VECTORS)
@@ -81,13 +73,13 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
                 for v in range(vectors):
                     yield _fused(builder, number, factors[v], sums[i * vectors + v])
 
-        sums = _sum_up(builder, [vector] * (rows * vectors), length, 1, step)
+        sums = _sum_up(builder, vector, rows * vectors, length, 1, step)
         for i in range(rows):
             for v in range(vectors):
                 address, total = builder.gep(c, [_INDEX(i * COLUMNS + v * vector.count)]), sums[i * vectors + v]
                 if wide:
                     total = builder.fadd(_load(builder, address, vector), total)
-                _store(builder, total, address)
+                builder.store(total, builder.bitcast(address, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(left, *[types.intp] * 5, right, out, types.intp), generate
@@ -121,35 +113,25 @@ def multiply_four(typing_context, source, nothing, indices, weights, length, out
             for row, total in zip(rows, sums, strict=True):
                 yield _fused(builder, _load(builder, builder.gep(row, [k]), vector), factor, total)
 
-        for i, total in enumerate(_sum_up(builder, [vector] * 4, arguments[4], STRIDE, step)):
-            half = STRIDE
-            while half > 1:
-                half //= 2
-                total = builder.fadd(_part(builder, total, 0, half), _part(builder, total, half, 2 * half))
+        for i, total in enumerate(_sum_up(builder, vector, 4, arguments[4], STRIDE, step)):
+            while total.type.count > 1:
+                lanes = list(range(total.type.count))
+                half = len(lanes) // 2
+                total = builder.fadd(_lanes(builder, total, lanes[:half]), _lanes(builder, total, lanes[half:]))
             builder.store(builder.extract_element(total, _INT(0)), builder.gep(result, [_INDEX(i)]))
         return context.get_dummy_value()
 
     return types.void(source, nothing, indices, weights, types.intp, out), generate
 
 
-def _sum_up(builder: Any, kinds: list[Any], length: Any, stride: int, step: Any) -> list[Any]:
-    """for k in range(0, length, stride): sums = step(k, sums), from zeros, at least once; all sums in registers."""
-    before = builder.block
-    loop, after = builder.append_basic_block("tile"), builder.append_basic_block("tile.end")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    k = builder.phi(_INDEX)
-    sums = [builder.phi(kind) for kind in kinds]
-    added = list(step(k, sums))
-    following = builder.add(k, _INDEX(stride))
-    k.add_incoming(_INDEX(0), before)
-    k.add_incoming(following, loop)
-    for total, more in zip(sums, added, strict=True):
-        total.add_incoming(ir.Constant(total.type, [0.0] * total.type.count), before)
-        total.add_incoming(more, loop)
-    builder.cbranch(builder.icmp_signed("<", following, length), loop, after)
-    builder.position_at_end(after)
-    return added
+def _sum_up(builder: Any, vector: Any, number: int, length: Any, stride: int, step: Any) -> list[Any]:
+    """for k in range(0, length, stride): sums = step(k, sums), from zeros; LLVM keeps all sums in registers."""
+    zeros = ir.Constant(vector, [0.0] * vector.count)
+    sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(number)]
+    with cgutils.for_range_slice(builder, _INDEX(0), length, _INDEX(stride), _INDEX) as (k, _):
+        for more, total in zip(step(k, [builder.load(total) for total in sums]), sums, strict=True):
+            builder.store(more, total)
+    return [builder.load(total) for total in sums]
 
 
 def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: list[Any]) -> Any:
@@ -158,32 +140,22 @@ def _pointer(context: Any, builder: Any, kind: Any, value: Any, indices: list[An
 
 
 def _load(builder: Any, address: Any, vector: Any) -> Any:
-    loaded = builder.load(builder.bitcast(address, vector.as_pointer()))
-    loaded.align = 4
-    return loaded
+    return builder.load(builder.bitcast(address, vector.as_pointer()), align=4)
 
 
-def _store(builder: Any, value: Any, address: Any) -> None:
-    stored = builder.store(value, builder.bitcast(address, value.type.as_pointer()))
-    stored.align = 4
-
-
-def _part(builder: Any, value: Any, begin: int, end: int) -> Any:
-    lanes = ir.Constant(ir.VectorType(_INT, end - begin), list(range(begin, end)))
+def _lanes(builder: Any, value: Any, numbers: list[int]) -> Any:
+    lanes = ir.Constant(ir.VectorType(_INT, len(numbers)), numbers)
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
 
 
 def _everywhere(builder: Any, number: Any, vector: Any) -> Any:
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), number, _INT(0))
-    lanes = ir.Constant(ir.VectorType(_INT, vector.count), [0] * vector.count)
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), lanes)
+    return _lanes(builder, first, [0] * vector.count)
 
 
 def _fused(builder: Any, one: Any, other: Any, added: Any) -> Any:
     """one * other + added, rounded once."""
     kind = added.type
-    name = f"llvm.fma.v{kind.count}f{64 if kind.element == _DOUBLE else 32}"
-    known = builder.module.globals.get(name)
-    return builder.call(
-        known or ir.Function(builder.module, ir.FunctionType(kind, [kind] * 3), name), [one, other, added]
-    )
+    name = f"llvm.fma.v{kind.count}{kind.element.intrinsic_name}"
+    fused = builder.module.declare_intrinsic(name, fnty=ir.FunctionType(kind, [kind] * 3))
+    return builder.call(fused, [one, other, added])

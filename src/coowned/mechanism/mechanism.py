@@ -7,6 +7,7 @@ Noise multipliers are in units of one example's clip norm.
 
 import abc
 import dataclasses
+import math
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,8 +18,9 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import Batches
+from coowned.mechanism.batching import Batches, GroupedBatches
 from coowned.mechanism.keys import RunKey
+from coowned.progress import counted
 from coowned.selection.selector import Schedule, Selection
 
 Selected = Selection | Schedule
@@ -54,15 +56,9 @@ class WorstUser:
 class Mechanism(abc.ABC):
     """The base of all mechanisms, which are frozen dataclasses.
 
-    Attributes:
-      contribution_bound: most copies that contain one user.
-      iterations: number of steps.
-      batch_size: the public number that sums of gradients are divided by; accounting does not need it.
-
     Guarantees:
       - Every mechanism in the registry passes the same contract.   (test_contract_of_every_mechanism)
-      - `check_certificate` refuses every way in which a certificate can fall short.
-        (test_every_disagreement_is_refused)
+      - A certificate that falls short in any way is refused.   (test_every_disagreement_is_refused)
     """
 
     kind: ClassVar[str]  # in stored files and `coowned calibrate --mechanism`
@@ -71,9 +67,9 @@ class Mechanism(abc.ABC):
     needs_schedule: ClassVar[bool] = False  # batches are a fixed Schedule, without coins
     needs_groups: ClassVar[bool] = False  # a group's copies are drawn with batch_size / (copies of the group)
 
-    contribution_bound: int
+    contribution_bound: int  # most copies that contain one user
     iterations: int
-    batch_size: int | None = None
+    batch_size: int | None = None  # the public number that sums of gradients are divided by, not needed for accounting
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -105,13 +101,16 @@ class Mechanism(abc.ABC):
           protects: False for training without a guarantee, where the certificate may find nobody to protect.
           settings: further fields of the mechanism.
         """
-        bound = bound_for(certificate, protects=protects)
+        bound, kind = bound_for(certificate, protects=protects), cls.kind.capitalize()
         if not cls.needs_schedule and (batch_size is None or iterations is None):
-            kind = cls.kind.capitalize()
             raise InputError(f"{kind} sampling needs batch_size and iterations (--batch-size, --iterations)")
         if batch_size is not None:
             validate.positive(batch_size=batch_size)
-        fields = cls._certified_fields(certificate, batch_size, num_bands)
+        fields = cls._certified_fields(certificate, batch_size)
+        if num_bands not in (None, fields.get("num_bands", 1)):
+            if "num_bands" not in fields:
+                raise InputError(f"{kind} sampling has independent noise; remove num_bands or use another mechanism")
+            fields["num_bands"] = num_bands
         for name, value in (("batch_size", batch_size), ("iterations", iterations)):
             if value not in (None, fields.setdefault(name, value)):
                 raise InputError(f"{name} {value} is not the schedule's ({fields[name]}); remove it")
@@ -119,15 +118,8 @@ class Mechanism(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
-        """The fields that follow from the certificate, beside the contribution bound; refuses options it excludes."""
-
-    @classmethod
-    @abc.abstractmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        """Whether this is the mechanism the certified selection was made for."""
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
+        """The fields that follow from the certificate, beside the contribution bound: num_bands, the most it allows."""
 
     def check_certificate(self, certificate: ContributionCertificate) -> None:
         """Refuses, with UncertifiableError, a certificate that proves less than this mechanism needs."""
@@ -139,15 +131,22 @@ class Mechanism(abc.ABC):
             )
         self._check_certificate(certificate)
 
-    @abc.abstractmethod
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         """What this mechanism needs beyond the contribution bound."""
+        if certificate.min_separation is not None:
+            raise UncertifiableError("the certificate is for a fixed schedule, which is not drawn; use MinSeparation")
 
     # ---- training
 
     @abc.abstractmethod
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> Batches:
         """The sampler."""
+
+    def _drawing(self, selected: Selected, run_key: RunKey, multiple_of: int) -> dict[str, Any]:
+        """The fields that every sampler of a selection has."""
+        assert isinstance(selected, Selection)
+        own = {"batch_size": self.batch_size or 1, "iterations": self.iterations}
+        return {"selection": selected, **own, "run_key": run_key, "multiple_of": multiple_of}
 
     def strategy(self) -> BandedStrategy | None:
         """The strategy with the least error for the mechanism's bands; None for independent noise."""
@@ -173,8 +172,21 @@ class Mechanism(abc.ABC):
 
     @property
     def cycle_length(self) -> int:
-        """Steps after which the same copies may be drawn again."""
+        """Steps after which the same copies may be drawn again: the number of groups that take turns."""
         return 1
+
+    def rounds_of(self, group: int) -> int:
+        """Number of steps in which the group can be drawn."""
+        validate.integer(at_least=0, at_most=self.cycle_length - 1, group=group)
+        return len(range(group, self.iterations, self.cycle_length))
+
+    def bound_of(self, group: int) -> int:
+        """Most copies of one user in the group."""
+        return self.contribution_bound
+
+    def probability_of(self, group: int) -> float:
+        """The probability of every copy of the group in each of its rounds; 1 where nothing is drawn."""
+        return 1.0
 
     def expected_copies(self, certificate: ContributionCertificate) -> int:
         """An upper bound on the expected number of copies in a step."""
@@ -183,9 +195,23 @@ class Mechanism(abc.ABC):
 
     # ---- accounting
 
-    @abc.abstractmethod
     def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        """What one user's data goes through: one entry for every kind of user that could be the worst off."""
+        """What one user's data goes through: one entry for every kind of user that could be the worst off.
+
+        These are the groups, without those that have no more copies, probability and rounds than another one.
+        """
+        groups = range(self.cycle_length)
+        kinds = {(self.bound_of(group), self.probability_of(group), self.rounds_of(group)) for group in groups}
+        kinds = {kind for kind in kinds if min(kind) > 0}
+        worst = [
+            kind
+            for kind in sorted(kinds)
+            if not any(other != kind and all(a >= b for a, b in zip(other, kind, strict=True)) for other in kinds)
+        ]
+        return [
+            Steps(copies=copies, probability=probability, noise_multiplier=noise_multiplier, repetitions=rounds)
+            for copies, probability, rounds in worst
+        ]
 
     def for_copies(self, copies: int, *, group: int | None = None) -> Self:
         """The same training seen by a user in `copies` copies (participations for a schedule)."""
@@ -226,9 +252,19 @@ class Mechanism(abc.ABC):
     def describe(self) -> str:
         """How batches are made, as the middle of a sentence of the privacy statement."""
 
-    @abc.abstractmethod
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
         """A user who takes part as often as was accounted for."""
+
+        def weight(group: int) -> float:
+            return self.bound_of(group) * self.probability_of(group) * math.sqrt(self.rounds_of(group))
+
+        group = max(filter(self.bound_of, range(self.cycle_length)), key=weight)
+        return WorstUser(
+            copies=self.bound_of(group),
+            probability=self.probability_of(group),
+            rounds=np.arange(group, self.iterations, self.cycle_length),
+            group=group,
+        )
 
     # ---- storage
 
@@ -306,13 +342,33 @@ class GroupedMechanism(BandedMechanism):
     def cycle_length(self) -> int:
         return self.num_groups
 
-    def rounds_of(self, group: int) -> int:
-        """Number of steps in which the group can be drawn."""
-        validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
-        return max(0, -(-(self.iterations - group) // self.num_groups))
+    def _check_certificate(self, certificate: ContributionCertificate) -> None:
+        super()._check_certificate(certificate)
+        found = len(certificate.group_sizes or (certificate.size,))
+        if found > self.num_groups or (certificate.groups is None and self.num_groups > 1):
+            raise UncertifiableError(
+                f"the certificate proves {counted(found, 'group')} of users, the mechanism has {self.num_groups}; use "
+                "from_certificate"
+            )
+        for group, bound in enumerate(certificate.group_bounds or ()):
+            if bound > self.bound_of(group):
+                copies = counted(bound, "copy", "copies")
+                raise UncertifiableError(
+                    f"group {group} has a user in {copies}, not {self.bound_of(group)}; use from_certificate"
+                )
+
+    def check_selected(self, selected: Selected) -> None:
+        super().check_selected(selected)
+        batches = self.batches(selected, run_key=RunKey.from_seed(0))  # refuses other groups; nothing is drawn
+        assert isinstance(batches, GroupedBatches)
+        for group, probability in enumerate(batches.group_probabilities):
+            accounted = self.probability_of(group)
+            if probability > accounted:
+                raise CertificateMismatchError(
+                    f"group {group} would be drawn with {probability:.6g}, not {accounted:.6g}; use from_certificate"
+                )
 
     def bound_of(self, group: int) -> int:
-        """Most copies of one user in the group."""
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
 

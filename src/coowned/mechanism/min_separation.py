@@ -68,20 +68,14 @@ class MinSeparation(BandedMechanism):
             validate.positive_number(max_column_norm=self.max_column_norm)
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         separation = _certified_separation(certificate)
         return {
             "min_separation": separation,
-            "num_bands": separation if num_bands is None else num_bands,
+            "num_bands": separation,
             "iterations": certificate.iterations,
             "batch_size": certificate.batch_size,
         }
-
-    @classmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        return certificate.min_separation is not None
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         separation = _certified_separation(certificate)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.mechanism.compiled import compiled
+from coowned.mechanism.keys import TAIL_STREAM, word_at
 
 RELATIVE_ERROR = 2.0**-46  # |z - Z| <= RELATIVE_ERROR |z| + ABSOLUTE_ERROR for every z that `approximate` gives:
 ABSOLUTE_ERROR = 2.0**-60  # certified by tests/mechanism/normal_certificate.py
@@ -132,6 +133,14 @@ def approximate_with(word, more):
     return z if word & SIGN else -z
 
 
+@_njit
+def read_on(words, key, chunk, normals):
+    """Normals of one chunk whose tail probability needs the digits of a second word."""
+    for j in range(words.size):
+        if (words[j] & MAGNITUDE) < SCARCE:
+            normals[j] = approximate_with(words[j], word_at(key, TAIL_STREAM, chunk, j))
+
+
 # ---- comparisons with the first word ---------------------------------------------------------------------------------
 
 TAIL_ERROR = 1 / 8  # of `tail_difference`
@@ -187,6 +196,50 @@ def tail_difference(table, high, low, word):
     return np.float64(difference) + (h * h * curved - linear + parts[cell, 0])
 
 
+@_njit
+def reaches(word, number, deviation, inverse, first, sum_and_error, table):
+    """1 or -1: whether deviation Z is at least the boundary first (number - 1/2) + sum over earlier rows; 0: unknown.
+
+    The boundary over the deviation is computed as high + low, off by at most `error`: sums and products are kept with
+    what they were rounded by (Dekker 1971); only `small`, the sum of these, and the inexact part are rounded.
+    """
+    exact, inexact, of_sum = sum_and_error
+    product, lost = _two_product(first, number - 0.5)
+    boundary, more = _two_sum(product, exact)
+    boundary, small = _two_sum(boundary, (lost + more) + inexact)
+    high = boundary * inverse
+    product, lost = _two_product(high, deviation)
+    low = (((boundary - product) - lost) + small) * inverse
+    error = (of_sum + 2.0**-50 * (1 + abs(inexact) + 2.0**-50 * (abs(boundary) + abs(exact)))) * inverse
+    slack = table.error + 2.0**63 * error  # Q' is above -1/2
+    if not (error < abs(high) < TAIL_END and slack < 2.0**20):
+        return 0
+    sign = 1 if word >= SIGN else -1
+    if sign * high < 0:
+        return sign
+    difference = tail_difference(table, sign * high, sign * low, word)
+    # Q(x) >= p means |Z| >= x, where p is at most one unit above the word's tail. A branch could not be predicted.
+    return sign * (np.int64(difference >= 1 + slack) - np.int64(difference < -slack))
+
+
+@_njit
+def _two_sum(a, b):
+    """(a + b rounded, what that lost), exactly."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+@_njit
+def _two_product(a, b):
+    """(a b rounded, what that lost), exactly."""
+    product = a * b
+    high_a, high_b = 134217729.0 * a, 134217729.0 * b  # 2^27 + 1
+    high_a, high_b = high_a - (high_a - a), high_b - (high_b - b)
+    low_a, low_b = a - high_a, b - high_b
+    return product, ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b
+
+
 # ---- exact comparisons -----------------------------------------------------------------------------------------------
 
 
@@ -200,16 +253,9 @@ class Digits:
 
     def __init__(self, word: Callable[[int], int]):
         self._word = word
-        self._first = word(0)
-        self._tail, self._length = self._first % 2**63, 64  # p is in [tail, tail + 1] / 2^length
-
-    @property
-    def positive(self) -> bool:
-        return self._first >= 2**63
-
-    def tail(self) -> tuple[int, int]:
-        """(t, length) with p in [t, t + 1] / 2^length."""
-        return self._tail, self._length
+        first = word(0)
+        self.positive = first >= 2**63
+        self._tail, self._length = first % 2**63, 64  # p is in [tail, tail + 1] / 2^length
 
     def read_more(self) -> None:
         """Reads 64 further digits of p."""

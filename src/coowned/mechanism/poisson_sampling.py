@@ -4,16 +4,12 @@ import dataclasses
 import math
 from typing import Any, Self
 
-import numpy as np
-
 from coowned import validate
 from coowned.certificate import ContributionCertificate
-from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.errors import InputError
 from coowned.mechanism.batching import PoissonBatches
 from coowned.mechanism.keys import RunKey
-from coowned.mechanism.mechanism import Mechanism, Selected, Steps, WorstUser
-from coowned.selection.selector import Selection
+from coowned.mechanism.mechanism import Mechanism, Selected
 
 _MOST_RAISES = 10  # times the bound that raising it is still advised
 
@@ -45,12 +41,8 @@ class PoissonSampling(Mechanism):
         validate.in_range(0, 1, open_low=True, sampling_probability=self.sampling_probability)
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
-        if num_bands not in (None, 1):
-            raise InputError("Poisson sampling has independent noise; remove num_bands or use another mechanism")
         if batch_size > certificate.size:
             raise InputError(
                 f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it, "
@@ -58,51 +50,25 @@ class PoissonSampling(Mechanism):
             )
         return {"sampling_probability": batch_size / certificate.size}
 
-    @classmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        return certificate.min_separation is None and not certificate.groups
-
-    def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        if certificate.min_separation is not None:
-            raise UncertifiableError("the certificate is for a fixed schedule, which has no coins; use MinSeparation")
-
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> PoissonBatches:
-        assert isinstance(selected, Selection)
-        return PoissonBatches(
-            selection=selected,
-            sampling_probability=self.sampling_probability,
-            batch_size=self.batch_size or 1,
-            iterations=self.iterations,
-            run_key=run_key,
-            multiple_of=multiple_of,
-        )
+        drawing = self._drawing(selected, run_key, multiple_of)
+        return PoissonBatches(**drawing, sampling_probability=self.sampling_probability)
+
+    def probability_of(self, group: int) -> float:
+        return self.sampling_probability
 
     def expected_copies(self, certificate: ContributionCertificate) -> int:
         return max(super().expected_copies(certificate), math.ceil(self.sampling_probability * certificate.size))
 
-    def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        return [
-            Steps(
-                copies=self.contribution_bound,
-                probability=self.sampling_probability,
-                noise_multiplier=noise_multiplier,
-                repetitions=self.iterations,
-            )
-        ]
-
     def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
         validate.positive(simulated_batch_size=batch_size)
-        return dataclasses.replace(self, **self._certified_fields(certificate, batch_size, None))
+        return dataclasses.replace(self, **self._certified_fields(certificate, batch_size))
 
     def describe(self) -> str:
         return (
             f"Poisson sampling: every copy has its own coin of probability {self.sampling_probability:.10g} in every "
             "step"
         )
-
-    def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        rounds = np.arange(self.iterations)
-        return WorstUser(copies=self.contribution_bound, probability=self.sampling_probability, rounds=rounds)
 
 
 def _larger_selection(certificate: ContributionCertificate, size: int) -> str:

@@ -12,12 +12,10 @@ from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.batching import Batches, Copies, copies_by_group
-from coowned.mechanism.kernels import WORDS
-from coowned.mechanism.keys import Purpose, RunKey, StreamKey, random_words
+from coowned.mechanism.batching import Copies, GroupedBatches
+from coowned.mechanism.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
-from coowned.selection.selector import Selection
 
 _ONE_COPY = (
     "the accounting of random allocation covers users with one copy only; no bound is known for several copies, each "
@@ -31,18 +29,16 @@ class RandomAllocation(GroupedMechanism):
 
     The rounds of group g are the steps t = g mod `num_groups`; `rounds_per_epoch` consecutive ones are an epoch. In
     every epoch, the round of each copy is drawn uniformly and independently. With one group, this is DP-SGD with
-    another sampler. At the same epsilon it needs less noise than Poisson sampling at the same rate. It is accounted for
-    at contribution bound 1 only.
+    another sampler.
 
     Attributes:
-      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, rounded,
-        and at least 1.
+      rounds_per_epoch: of every group; from a certificate, the largest group's copies over the batch size, at least 1.
       num_groups: number of groups of users.
       num_bands: bands of the strategy, at most `num_groups`; columns are at most 1 long.
       group_bounds: 1 for each group with a protected user, 0 for others, or None if all have one.
 
     Guarantees:
-      - A contribution bound above 1 is refused.   (test_more_than_one_copy_is_refused)
+      - A contribution bound above 1, for which no bound is known, is refused.   (test_more_than_one_copy_is_refused)
       - More bands than groups are refused.   (test_more_bands_than_groups_are_refused)
       - With one round per epoch it is a Gaussian mechanism.   (test_one_round_is_the_gaussian)
       - It needs less noise than Poisson sampling at the same rate.   (test_less_noise_than_coins)
@@ -73,9 +69,7 @@ class RandomAllocation(GroupedMechanism):
             )
 
     @classmethod
-    def _certified_fields(
-        cls, certificate: ContributionCertificate, batch_size: int | None, num_bands: int | None
-    ) -> dict[str, Any]:
+    def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         _check_one_copy(certificate)
         sizes = certificate.group_sizes or (certificate.size,)
@@ -87,44 +81,17 @@ class RandomAllocation(GroupedMechanism):
         return {
             "rounds_per_epoch": max(1, round(max(sizes) / batch_size)),
             "num_groups": len(sizes),
-            "num_bands": len(sizes) if num_bands is None else num_bands,
+            "num_bands": len(sizes),
             "group_bounds": bounds if 0 in bounds and any(bounds) else None,
         }
 
-    @classmethod
-    def suits(cls, certificate: ContributionCertificate) -> bool:
-        """Never by default: wherever it could be used, Poisson sampling is the default."""
-        return False
-
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        if certificate.min_separation is not None:
-            raise UncertifiableError("the certificate is for a fixed schedule, which is not drawn; use MinSeparation")
         _check_one_copy(certificate)
-        found = len(certificate.group_sizes or (certificate.size,))
-        if found > self.num_groups or (certificate.groups is None and self.num_groups > 1):
-            raise UncertifiableError(
-                f"the certificate proves {counted(found, 'group')} of users, the mechanism has {self.num_groups}; use "
-                "from_certificate"
-            )
-        for group, bound in enumerate(certificate.group_bounds or ()):
-            if bound > self.bound_of(group):
-                raise UncertifiableError(f"group {group} has a protected user; use from_certificate")
+        super()._check_certificate(certificate)
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> "AllocationBatches":
-        assert isinstance(selected, Selection)
-        return AllocationBatches(
-            selection=selected,
-            batch_size=self.batch_size or 1,
-            iterations=self.iterations,
-            rounds_per_epoch=self.rounds_per_epoch,
-            num_groups=self.num_groups,
-            run_key=run_key,
-            multiple_of=multiple_of,
-        )
-
-    def check_selected(self, selected: Selected) -> None:
-        super().check_selected(selected)
-        self.batches(selected, run_key=RunKey.from_seed(0))  # refuses other groups; nothing is drawn
+        drawing = self._drawing(selected, run_key, multiple_of)
+        return AllocationBatches(**drawing, num_groups=self.num_groups, rounds_per_epoch=self.rounds_per_epoch)
 
     @property
     def sampling_probability(self) -> float:
@@ -135,20 +102,12 @@ class RandomAllocation(GroupedMechanism):
         largest = max(certificate.group_sizes or (certificate.size,))
         return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
 
-    @property
-    def _worst_group(self) -> int:
-        """The first with a protected user: none has more rounds."""
-        return next(group for group in range(self.num_groups) if self.bound_of(group))
+    def probability_of(self, group: int) -> float:
+        return self.sampling_probability
 
     def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        steps = Steps(
-            copies=1,
-            probability=self.sampling_probability,
-            noise_multiplier=noise_multiplier,
-            repetitions=self.rounds_of(self._worst_group),
-            rounds_per_epoch=self.rounds_per_epoch,
-        )
-        return [steps] if steps.repetitions else []
+        kinds = super().user_steps(noise_multiplier)
+        return [dataclasses.replace(steps, rounds_per_epoch=self.rounds_per_epoch) for steps in kinds]
 
     def for_example(self, certificate: ContributionCertificate) -> Self:
         return dataclasses.replace(self, group_bounds=None)  # an example may be in a group without protected users
@@ -161,20 +120,12 @@ class RandomAllocation(GroupedMechanism):
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        return WorstUser(
-            copies=1,
-            probability=self.sampling_probability,
-            rounds=np.arange(self._worst_group, self.iterations, self.num_groups),
-            group=self._worst_group,
-            rounds_per_epoch=self.rounds_per_epoch,
-        )
+        return dataclasses.replace(super().worst_user(strategy), rounds_per_epoch=self.rounds_per_epoch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class AllocationBatches(Batches):
-    """In every epoch of a group, each of its copies is in exactly one round.
-
-    The rounds of an epoch are drawn from the key of its first step, so a run can be resumed anywhere.
+class AllocationBatches(GroupedBatches):
+    """In every epoch of a group, each of its copies is in one round, drawn from the key of the epoch's first step.
 
     Guarantees:
       - Every copy is in exactly one round of each epoch, and in no step of another group.
@@ -186,26 +137,15 @@ class AllocationBatches(Batches):
     Cost: O(copies of a group) once per epoch, and O(|S|) memory.
     """
 
-    selection: Selection
-    batch_size: int  # the public one, which gradients are divided by
-    iterations: int
     rounds_per_epoch: int
-    num_groups: int
-    run_key: RunKey
-    multiple_of: int = 8
 
     def __post_init__(self) -> None:
-        validate.positive(batch_size=self.batch_size, iterations=self.iterations, multiple_of=self.multiple_of)
-        validate.positive(rounds_per_epoch=self.rounds_per_epoch, num_groups=self.num_groups)
-        groups = self.selection.groups
-        if self.num_groups > 1 and groups is None:
-            raise InputError("several groups need a selection with groups; use the selector CyclicGroups")
-        if groups is not None and groups.size and groups.max() >= self.num_groups:
-            raise InputError(f"the selection has a group {groups.max()}; num_groups ({self.num_groups}) must be larger")
+        super().__post_init__()
+        validate.positive(rounds_per_epoch=self.rounds_per_epoch)
 
-    @functools.cached_property
-    def _groups(self) -> list[Copies]:
-        return copies_by_group(self.selection, self.num_groups)
+    @property
+    def group_probabilities(self) -> tuple[float, ...]:
+        return (1 / self.rounds_per_epoch,) * self.num_groups
 
     @functools.cached_property
     def _epochs(self) -> dict[int, tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:

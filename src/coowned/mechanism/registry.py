@@ -47,16 +47,12 @@ def mechanism_class(kind: str) -> "type[Mechanism]":
 
 
 def mechanism_class_for(certificate: "ContributionCertificate") -> "type[Mechanism]":
-    """The mechanism that the certified selection was made for."""
-    return next(mechanism for mechanism in mechanisms() if mechanism.suits(certificate))
+    """The mechanism that the certified selection was made for: the first above that needs what was certified."""
+    scheduled = certificate.min_separation is not None
+    needs = scheduled, not scheduled and bool(certificate.groups)
+    return next(kind for kind in mechanisms() if (kind.needs_schedule, kind.needs_groups) == needs)
 
 
 def mechanism_from_dict(stored: dict[str, Any]) -> "Mechanism":
-    """Reads a mechanism's `to_dict()` back.
-
-    >>> from coowned import PoissonSampling
-    >>> mechanism = PoissonSampling(contribution_bound=2, sampling_probability=0.5, iterations=3)
-    >>> mechanism_from_dict(mechanism.to_dict()) == mechanism
-    True
-    """
+    """Reads a mechanism's `to_dict()` back."""
     return mechanism_class(stored.get("kind", "")).from_dict(stored)

@@ -16,8 +16,8 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.kernels import fill_norms
 from coowned.mechanism.keys import Purpose, RunKey, StreamKey
+from coowned.mechanism.linear_kernels import fill_norms
 from coowned.mechanism.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.mechanism.matrix_tiles import LINE, prefetch
 from coowned.synthetic.logistic_data import LogisticWorld

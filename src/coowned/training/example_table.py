@@ -13,8 +13,7 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.kernels import fill_words
-from coowned.mechanism.keys import Purpose
+from coowned.mechanism.keys import Purpose, fill_words
 from coowned.training.columns import column_type, is_list, is_number, numbers
 from coowned.training.data import Draw, RowTable, random_streams
 from coowned.training.labels import class_indices

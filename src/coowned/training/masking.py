@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.mechanism.compiled import compiled
-from coowned.mechanism.kernels import WORDS, fill_words
-from coowned.mechanism.keys import StreamKey
+from coowned.mechanism.keys import WORDS, StreamKey, fill_words
 
 _CHUNKS_A_COPY = np.int64(1 << 26)  # a copy number has 31 bits, a chunk's number 58: no two copies share a chunk
 

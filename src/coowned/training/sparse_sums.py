@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from coowned import threads, validate
 from coowned.errors import InputError
-from coowned.mechanism.compiled import compiled
+from coowned.mechanism.compiled import atomic_add, compiled, in_parts, parts_left
 from coowned.mechanism.grid import Grid
-from coowned.mechanism.linear_losses import clip_to_integers, fill_residuals
+from coowned.mechanism.linear_kernels import clip_to_integers, fill_residuals
 from coowned.mechanism.linear_sums import checked_coefficients
-from coowned.mechanism.shared_parts import atomic_add, in_parts
 
 ONE = 2**14  # stands for 1
 _LARGEST = 2**24  # of a number of a row: squares of 2^14 of them still add up to less than 2^63
@@ -140,10 +139,7 @@ def _add_parts(loss, scores, weights, copies, scales, radii, sums, clipped, slot
     size, parts = copies.mask.size, clipped.size
     products, factors = np.empty(len(weights), np.float32), np.empty(len(weights))
     slot = -1
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= parts:
-            return
+    for part in parts_left(parts, taken, done):
         if slot < 0:
             slot = atomic_add(slots, 1)  # pyright: ignore[reportCallIssue]
         for i in range(size * part // parts, size * (part + 1) // parts):
@@ -165,7 +161,6 @@ def _add_parts(loss, scores, weights, copies, scales, radii, sums, clipped, slot
             for k in range(products.size):
                 if factors[k]:
                     _add(indices, values, np.int64(factors[k]), sums[slot, k])
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from coowned.mechanism.gradient_leaves import FirstRowsGradients, OuterGradients
+from coowned.mechanism.gradient_sums import FirstRowsGradients, OuterGradients
 from coowned.training.models import bert_network as network
 from coowned.training.models.bert_heads import Head
 from coowned.training.models.bert_network import Arrays, Tape, product

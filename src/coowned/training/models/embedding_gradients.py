@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coowned.mechanism.compiled import compiled
-from coowned.mechanism.gradient_leaves import Leaf, add_rounded, square_of
+from coowned.mechanism.compiled import compiled, in_parts, parts_left
+from coowned.mechanism.gradient_sums import Leaf, add_rounded, square_of
 from coowned.mechanism.matrix_tiles import COLUMNS, ROWS, multiply_tile
-from coowned.mechanism.shared_parts import atomic_add, in_parts
 
 _ROUNDER = np.float32(1.5 * 2.0**23)  # adding and subtracting it rounds a float32 below 2^22 to an integer
 _SMALL = 2.0**18  # integers that are made and added in float32 are smaller
@@ -77,10 +76,7 @@ def _add_lookups(tokens, rows, words, factors, totals, squares, taken, done):
     """Adds rounded gradients to totals, if there are any, and the squares of the rows to squares (parts, copies)."""
     copies, length, width = rows.shape
     same, room = np.empty(width, np.float32), np.empty(width)
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= _PARTS:
-            return
+    for part in parts_left(_PARTS, taken, done):
         begin, end = words * part // _PARTS, words * (part + 1) // _PARTS
         for i in range(copies):
             if not factors[i]:
@@ -96,7 +92,6 @@ def _add_lookups(tokens, rows, words, factors, totals, squares, taken, done):
                 else:
                     squares[part, i] += square_of(same)
                 same[:] = 0
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 def _in_order(tokens: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -159,10 +154,7 @@ def _square_embeddings(given, squares, taken, done):
     length, width = given.looked_up.shape[1:]
     same, projected, among = np.empty(width, np.float32), np.empty((rows, width), np.float32), np.empty((rows, rows))
     own = np.empty(rows)
-    while True:
-        i = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if i >= copies:
-            return
+    for i in parts_left(copies, taken, done):
         for m in range(rows):
             for h in range(width):
                 projected[m, h] = given.panels[i, h // COLUMNS, m, h % COLUMNS]
@@ -192,7 +184,6 @@ def _square_embeddings(given, squares, taken, done):
                 total += _dot(same, same)
                 same[:] = 0
         squares[i] = max(total, 2.0**-30 * longest * longest)
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -215,10 +206,7 @@ def _add_words(given, factors, totals, squares, taken, done):
     tiles, small = np.empty((panels, ROWS, COLUMNS), np.float32), np.empty((panels, ROWS, COLUMNS), np.float32)
     room, room_32 = np.empty(COLUMNS), np.empty(ROWS * COLUMNS, np.float32)
     last, following = np.empty((given.residuals.shape[1], ROWS), np.float32), np.empty(copies, np.int64)
-    while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
-        if part >= _PARTS:
-            return
+    for part in parts_left(_PARTS, taken, done):
         begin, end = blocks * part // _PARTS * ROWS, min(words, blocks * (part + 1) // _PARTS * ROWS)
         for i in range(copies):
             following[i] = np.searchsorted(given.tokens[i], begin)
@@ -242,7 +230,6 @@ def _add_words(given, factors, totals, squares, taken, done):
                     at = (first + j) * width + panel * COLUMNS
                     for h in range(min(COLUMNS, width - panel * COLUMNS)):
                         totals[at + h] += np.float64(small[panel, j, h])
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
 
 
 @_njit

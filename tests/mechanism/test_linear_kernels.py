@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coowned.mechanism.linear_losses import (
+from coowned.mechanism.linear_kernels import (
     LOGISTIC,
     SOFTMAX,
     SQUARED,
