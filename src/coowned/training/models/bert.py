@@ -13,6 +13,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import ConfigError, InputError
 from coowned.training.columns import check_text_columns, joined_text
 from coowned.training.labels import Classes, check_label_column, declared_classes
+from coowned.training.masking import max_predictions
 from coowned.training.model import Model
 from coowned.training.models import bert_files
 from coowned.training.models.bert_files import BertConfig
@@ -150,6 +151,12 @@ class _Bert(Specification):
             "```\n"
         )
 
+    @classmethod
+    def from_description(cls, **described: Any) -> Model:
+        from coowned.training.models.bert_model import BertModel
+
+        return BertModel.from_description(cls.kind, **described)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertMaskedLM(_Bert):
@@ -177,7 +184,6 @@ class BertMaskedLM(_Bert):
     splits: ClassVar[tuple[float, float, float]] = TEXT_FRACTIONS
 
     def head(self) -> "Head":
-        from coowned.training.masking import max_predictions
         from coowned.training.models.bert_heads import MaskedLMHead
 
         return MaskedLMHead(max_predictions=max_predictions(self.sequence_length))
@@ -190,13 +196,6 @@ class BertMaskedLM(_Bert):
             sequence_length=self.sequence_length,
             lowercase=self.lowercase,
         )
-
-    @classmethod
-    def from_description(cls, *, max_predictions: int, **described: Any) -> Model:
-        from coowned.training.models.bert_heads import MaskedLMHead
-        from coowned.training.models.bert_model import BertModel
-
-        return BertModel.from_description(MaskedLMHead(max_predictions=max_predictions), **described)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,14 +210,7 @@ class BertClassifier(_Bert):
       label: the column with the class.
       classes: as the data spell them, or how many there are (0, 1, ...). They are declared, never collected from the
         data. An example with another label has no influence.
-      vocabulary: a vocab.txt; default: the checkpoint's.
-      checkpoint: a folder in Hugging Face's layout, or a finished run on public data, to start from.
-      architecture: a config.json of another size than BERT-Tiny's, to start from scratch.
-      lowercase: false for a vocabulary with capitals and accents ("cased").
-      sequence_length: tokens of a text that are read.
-      microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
-      trainable: patterns of names of parameters, such as "bert.encoder.*" or "*.bias": the others stay as they start,
-        without clipping and noise. Default: all are trained.
+      vocabulary, checkpoint, architecture, lowercase, sequence_length, microbatch, trainable: as for `BertMaskedLM`.
 
     Example:
       >>> BertClassifier(text="body", label="folder", classes=["spam", "ham"], checkpoint="bert-tiny").classes
@@ -241,8 +233,7 @@ class BertClassifier(_Bert):
         return ClassifierHead(classes=declared_classes(self.classes))
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        if labels:
-            check_label_column(schema, self.label, declared_classes(self.classes))
+        check_label_column(schema, self.label if labels else None, declared_classes(self.classes))
         return super().task(schema, folder=folder, is_private=is_private, labels=labels)
 
     def table(self, examples: AttributedExamples, vocabulary: Vocabulary, *, labels: bool) -> LabelledTokenTable:
@@ -255,10 +246,3 @@ class BertClassifier(_Bert):
             sequence_length=self.sequence_length,
             lowercase=self.lowercase,
         )
-
-    @classmethod
-    def from_description(cls, *, classes: Classes, **described: Any) -> Model:
-        from coowned.training.models.bert_heads import ClassifierHead
-        from coowned.training.models.bert_model import BertModel
-
-        return BertModel.from_description(ClassifierHead(classes=declared_classes(classes)), **described)

@@ -4,8 +4,9 @@ A head says where something is predicted and what; it makes hidden rows of the e
 bias make into scores. The loss is the weighted cross entropy of these. Names are those of Hugging Face's models.
 """
 
+import abc
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +35,8 @@ class Targets(NamedTuple):
     weights: Any  # (batch, m) float32, of each cross entropy; 0 where there is nothing to predict
 
 
-class Head(Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head(abc.ABC):
     """One kind of BERT.
 
     Attributes:
@@ -52,33 +54,33 @@ class Head(Protocol):
     projection: ClassVar[str]
     bias: ClassVar[str]
     target: ClassVar[str]
-    optional: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]]
-
-    @property
-    def classes(self) -> tuple[str | int, ...] | None: ...
+    classes: ClassVar[tuple[str | int, ...] | None]
 
     def describe(self) -> dict[str, Any]:
         """Plain values that make it again."""
-        ...
+        fields = dataclasses.asdict(self).items()
+        return {name: list(value) if isinstance(value, tuple) else int(value) for name, value in fields}
 
+    @abc.abstractmethod
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         """Of its own parameters."""
-        ...
 
+    @abc.abstractmethod
     def arrays(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shape and type, by name, of what it reads of each example besides tokens and lengths."""
-        ...
 
+    @abc.abstractmethod
     def targets(self, batch: Arrays) -> Targets: ...
 
+    @abc.abstractmethod
     def hidden(self, config: Any, parameters: Arrays, rows: Any, tape: Tape) -> Any:
         """(batch, m, hidden): what the projection multiplies."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLMHead:
+class MaskedLMHead(Head):
     """Predicts hidden words; the projection is the word embedding.
 
     Attributes:
@@ -90,19 +92,12 @@ class MaskedLMHead:
     projection: ClassVar[str] = WORDS
     bias: ClassVar[str] = "cls.predictions.bias"
     target: ClassVar[str] = "targets"
-    optional: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ("bert.pooler.", "cls.seq_relationship.")
+    classes: ClassVar[None] = None
     max_predictions: int
 
     def __post_init__(self) -> None:
         validate.positive(max_predictions=self.max_predictions)
-
-    @property
-    def classes(self) -> None:
-        return None
-
-    def describe(self) -> dict[str, Any]:
-        return {"max_predictions": int(self.max_predictions)}
 
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         width = config.hidden_size
@@ -122,7 +117,7 @@ class MaskedLMHead:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassifierHead:
+class ClassifierHead(Head):
     """Predicts the class of a text from its first token: a pooler and a linear layer.
 
     Attributes:
@@ -136,13 +131,10 @@ class ClassifierHead:
     target: ClassVar[str] = "labels"
     optional: ClassVar[tuple[str, ...]] = (f"{_POOLER}.", "classifier.")
     ignored: ClassVar[tuple[str, ...]] = ("cls.",)
-    classes: tuple[str | int, ...]
+    classes: tuple[str | int, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", declared_classes(self.classes))
-
-    def describe(self) -> dict[str, Any]:
-        return {"classes": list(self.classes)}
 
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         width = config.hidden_size
@@ -160,3 +152,6 @@ class ClassifierHead:
 
     def hidden(self, config: Any, parameters: Arrays, rows: Any, tape: Tape) -> Any:
         return jnp.tanh(dense(parameters, (_POOLER,), rows, tape))
+
+
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (MaskedLMHead, ClassifierHead)}
