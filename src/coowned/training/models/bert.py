@@ -23,7 +23,7 @@ from coowned.training.text import Vocabulary
 from coowned.training.token_table import LabelledTokenTable, TokenTable
 
 if TYPE_CHECKING:
-    from coowned.training.models.bert_heads import Head
+    from coowned.training.models.bert_network import Head
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class BertMaskedLM(_Bert):
     splits: ClassVar[tuple[float, float, float]] = TEXT_FRACTIONS
 
     def head(self) -> "Head":
-        from coowned.training.models.bert_heads import MaskedLMHead
+        from coowned.training.models.bert_network import MaskedLMHead
 
         return MaskedLMHead(max_predictions=max_predictions(self.sequence_length))
 
@@ -228,7 +228,7 @@ class BertClassifier(_Bert):
         object.__setattr__(self, "classes", declared_classes(self.classes))
 
     def head(self) -> "Head":
-        from coowned.training.models.bert_heads import ClassifierHead
+        from coowned.training.models.bert_network import ClassifierHead
 
         return ClassifierHead(classes=declared_classes(self.classes))
 

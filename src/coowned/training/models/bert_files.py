@@ -15,7 +15,7 @@ from coowned.errors import InputError
 from coowned.training.run import NO_GUARANTEE, PUBLIC, stated_origins
 
 if TYPE_CHECKING:
-    from coowned.training.models.bert_heads import Head
+    from coowned.training.models.bert_network import Head
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "config.json", "model.safetensors", "vocab.txt"
@@ -170,7 +170,7 @@ def parameters_from(
 ) -> dict[str, npt.NDArray[np.float32]]:
     """The parameters among a checkpoint's arrays, in float32 and under today's names; InputError where they do not fit.
 
-    >>> from coowned.training.models.bert_heads import MaskedLMHead
+    >>> from coowned.training.models.bert_network import MaskedLMHead
     >>> parameters_from(BertConfig(), MaskedLMHead(max_predictions=3), {})
     Traceback (most recent call last):
       ...

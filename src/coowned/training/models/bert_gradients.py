@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from coowned.mechanism.gradient_leaves import FirstRowsGradients, OuterGradients
 from coowned.training.models import bert_network as network
-from coowned.training.models.bert_heads import Head
-from coowned.training.models.bert_network import Arrays, Tape, product
+from coowned.training.models.bert_network import Arrays, Head, Tape, product
 from coowned.training.models.embedding_gradients import EmbeddingGradients, LookupGradients
 
 

@@ -18,8 +18,7 @@ from coowned.training.labels import Classes, declared_classes
 from coowned.training.model import Model, sums_of_members
 from coowned.training.models import bert_gradients, microbatches
 from coowned.training.models.bert_files import BertConfig, parameters_from
-from coowned.training.models.bert_heads import HEADS, ClassifierHead, Head, MaskedLMHead
-from coowned.training.models.bert_network import encoder_shapes
+from coowned.training.models.bert_network import HEADS, ClassifierHead, Head, MaskedLMHead, encoder_shapes
 from coowned.training.models.example_model import linear_stand_in
 from coowned.training.models.parameter_trees import FrozenParameters, matching_names
 from coowned.training.probes import CanaryContent, TokenContent, labelled_token_canaries, token_canaries
