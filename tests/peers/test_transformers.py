@@ -9,8 +9,8 @@ from tests.training.models.test_bert_files import write_bert_folder
 
 import coowned as co
 from coowned.training.models.bert_files import BertConfig, read_bert_folder
-from coowned.training.models.bert_heads import ClassifierHead, MaskedLMHead
 from coowned.training.models.bert_model import BertModel
+from coowned.training.models.bert_network import ClassifierHead, MaskedLMHead
 
 CONFIG = BertConfig(
     vocab_size=60,

@@ -1,7 +1,8 @@
-"""Any PyTorch module: a loss of one example, and a function that predicts."""
+"""Any PyTorch module: a loss of one example and a function that predicts, given in memory or made by a file."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,12 +12,15 @@ import pyarrow as pa
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import is_text
 from coowned.errors import BatchCoupledLossError, InputError
-from coowned.torch.module_model import ModuleModel, tensors
+from coowned.extras import require
+from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
 from coowned.training.columns import column_type
 from coowned.training.example_table import ExampleTable
+from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel
 from coowned.training.models.example_specification import AskedExample, ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree
+from coowned.training.models.python_model import PythonModel
 
 _LARGEST = 2**31 - 1
 _AT_ONCE = 1024  # rows that are encoded together
@@ -160,6 +164,36 @@ class TorchModel(ExampleSpecification):
         columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
         for piece in columns.to_batches(max_chunksize=_AT_ONCE):
             yield from piece.to_pylist()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TorchFactory(PythonModel):
+    """`[model] kind = "torch"`: names a function that gives a `TorchModel`; everything else is as for `PythonModel`."""
+
+    kind: ClassVar[str] = "torch"
+    returns: ClassVar[str] = "coowned.torch.TorchModel"
+
+    def load(self, folder: Path) -> tuple[ExampleSpecification, bytes]:
+        require("torch", "a model of kind 'torch'")
+        return super().load(folder)
+
+    def usage(self) -> str:
+        return (
+            "`model.safetensors` holds the trained parameters under the names that the module's `state_dict()` has; "
+            "what was frozen is not in it:\n\n"
+            "```python\n"
+            "from safetensors.torch import load_file\n\n"
+            'parameters = load_file("model.safetensors")  # module.load_state_dict(parameters, strict=False)\n'
+            "print({name: tuple(tensor.shape) for name, tensor in parameters.items()})\n"
+            "```\n"
+        )
+
+    @classmethod
+    def from_description(cls, **described: Any) -> Model:
+        """A stand-in for audits, with the same parameters and microbatch, that takes the same steps in PyTorch."""
+        require("torch", "the audit of a PyTorch model")
+        shapes = {name: tuple(shape) for name, shape in described["parameters"].items()}
+        return linear_stand_in(shapes, described["microbatch"])
 
 
 def _refuse_batch_statistics(module: Any) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -12,13 +11,18 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coowned.errors import InputError, MemoryLimitError
+from coowned.errors import InputError
 from coowned.training.example_table import USABLE
 from coowned.training.model import num_parameters
-from coowned.training.models.example_model import STAND_IN_ENTRIES, ExampleModel, largest_tensor
+from coowned.training.models.example_model import (
+    MOST_ROWS,
+    STAND_IN_ENTRIES,
+    ExampleModel,
+    largest_tensor,
+    power_of_two,
+)
 from coowned.training.models.parameter_trees import ParameterTree
 
-_MOST_ROWS = 128  # of a microbatch
 _GRADIENTS = 2**25  # bytes of them in a microbatch: fewer rows cost more calls, more rows fall out of the caches
 _FORWARD = 32  # rows worked on together where nothing is differentiated
 Arrays = Mapping[str, Any]
@@ -245,23 +249,11 @@ class ModuleModel(ExampleModel):
 
     # ---- memory
 
-    @functools.cached_property
-    def rows_at_once(self) -> int:
-        """Examples of a microbatch: no more than fit the memory limit."""
-        if self.microbatch is not None:
-            return self.microbatch
-        per_row = 4 * num_parameters(self)
+    def _most_rows(self) -> int:
+        """Also no more than fit the memory limit as far as two rows tell: to measure many takes their memory."""
         one, two = self.memory_of(1), self.memory_of(2)
-        if one > self.memory_limit:
-            raise MemoryLimitError(
-                f"the gradient of one example needs {one / 1e6:,.0f} MB, and memory_limit is "
-                f"{self.memory_limit / 1e6:,.0f} MB; raise it, or make the model smaller"
-            )
         fitting = 1 + (self.memory_limit - one) / max(1, two - one)
-        size = 2 ** int(math.log2(max(1, min(_MOST_ROWS, _GRADIENTS / per_row, fitting))))
-        while size > 1 and self.memory_of(size) > self.memory_limit:
-            size //= 2
-        return size
+        return power_of_two(min(MOST_ROWS, _GRADIENTS / (4 * num_parameters(self)), fitting))
 
     def memory_of(self, rows: int) -> int:
         """Bytes that a microbatch takes at its peak: trained parameters, examples, and all that is computed."""

@@ -39,8 +39,19 @@ def declared_classes(classes: Classes) -> tuple[str | int, ...]:
     return names
 
 
-def check_label_column(schema: pa.Schema, label: str, classes: Sequence[str | int]) -> None:
-    """Refuses, with InputError, a column that is missing or declared to hold what cannot be these classes."""
+def check_label_column(schema: pa.Schema, label: str | None, classes: Sequence[str | int] | None) -> None:
+    """Refuses, with InputError, a column that is missing or declared to hold what cannot be these classes, or numbers.
+
+    Args:
+      schema: of the payload.
+      label: the column; None: there is none to check.
+      classes: what labels there are; None: they are numbers.
+    """
+    if label is None:
+        return
+    if classes is None:
+        check_number_columns(schema, [label])
+        return
     kind = column_type(schema, label)
     if types_are_inferred(schema):
         return
@@ -58,13 +69,11 @@ def check_label_column(schema: pa.Schema, label: str, classes: Sequence[str | in
 
 def read_labels(payload: pa.Table, label: str | None, classes: Sequence[str | int] | None) -> npt.NDArray[np.float32]:
     """(rows,) the index of each label's class, or the label itself where it is a number; NaN without a label column."""
+    check_label_column(payload.schema, label, classes)
     if label is None:
         return np.full(len(payload), np.nan, np.float32)
-    if classes is None:
-        check_number_columns(payload.schema, [label])
-        return numbers(payload.column(label))
-    check_label_column(payload.schema, label, classes)
-    return class_indices(payload.column(label), classes)
+    column = payload.column(label)
+    return numbers(column) if classes is None else class_indices(column, classes)
 
 
 def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.NDArray[np.float32]:

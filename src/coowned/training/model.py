@@ -102,23 +102,30 @@ class Model(Protocol):
 
 
 def sums_of_members(
-    clipped_sum: Callable[[Parameters, Grid, Parameters | None], tuple[dict[str, npt.NDArray[np.int64]], int]],
+    gradients: Callable[[Any, Any], Any],
+    placed: Callable[[Parameters], Mapping[str, Any]],
     parameters: Parameters,
+    batch: Mapping[str, Any],
+    mask: Any,
     grids: Sequence[Grid],
+    *,
     scales: Mapping[str, Any] | None,
+    **settings: Any,
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-    """What `Model.clipped_sum` gives, of a function for one model: one member after another.
+    """What `Model.clipped_sum` gives, of a function for the gradients of one model: one member after another.
 
     Args:
-      clipped_sum: (parameters with a leading axis of one model, its grid, its scales) -> ({name: sums}, number of
-        clipped copies).
-      parameters, grids, scales: as for `Model.clipped_sum`.
+      gradients: (what `placed` gives, rows of the batch) -> each row's gradients.
+      placed: makes what `gradients` takes of one member's parameters, which have a leading axis of one model.
+      parameters, batch, mask, grids, scales: as for `Model.clipped_sum`.
+      settings: of `clipped_gradient_sums`: shapes, microbatch, devices, ahead.
     """
+    from coowned.mechanism.gradient_sums import clipped_gradient_sums
 
     def of_member(number: int) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         member = parameters if len(grids) == 1 else _member()(parameters, np.int32(number))
-        member_scales = None if scales is None else {name: array[number] for name, array in scales.items()}
-        return clipped_sum(member, grids[number], member_scales)
+        own = None if scales is None else {name: array[number] for name, array in scales.items()}
+        return clipped_gradient_sums(gradients, placed(member), batch, mask, grids[number], scales=own, **settings)
 
     if len(grids) == 1:
         sums, clipped = of_member(0)

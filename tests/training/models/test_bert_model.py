@@ -185,16 +185,6 @@ def test_without_clipping_it_is_the_plain_gradient():
     assert_same(plain_sum(parameters(), make_batch(), mask), expected)
 
 
-@pytest.mark.parametrize(("count", "steps", "size"), [(0, 1, 1), (1, 1, 1), (8, 1, 8), (9, 2, 5), (40, 5, 8)])
-def test_every_row_is_in_one_microbatch(count, steps, size):
-    """And microbatches are about the same size, so that little is spent on padding."""
-    rows = np.arange(1, count + 1)
-    parts, found_steps = bert_gradients._in_parts({"rows": rows}, 8)
-    assert found_steps == steps
-    assert parts["rows"].shape == (size, steps)
-    assert sorted(parts["rows"].ravel().tolist()) == [0] * (steps * size - count) + rows.tolist()
-
-
 @pytest.mark.full
 def test_a_wider_model_with_a_vocabulary_that_is_not_whole():
     """Rows longer than a panel of the product, and words that no block of rows holds."""

@@ -162,7 +162,9 @@ def test_plain_gradients_are_those_of_the_loss():
 
     def total(parameters):
         examples = {"x": batch["x"][kept], "label": batch["label"][kept]}
-        return jax.vmap(loss, in_axes=(None, 0, None))(model.whole(parameters), examples, None).sum()
+        return jax.vmap(loss, in_axes=(None, 0, None))(
+            model.tree.whole(parameters, model.tree.frozen), examples, None
+        ).sum()
 
     for name, array in jax.grad(total)(model.initial()).items():
         assert np.asarray(found[name]) == pytest.approx(np.asarray(array), abs=1e-3)
@@ -457,7 +459,8 @@ def test_frozen_leaves_stay():
         found, _ = sums(model, make_batch(6))
         assert list(found) == ["layers/1/b", "layers/1/w"]
         assert found["layers/1/w"].any()
-        assert (model.whole(model.initial())["layers"][0]["w"] == make_parameters()["layers"][0]["w"]).all()
+        whole = model.tree.whole(model.initial(), model.tree.frozen)
+        assert (whole["layers"][0]["w"] == make_parameters()["layers"][0]["w"]).all()
     with pytest.raises(InputError, match="structure of parameters"):
         make_model(trainable={"layers": [True]})
     with pytest.raises(InputError, match=r"no parameter matches 'layers/2/\*'; the parameters are layers/0/b"):

@@ -13,6 +13,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import ConfigError, InputError
 from coowned.training.columns import check_text_columns, joined_text
 from coowned.training.labels import Classes, check_label_column, declared_classes, read_labels
+from coowned.training.masking import max_predictions
 from coowned.training.model import Model
 from coowned.training.models import bert_files
 from coowned.training.models.bert_files import BertConfig
@@ -22,7 +23,7 @@ from coowned.training.text import Vocabulary
 from coowned.training.token_table import LabelledTokenTable, TokenTable
 
 if TYPE_CHECKING:
-    from coowned.training.models.bert_heads import Head
+    from coowned.training.models.bert_network import Head
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,6 +151,12 @@ class _Bert(Specification):
             "```\n"
         )
 
+    @classmethod
+    def from_description(cls, **described: Any) -> Model:
+        from coowned.training.models.bert_model import BertModel
+
+        return BertModel.from_description(cls.kind, **described)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertMaskedLM(_Bert):
@@ -177,8 +184,7 @@ class BertMaskedLM(_Bert):
     splits: ClassVar[tuple[float, float, float]] = TEXT_FRACTIONS
 
     def head(self) -> "Head":
-        from coowned.training.masking import max_predictions
-        from coowned.training.models.bert_heads import MaskedLMHead
+        from coowned.training.models.bert_network import MaskedLMHead
 
         return MaskedLMHead(max_predictions=max_predictions(self.sequence_length))
 
@@ -190,13 +196,6 @@ class BertMaskedLM(_Bert):
             sequence_length=self.sequence_length,
             lowercase=self.lowercase,
         )
-
-    @classmethod
-    def from_description(cls, *, max_predictions: int, **described: Any) -> Model:
-        from coowned.training.models.bert_heads import MaskedLMHead
-        from coowned.training.models.bert_model import BertModel
-
-        return BertModel.from_description(MaskedLMHead(max_predictions=max_predictions), **described)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,14 +210,7 @@ class BertClassifier(_Bert):
       label: the column with the class.
       classes: as the data spell them, or how many there are (0, 1, ...). They are declared, never collected from the
         data. An example with another label has no influence.
-      vocabulary: a vocab.txt; default: the checkpoint's.
-      checkpoint: a folder in Hugging Face's layout, or a finished run on public data, to start from.
-      architecture: a config.json of another size than BERT-Tiny's, to start from scratch.
-      lowercase: false for a vocabulary with capitals and accents ("cased").
-      sequence_length: tokens of a text that are read.
-      microbatch: examples that are differentiated at once: memory grows with it, results do not depend on it.
-      trainable: patterns of names of parameters, such as "bert.encoder.*" or "*.bias": the others stay as they start,
-        without clipping and noise. Default: all are trained.
+      vocabulary, checkpoint, architecture, lowercase, sequence_length, microbatch, trainable: as for `BertMaskedLM`.
 
     Example:
       >>> BertClassifier(text="body", label="folder", classes=["spam", "ham"], checkpoint="bert-tiny").classes
@@ -236,13 +228,12 @@ class BertClassifier(_Bert):
         object.__setattr__(self, "classes", declared_classes(self.classes))
 
     def head(self) -> "Head":
-        from coowned.training.models.bert_heads import ClassifierHead
+        from coowned.training.models.bert_network import ClassifierHead
 
         return ClassifierHead(classes=declared_classes(self.classes))
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        if labels:
-            check_label_column(schema, self.label, declared_classes(self.classes))
+        check_label_column(schema, self.label if labels else None, declared_classes(self.classes))
         return super().task(schema, folder=folder, is_private=is_private, labels=labels)
 
     def table(self, examples: AttributedExamples, vocabulary: Vocabulary, *, labels: bool) -> LabelledTokenTable:
@@ -254,10 +245,3 @@ class BertClassifier(_Bert):
             lowercase=self.lowercase,
             labels=read_labels(examples.payload, self.label if labels else None, declared_classes(self.classes)),
         )
-
-    @classmethod
-    def from_description(cls, *, classes: Classes, **described: Any) -> Model:
-        from coowned.training.models.bert_heads import ClassifierHead
-        from coowned.training.models.bert_model import BertModel
-
-        return BertModel.from_description(ClassifierHead(classes=declared_classes(classes)), **described)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from coowned.errors import InputError
 from coowned.training.run import NO_GUARANTEE, PUBLIC, stated_origins
 
 if TYPE_CHECKING:
-    from coowned.training.models.bert_heads import Head
+    from coowned.training.models.bert_network import Head
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu")
 CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "config.json", "model.safetensors", "vocab.txt"
@@ -57,20 +57,8 @@ class BertConfig:
     hidden_act: str = "gelu"
 
     def __post_init__(self) -> None:
-        validate.positive(
-            **{
-                name: getattr(self, name)
-                for name in (
-                    "vocab_size",
-                    "hidden_size",
-                    "num_hidden_layers",
-                    "num_attention_heads",
-                    "intermediate_size",
-                    "max_position_embeddings",
-                    "type_vocab_size",
-                )
-            }
-        )
+        sizes = (*_NEEDED, "max_position_embeddings", "type_vocab_size")
+        validate.positive(**{name: getattr(self, name) for name in sizes})
         validate.positive_number(layer_norm_eps=self.layer_norm_eps)
         validate.one_of(ACTIVATIONS, hidden_act=self.hidden_act)
         if self.hidden_size % self.num_attention_heads:
@@ -95,14 +83,28 @@ def read_bert_folder(
       - Raises InputError with the file and the remedy for a missing or damaged file, a model that is not a BERT, an
         unsupported setting and tensors of other shapes.   (test_bad_folders)
     """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
     path = Path(folder)
     check_bert_folder(path)
     config = read_config(path / CONFIG_FILE)
-    _check_vocabulary(path / VOCABULARY_FILE, config)
+    vocabulary, weights = path / VOCABULARY_FILE, path / WEIGHTS_FILE
+    with vocabulary.open("rb") as file:
+        words = sum(1 for _ in file)
+    validate.positive(**{f"words in {vocabulary}": words})
+    if words > config.vocab_size:
+        raise InputError(
+            f"{vocabulary}: {words} words, but the model has {config.vocab_size}; give the vocab.txt that belongs to it"
+        )
     try:
-        return config, parameters_from(config, head, _read_tensors(path / WEIGHTS_FILE))
+        arrays = load_file(weights)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{weights}: not a readable safetensors file ({error}); copy or save it again") from None
+    try:
+        return config, parameters_from(config, head, arrays)
     except InputError as error:
-        raise InputError(f"{path / WEIGHTS_FILE}: {error}") from None
+        raise InputError(f"{weights}: {error}") from None
 
 
 def check_bert_folder(path: Path) -> None:
@@ -168,7 +170,7 @@ def parameters_from(
 ) -> dict[str, npt.NDArray[np.float32]]:
     """The parameters among a checkpoint's arrays, in float32 and under today's names; InputError where they do not fit.
 
-    >>> from coowned.training.models.bert_heads import MaskedLMHead
+    >>> from coowned.training.models.bert_network import MaskedLMHead
     >>> parameters_from(BertConfig(), MaskedLMHead(max_predictions=3), {})
     Traceback (most recent call last):
       ...
@@ -232,25 +234,3 @@ def describe_config(config: BertConfig, head: "Head") -> str:
         described |= {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
         described["problem_type"] = "single_label_classification"
     return json.dumps(described, indent=2, sort_keys=True) + "\n"
-
-
-def _check_vocabulary(path: Path, config: BertConfig) -> None:
-    if not path.is_file():
-        raise InputError(f"{path}: no vocabulary there; give the vocab.txt that the model's ids come from")
-    with path.open("rb") as file:
-        words = sum(1 for _ in file)
-    validate.positive(**{f"words in {path}": words})
-    if words > config.vocab_size:
-        raise InputError(
-            f"{path}: {words} words, but the model has {config.vocab_size}; give the vocab.txt that belongs to it"
-        )
-
-
-def _read_tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"not a readable safetensors file ({error}); copy or save it again") from None

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,15 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.mechanism.gradient_sums import clipped_gradient_sums
 from coowned.mechanism.grid import Grid
 from coowned.training.labels import Classes, declared_classes
 from coowned.training.model import Model, sums_of_members
-from coowned.training.models import bert_gradients
+from coowned.training.models import bert_gradients, microbatches
 from coowned.training.models.bert_files import BertConfig, parameters_from
-from coowned.training.models.bert_heads import ClassifierHead, Head, MaskedLMHead
-from coowned.training.models.bert_network import encoder_shapes
+from coowned.training.models.bert_network import HEADS, ClassifierHead, Head, MaskedLMHead, encoder_shapes
 from coowned.training.models.example_model import linear_stand_in
 from coowned.training.models.parameter_trees import FrozenParameters, matching_names
-
-if TYPE_CHECKING:
-    from coowned.training.probes import CanaryContent, TokenContent
+from coowned.training.probes import CanaryContent, TokenContent, labelled_token_canaries, token_canaries
 
 _MICROBATCH_TOKENS = 2048
 
@@ -112,15 +108,15 @@ class BertModel:
         return cls(head=ClassifierHead(classes=declared_classes(classes)), **settings)
 
     @classmethod
-    def from_description(cls, head: Head, **described: Any) -> "BertModel":
-        """From what `describe` gave, but for the kind and the head's own values.
-
-        Of frozen parameters a description has a digest alone: they are then those of a new model.
-        """
+    def from_description(cls, kind: str, **described: Any) -> "BertModel":
+        """From what `describe` gave. Of what is frozen that is a digest: it is then that of a new model."""
         trained, _ = described.pop("trained", None), described.pop("frozen", None)
-        sizes = {field.name for field in dataclasses.fields(BertConfig)}
-        config = BertConfig(**{name: value for name, value in described.items() if name in sizes})
-        model = cls(config=config, head=head, **{name: own for name, own in described.items() if name not in sizes})
+
+        def made(part: Any) -> Any:
+            names = [field.name for field in dataclasses.fields(part)]
+            return part(**{name: described.pop(name) for name in names if name in described})
+
+        model = cls(config=made(BertConfig), head=made(HEADS[kind]), **described)
         return model if trained is None else model.training_only(list(trained), model.initial())[0]
 
     def training_only(
@@ -149,14 +145,10 @@ class BertModel:
         zeros = {name: np.zeros_like(array) for name, array in self.frozen.arrays.items()}
         return dataclasses.replace(self, frozen=FrozenParameters(zeros))
 
-    def worst_case(self) -> "TokenContent":
-        from coowned.training.probes import TokenContent
-
+    def worst_case(self) -> TokenContent:
         return TokenContent(self)
 
     def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[BertModel, CanaryContent]":
-        from coowned.training.probes import labelled_token_canaries, token_canaries
-
         del clip_norm
         make = token_canaries if self.classes is None else labelled_token_canaries
         size, length = self.config.vocab_size, self.sequence_length
@@ -218,39 +210,42 @@ class BertModel:
         devices: Sequence[Any] = (),
         scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        def of_one(
-            own: dict[str, Any], grid: Grid, scales: Mapping[str, Any] | None
-        ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-            return clipped_gradient_sums(
-                _compiled_gradients(self.head, self.config, frozenset(own)),
-                {**self.frozen.placed, **own},
-                batch,
-                mask,
-                grid,
-                shapes=self.shapes(),
-                microbatch=self.microbatch,
-                devices=devices,
-                scales=scales,
-                ahead=1,
-            )
-
-        return sums_of_members(of_one, parameters, grids, scales)
+        return sums_of_members(
+            _compiled_gradients(self.head, self.config, frozenset(parameters)),
+            lambda member: {**self.frozen.placed, **member},
+            parameters,
+            batch,
+            mask,
+            grids,
+            scales=scales,
+            shapes=self.shapes(),
+            microbatch=self.microbatch,
+            devices=devices,
+            ahead=1,
+        )
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
-        whole = self._whole(parameters)
-        return bert_gradients.gradient_sum(
-            self.head, self.config, whole, batch, mask, self.microbatch, list(parameters)
-        )
+        def loss(own: dict[str, Any], rows: dict[str, Any]) -> Any:
+            losses, _ = bert_gradients.example_losses(self.head, self.config, self._whole(own), rows)
+            return jnp.where(rows["real"], losses, 0.0).sum()
+
+        return microbatches.gradient_sum(loss, parameters, {**batch, "real": mask}, self.microbatch, spread=True)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
-        return bert_gradients.losses(self.head, self.config, self._whole(parameters), batch, self.microbatch)
+        return self._over_parts(bert_gradients.example_losses, parameters, batch)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """Refuses where the head fills in words, which says nothing of an example as a whole."""
         if self.classes is None:
             raise InputError("a masked language model has no classes to predict; train a bert-classifier")
-        return bert_gradients.predictions(self.head, self.config, self._whole(parameters), batch, self.microbatch)
+        return self._over_parts(bert_gradients.predictions, parameters, batch)
+
+    def _over_parts(self, function: Callable[..., Any], parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
+        whole = self._whole(parameters)
+        return microbatches.over_parts(
+            lambda rows: function(self.head, self.config, whole, rows), batch, self.microbatch, spread=True
+        )
 
     def example_loss(self, parameters: dict[str, Any], example: dict[str, Any]) -> Any:
         """The loss of one example (a batch without its first axis), to be differentiated by others: a reference."""

@@ -57,18 +57,13 @@ class Lookup:
         self._rows = np.take_along_axis(np.asarray(given.looked_up), order[:, :, None], axis=1)
 
     def squares(self) -> npt.NDArray[np.float64]:
-        squares = np.zeros((_PARTS, len(self._tokens)))
-        self._sum(np.ones(len(self._tokens)), np.empty(0), squares)
-        return squares.sum(axis=0)
+        return self.add(np.ones(len(self._tokens)), np.empty(0))
 
     def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         squares = np.zeros((_PARTS, factors.size))
-        self._sum(factors, totals, squares)
-        return squares.sum(axis=0)
-
-    def _sum(self, factors: Any, totals: Any, squares: Any) -> None:
         words = totals.size // self._rows.shape[2] or int(self._tokens[:, -1].max()) + 1
         in_parts(_add_lookups, (self._tokens, self._rows, words, factors, totals, squares), _PARTS)
+        return squares.sum(axis=0)
 
 
 @_njit

@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,12 @@ from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import digest_arrays, num_parameters, sums_of_members
+from coowned.training.models import microbatches
 from coowned.training.models.parameter_trees import ParameterTree
-
-if TYPE_CHECKING:
-    from coowned.training.probes import CanaryContent, StandInContent
+from coowned.training.probes import CanaryContent, StandInContent, random_canaries
 
 _NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
-_MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
+MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
 _KEPT = 4  # times the memory of a microbatch: what threads have freed may stay with the allocator
 _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
@@ -57,15 +56,12 @@ class ExampleModel:
     Cost: one gradient of every copy, and two passes over it on the host.
 
     Attributes:
-      loss: (parameters, example, key) -> a float32 number.
       tree: the parameters, taken apart.
       entries: what an example holds.
-      predictor: (parameters, example) -> probabilities of the classes, or one number; None: it predicts nothing.
+      predictor: `predict` of a `JaxModel`; None: it predicts nothing.
       classes: what the label and the probabilities stand for; None for a number.
       label: the entry that holds the class; None: accuracy is not known.
-      memory_limit: bytes of one microbatch.
-      microbatch: examples differentiated together; None: found from the memory limit.
-      origin: plain values that say where the functions came from.
+      loss, memory_limit, microbatch, origin: as `JaxModel` says.
     """
 
     kind: ClassVar[str] = "python"
@@ -123,41 +119,31 @@ class ExampleModel:
         devices: Sequence[Any] = (),
         scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        from coowned.mechanism.gradient_sums import clipped_gradient_sums
-
         self.check_independence()
-        gradients = self._gradients if devices else self._program(self.rows_at_once)
-        rows, kept = self._rows(batch), np.asarray(mask) & np.asarray(batch[USABLE])
-
-        def of_one(member: Arrays, grid: Grid, scales: Arrays | None) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-            return clipped_gradient_sums(
-                gradients,
-                self._placed(member),
-                rows,
-                kept,
-                grid,
-                shapes=self.shapes(),
-                microbatch=self.rows_at_once,
-                devices=devices,
-                scales=scales,
-            )
-
-        return sums_of_members(of_one, parameters, grids, scales)
+        return sums_of_members(
+            self._gradients if devices else self._program(self.rows_at_once),
+            self._placed,
+            parameters,
+            self._rows(batch),
+            np.asarray(mask) & np.asarray(batch[USABLE]),
+            grids,
+            scales=scales,
+            shapes=self.shapes(),
+            microbatch=self.rows_at_once,
+            devices=devices,
+        )
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
         """The plain sum, some examples at a time: for training without privacy."""
         import jax
         import jax.numpy as jnp
 
-        def total(trained: Arrays, rows: Arrays, kept: Any) -> Any:
-            losses = jax.vmap(functools.partial(self._loss, trained, self.tree.frozen))(rows)
-            return jnp.where(kept, losses, 0).sum()
+        def loss(own: Arrays, rows: Arrays) -> Any:
+            losses = jax.vmap(functools.partial(self._loss, own, self.tree.frozen))(rows)
+            return jnp.where(rows[USABLE], losses, 0).sum()
 
-        def add(sums: Arrays, part: tuple[Arrays, Any]) -> tuple[Arrays, None]:
-            return jax.tree.map(jnp.add, sums, jax.grad(total)(parameters, *part)), None
-
-        parts = _in_parts((self._rows(batch), mask & batch[USABLE]))
-        return dict(jax.lax.scan(add, jax.tree.map(jnp.zeros_like, parameters), parts)[0])
+        rows = {**self._rows(batch), USABLE: mask & batch[USABLE]}
+        return microbatches.gradient_sum(loss, parameters, rows, _AT_ONCE)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         import jax.numpy as jnp
@@ -210,23 +196,15 @@ class ExampleModel:
         """The same parameters, microbatch and clipper with a loss whose gradients are known: for audits."""
         return linear_stand_in(self.shapes(), self.rows_at_once)
 
-    def worst_case(self) -> "StandInContent":
+    def worst_case(self) -> StandInContent:
         """What a stand-in is trained on."""
-        from coowned.training.probes import StandInContent
-
         tensor = largest_tensor(self.shapes())
         return StandInContent(tensor, math.prod(self.shapes()[tensor]))
 
     def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[ExampleModel, CanaryContent]":
         """Canaries of random numbers: what a model of which nothing is known can be asked to learn."""
-        from coowned.training.probes import random_canaries
-
         del clip_norm
         return self, random_canaries(self.entries, users, per_user, classes=len(self.classes or ()), seed=0)
-
-    def whole(self, parameters: Arrays) -> Any:
-        """The tree that was given, with these trained parameters."""
-        return self.tree.whole(parameters, self.tree.frozen)
 
     # ---- one example
 
@@ -302,19 +280,21 @@ class ExampleModel:
 
     @functools.cached_property
     def rows_at_once(self) -> int:
-        """Examples of a microbatch: no more than fit the memory limit, nor than a near cache has room for."""
+        """Examples of a microbatch: no more than fit the memory limit, nor than a cache has room for."""
         if self.microbatch is not None:
             return self.microbatch
-        per_row = 4 * num_parameters(self)
-        size = min(_MOST_ROWS, _power_of_two(_NEAR / per_row))
+        size = self._most_rows()
         while (needed := self.memory_of(size)) > self.memory_limit:
             if size == 1:
                 raise MemoryLimitError(
                     f"the gradient of one example needs {needed / 1e6:,.0f} MB, and memory_limit is "
                     f"{self.memory_limit / 1e6:,.0f} MB; raise it, or make the model smaller"
                 )
-            size = min(size // 2, _power_of_two(size * self.memory_limit / needed))
+            size = min(size // 2, power_of_two(size * self.memory_limit / needed))
         return size
+
+    def _most_rows(self) -> int:
+        return power_of_two(min(MOST_ROWS, _NEAR / (4 * num_parameters(self))))
 
     def memory_of(self, rows: int) -> int:
         """Bytes that a microbatch of so many rows takes: parameters, examples, gradients, and what lies between."""
@@ -412,34 +392,17 @@ def refuse_collectives() -> Iterator[None]:
         ) from error
 
 
-def _in_parts(batch: Any) -> Any:
-    """(rows, ...) as (parts, rows of a part, ...), filled up with zeros: so that one small program does all parts."""
-    import jax
-    import jax.numpy as jnp
-
-    count = len(jax.tree.leaves(batch)[0])
-    size = max(1, min(_AT_ONCE, count))
-
-    def divided(array: Any) -> Any:
-        filled = jnp.pad(array, ((0, -count % size), *((0, 0),) * (array.ndim - 1)))
-        return filled.reshape(-1, size, *array.shape[1:])
-
-    return jax.tree.map(divided, batch)
-
-
 def _over_rows(function: Callable[[Any], Any], rows: Arrays) -> Any:
-    """What a function of one row gives for each, part by part."""
+    """What a function of one row gives for each."""
     import jax
 
-    count = len(jax.tree.leaves(rows)[0])
-    results = jax.lax.map(jax.vmap(function), _in_parts(rows))
-    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:count], results)
+    return microbatches.over_parts(jax.vmap(function), rows, _AT_ONCE)
 
 
 def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-def _power_of_two(number: float) -> int:
+def power_of_two(number: float) -> int:
     """The largest at or below, and at least 1."""
     return 2 ** max(0, math.floor(math.log2(max(1, number))))

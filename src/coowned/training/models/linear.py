@@ -16,6 +16,7 @@ from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
 from coowned.training.columns import check_number_columns
 from coowned.training.data import FeatureTable
+from coowned.training.labels import check_label_column
 from coowned.training.model import Model
 from coowned.training.probes import CanaryContent, LinearContent, feature_canaries
 from coowned.training.records import RunRecord
@@ -42,14 +43,15 @@ class LinearModel(Specification, abc.ABC):
         if self.num_features is not None:
             validate.positive(num_features=self.num_features)
 
-    def from_run(self, folder: Path) -> Self:
-        record = RunRecord.read(folder)
-        return self if record is None else dataclasses.replace(self, num_features=record.model["num_features"])
+    @property
+    def classes(self) -> Any:
+        """What labels there are; None where a number is predicted."""
+        return None
 
     @property
     def num_scores(self) -> int:
         """1, or the number of classes where there are more than two."""
-        count = len(self.classes or ())  # pyright: ignore[reportAttributeAccessIssue]
+        count = len(self.classes or ())
         return count if count > 2 else 1
 
     @property
@@ -167,11 +169,9 @@ class LinearModel(Specification, abc.ABC):
         """The same model of more features, whatever columns they come from."""
         return dataclasses.replace(self, num_features=num_features)
 
+    @abc.abstractmethod
     def _example_features(self) -> str:
         """Python code that makes `features` (rows, num_features) of one example."""
-        columns = self.features  # pyright: ignore[reportAttributeAccessIssue]
-        named = f"the list in column {columns}" if isinstance(columns, str) else f"the columns {', '.join(columns)}"
-        return f"\nfeatures = np.zeros((1, {self._size}), np.float32)  # {named}, in this order\n"
 
     @abc.abstractmethod
     def _answer(self) -> tuple[str, str]:
@@ -203,6 +203,7 @@ class LinearModel(Specification, abc.ABC):
 class FeatureModel(LinearModel):
     """A linear model of columns of numbers."""
 
+    label_field: ClassVar[str]  # names the column that is predicted
     features: str | Sequence[str] = "features"
 
     def __post_init__(self) -> None:
@@ -216,13 +217,18 @@ class FeatureModel(LinearModel):
                 f"num_features is {self.num_features}, but features names {len(self.features)}; give only one"
             )
 
-    def _task(self, schema: pa.Schema, *, label: str | None, classes: Any) -> Task:
-        """Reads a table of features with these labels."""
+    def from_run(self, folder: Path) -> Self:
+        record = RunRecord.read(folder)
+        return self if record is None else dataclasses.replace(self, num_features=record.model["num_features"])
+
+    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
+        label = getattr(self, self.label_field) if labels else None
+        check_label_column(schema, label, self.classes)
         check_number_columns(schema, self.features, lists=True)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             table = FeatureTable.from_examples(
-                examples, features=self.features, label=label, num_features=self.num_features, classes=classes
+                examples, features=self.features, label=label, num_features=self.num_features, classes=self.classes
             )
             model: Any = dataclasses.replace(self, num_features=table.features.shape[1])
             return model, table, {"unusable_rows": table.num_unusable}
@@ -231,6 +237,23 @@ class FeatureModel(LinearModel):
 
     def _widened(self, num_features: int) -> Self:
         return dataclasses.replace(self, num_features=num_features, features="features")
+
+    def _example_features(self) -> str:
+        columns = self.features
+        named = f"the list in column {columns}" if isinstance(columns, str) else f"the columns {', '.join(columns)}"
+        return f"\nfeatures = np.zeros((1, {self._size}), np.float32)  # {named}, in this order\n"
+
+    def _clipped_sums(
+        self, coefficients: npt.NDArray[np.float32], batch: dict[str, Any], mask: Any, grids: Sequence[Grid]
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        from coowned.mechanism.linear_sums import clipped_linear_sums
+
+        labels, norms, is_number = self._labels(batch), batch.get("norms"), self.classes is None
+        return clipped_linear_sums(coefficients, batch["features"], labels, mask, grids, norms, squared_loss=is_number)
+
+    def _labels(self, batch: dict[str, Any]) -> Any:
+        """(batch,) as `clipped_linear_sums` takes them."""
+        return batch["labels"]
 
 
 class Classifier(LinearModel):

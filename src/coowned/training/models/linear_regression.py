@@ -2,20 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from coowned import validate
-from coowned.mechanism.grid import Grid
-from coowned.training.columns import check_number_columns
 from coowned.training.models.linear import FeatureModel
 from coowned.training.probes import CanaryContent
-from coowned.training.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +39,7 @@ class LinearRegression(FeatureModel):
     """
 
     kind: ClassVar[str] = "linear-regression"
+    label_field: ClassVar[str] = "target"
     target_bound: float
     target: str = "target"
 
@@ -53,27 +49,9 @@ class LinearRegression(FeatureModel):
         validate.in_range(1e-30, 1e30, target_bound=self.target_bound)
 
     @property
-    def classes(self) -> tuple[Any, ...] | None:
-        return None
-
-    @property
     def _unit(self) -> float:
         mantissa, exponent = math.frexp(self.target_bound)
         return math.ldexp(1.0, exponent - (mantissa == 0.5))
-
-    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        if labels:
-            check_number_columns(schema, [self.target])
-        return self._task(schema, label=self.target if labels else None, classes=None)
-
-    def _clipped_sums(
-        self, coefficients: npt.NDArray[np.float32], batch: dict[str, Any], mask: Any, grids: Sequence[Grid]
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        from coowned.mechanism.linear_sums import clipped_linear_sums
-
-        targets = self._targets(np.asarray(batch["labels"], np.float32), np)
-        norms = batch.get("norms")
-        return clipped_linear_sums(coefficients, batch["features"], targets, mask, grids, norms, squared_loss=True)
 
     def _targets(self, labels: Any, numpy: Any) -> Any:
         """In units, clipped; what is not finite is NaN."""
@@ -89,7 +67,10 @@ class LinearRegression(FeatureModel):
 
     def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any]:
         """The targets as the loss sees them, in the unit of the data."""
-        return self._unit * self._targets(np.asarray(batch["labels"], np.float32), np)
+        return self._unit * self._labels(batch)
+
+    def _labels(self, batch: dict[str, Any]) -> npt.NDArray[np.float32]:
+        return self._targets(np.asarray(batch["labels"], np.float32), np)
 
     def _residuals(self, scores: Any, labels: Any) -> Any:
         import jax.numpy as jnp

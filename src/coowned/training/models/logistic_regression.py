@@ -1,19 +1,11 @@
 """Logistic regression with an intercept, of two classes or more."""
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
 from coowned import validate
-from coowned.mechanism.grid import Grid
-from coowned.training.labels import check_label_column, declared_classes
+from coowned.training.labels import declared_classes
 from coowned.training.models.linear import Classifier, FeatureModel
-from coowned.training.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +32,7 @@ class LogisticRegression(FeatureModel, Classifier):
     """
 
     kind: ClassVar[str] = "logistic-regression"
+    label_field: ClassVar[str] = "label"
     label: str = "label"
     classes: Any = 2  # becomes a tuple
 
@@ -47,15 +40,3 @@ class LogisticRegression(FeatureModel, Classifier):
         super().__post_init__()
         validate.column_names(label=self.label)
         object.__setattr__(self, "classes", declared_classes(self.classes))
-
-    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        if labels:
-            check_label_column(schema, self.label, self.classes)
-        return self._task(schema, label=self.label if labels else None, classes=self.classes)
-
-    def _clipped_sums(
-        self, coefficients: npt.NDArray[np.float32], batch: dict[str, Any], mask: Any, grids: Sequence[Grid]
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        from coowned.mechanism.linear_sums import clipped_linear_sums
-
-        return clipped_linear_sums(coefficients, batch["features"], batch["labels"], mask, grids, batch.get("norms"))

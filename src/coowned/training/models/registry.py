@@ -15,7 +15,7 @@ MODELS = {
     "bert-masked-lm": "coowned.training.models.bert.BertMaskedLM",
     "bert-classifier": "coowned.training.models.bert.BertClassifier",
     "python": "coowned.training.models.python_model.PythonModel",
-    "torch": "coowned.torch.factory.TorchFactory",
+    "torch": "coowned.torch.model.TorchFactory",
 }
 """The dotted path of every specification's class by its kind; importing none of them."""
 USUAL_MODEL = "logistic-regression"

@@ -84,8 +84,8 @@ class TextClassifier(Classifier):
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         check_text_columns(schema, self.text)
-        if labels:
-            check_label_column(schema, self.label, self.classes)
+        label = self.label if labels else None
+        check_label_column(schema, label, self.classes)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             hashed = hash_texts(text_column(examples.payload, self.text), **self._hashing())
@@ -94,16 +94,12 @@ class TextClassifier(Classifier):
                 indices=hashed.indices,
                 values=hashed.values,
                 offsets=hashed.offsets,
-                labels=read_labels(examples.payload, self.label if labels else None, self.classes),
+                labels=read_labels(examples.payload, label, self.classes),
             )
             counts = {"truncated_texts": hashed.num_truncated, "empty_texts": hashed.num_empty}
             return self, table, {"unusable_rows": table.num_unusable, **counts}
 
         return Task(read=read)
-
-    def from_run(self, folder: Path) -> "TextClassifier":
-        del folder
-        return self
 
     def check_data(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if not {"indices", "values", "labels"} <= shapes.keys():

@@ -8,8 +8,8 @@ import pytest
 
 from coowned.errors import InputError
 from coowned.training.models.bert_files import BertConfig
-from coowned.training.models.bert_heads import ClassifierHead, MaskedLMHead
 from coowned.training.models.bert_model import BertModel
+from coowned.training.models.bert_network import ClassifierHead, MaskedLMHead
 
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, intermediate_size=12, max_position_embeddings=9)
 MODEL = BertModel.classifier(config=CONFIG, classes=["ham", "spam", "eggs"], sequence_length=6, microbatch=4)
