@@ -77,7 +77,6 @@ class MinSeparationProgram(SeparatedSelector):
         from coowned.selection import highs_program  # the solver's library takes time to import
 
         deadline = time.monotonic() + self.time_limit
-        needed = self.batch_size * self.iterations
         filled = 0
         start = None
         try:
@@ -112,23 +111,14 @@ class MinSeparationProgram(SeparatedSelector):
                 else f"no {schedule} was found in {self.time_limit} seconds; raise time_limit, or reduce "
                 "min_separation, batch_size or iterations",
                 filled=filled,
-                needed=needed,
+                needed=self._num_slots,
             )
         reached = _contribution_bound(graph, batches)
         lowest = 0
         if math.isfinite(outcome.dual_bound):
             lowest = max(lowest, math.ceil(outcome.dual_bound - 1e-3))
         lowest = min(lowest, reached)
-        return Schedule(
-            graph=graph,
-            batches=np.asarray(batches, np.int32),
-            num_examples=graph.num_examples,
-            min_separation=int(self.min_separation),
-            lower_bound=lowest,
-            proven_optimal=reached == lowest,
-            selector=self.settings(),
-            seed=seed,
-        )
+        return self._schedule(graph, seed, batches, lower_bound=lowest, proven_optimal=reached == lowest)
 
     def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> Any:
         """The columns are x[t, i] for every batch t and example i, and last the contribution bound."""
