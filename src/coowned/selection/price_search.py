@@ -46,14 +46,12 @@ class Prices:
     """What the search found for a packing problem."""
 
     best: npt.NDArray[np.float32]  # (num_users,) the prices with the lowest bound
-    bound: float  # that bound, in float arithmetic: to steer by, not to claim
     last: npt.NDArray[np.float32]  # (num_users,) the prices of the last iteration
     values: npt.NDArray[np.float32]  # (num_items,) fractional copies, as parts of the largest limit
     reduced: npt.NDArray[np.float32]  # (num_items,) profit less the last prices of its users
-    iterations: int
 
 
-def find_prices(packing: Packing, *, deadline: float | None, progress: Progress) -> Prices:
+def find_prices(packing: Packing, *, deadline: float, progress: Progress) -> Prices:
     """Prices whose bound is near the optimum of the linear program.
 
     On a large core, items that are clearly in or out after some iterations are left so for the rest of the search; the
@@ -86,7 +84,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
             np.copyto(item_anchor, values)
             np.copyto(user_anchor, prices)
             last_anchor = iteration
-        late = deadline is not None and time.monotonic() > deadline
+        late = time.monotonic() > deadline
         if iteration % _CHECK_EVERY and not late:
             continue
         bound = _dual_bound(whole, reached, reduced, over)
@@ -109,7 +107,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
         decided[kept] = values
         values = decided
     over(len(reduced), kernels.reduced_profits, whole.items, reached, reduced)
-    return Prices(best=best, bound=lowest, last=reached, values=values, reduced=reduced, iterations=iteration)
+    return Prices(best=best, last=reached, values=values, reduced=reduced)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
