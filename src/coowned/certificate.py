@@ -279,8 +279,7 @@ def _count_groups(graph: AttributionGraph, selected: Selection | Schedule, per_u
         user = int(divided[0])
         raise UncertifiableError(
             f"{len(divided)} users are in more than one group (user {user} in groups {lowest[user]} and "
-            f"{highest[user]}); "
-            "an example may be in a group only if all its users are"
+            f"{highest[user]}); an example may be in a group only if all its users are"
         )
     sizes = np.bincount(groups[groups >= 0], weights=copies[groups >= 0], minlength=num_groups).astype(np.int64)
     inside = highest >= 0

@@ -155,16 +155,17 @@ def _move(path: Path, target: Path, undo: contextlib.ExitStack) -> None:
             os.link(target, kept, follow_symlinks=False)
             undo.callback(os.replace, kept, target)
     else:
-        undo.callback(_remove, target)
+        undo.callback(remove, target)
     os.replace(path, target)
 
 
 def _put_back(kept: Path, target: Path) -> None:
-    _remove(target)
+    remove(target)
     os.rename(kept, target)
 
 
-def _remove(target: Path) -> None:
+def remove(target: Path) -> None:
+    """Removes a file, a link or a folder with all that is in it, if there is one."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
     else:

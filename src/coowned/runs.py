@@ -24,7 +24,7 @@ from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
-from coowned.training.configured_run import Select, run_configuration
+from coowned.training.configured_run import run_configuration
 from coowned.training.model import Model, Parameters
 from coowned.training.plan import RunPlan
 from coowned.training.progress import OnMetrics
@@ -117,6 +117,7 @@ class Run:
 
     def report(self, path: str | os.PathLike[str] | None = None, *, release: bool = False) -> Path:
         """Writes the page that `coowned report` writes, by default into the run's folder; returns its path."""
+        require("train", "a report")
         from coowned.report.page import write_report
 
         return write_report(self.folder, path, release=release)
@@ -292,39 +293,29 @@ def fit(
     select = None
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)
-    if folder is not None:
-        return _trained(config, Path(folder), examples, select, progress, on_metrics)
-    path = tempfile.mkdtemp(prefix="coowned-")  # readable by its owner alone
-    try:
-        run = _trained(config, Path(path), examples, select, progress, on_metrics)
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    weakref.finalize(run, shutil.rmtree, path, ignore_errors=True)
-    return run
-
-
-def _trained(
-    config: TrainConfig,
-    path: Path,
-    examples: AttributedExamples,
-    select: Select | None,
-    progress: Progress | None,
-    on_metrics: OnMetrics | None,
-) -> Run:
     report = reporting(progress)
-    with RunFolder.open(path) as opened:
-        run_configuration(
-            config,
-            opened,
-            examples=examples,
-            select=select,
-            progress=progress,
-            on_metrics=on_metrics,
-            announce=lambda text: report(0.0, text),
-            advise=lambda text: report(0.0, text),
-        )
-    return Run(stored=StoredRun.open(path), specification=config.model)
+    # A temporary folder is readable by its owner alone.
+    path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
+    try:
+        with RunFolder.open(path) as opened:
+            run_configuration(
+                config,
+                opened,
+                examples=examples,
+                select=select,
+                progress=progress,
+                on_metrics=on_metrics,
+                announce=lambda text: report(0.0, text),
+                advise=lambda text: report(0.0, text),
+            )
+        run = Run(stored=StoredRun.open(path), specification=model)
+    except BaseException:
+        if folder is None:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    if folder is None:
+        weakref.finalize(run, shutil.rmtree, path, ignore_errors=True)
+    return run
 
 
 def _mechanism_for(*, schedules: bool, groups: bool) -> str:

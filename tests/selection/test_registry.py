@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from coowned.selection.registry import CLASSES, selector_class, selectors
+from coowned.selection.registry import CLASSES, selector_class
 from coowned.selection.selector import Selector
 
 
@@ -16,10 +16,6 @@ def test_word_file_and_class_agree(word):
     assert found.__module__ == "coowned.selection." + word.replace("-", "_")
     assert found.__name__ == "".join(piece.capitalize() for piece in word.split("-"))
     assert getattr(importlib.import_module("coowned"), found.__name__) is found
-
-
-def test_all_selectors():
-    assert list(selectors()) == list(CLASSES)
 
 
 def test_unknown_word():

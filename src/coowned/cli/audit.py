@@ -14,7 +14,6 @@ from coowned.files import check_writable
 if TYPE_CHECKING:
     from coowned.audit.canaries import CanaryAudit
     from coowned.audit.run_audit import RunAudit
-    from coowned.training.config import TrainConfig
 
 
 def run(
@@ -67,7 +66,12 @@ def run(
         config, alpha = TrainConfig.read(canaries), alpha / 2  # a half for each audit
     with show.progress("auditing"):
         found = audit_run(folder, alpha=alpha, trials=trials, seconds=seconds, seed=seed)
-    known = None if config is None else _with_canaries(folder, config, canary_users, alpha, seed)
+    known = None
+    if config is not None:
+        from coowned.audit.configured_canaries import audit_configured_run
+
+        with show.progress("training with canaries"):
+            known = audit_configured_run(folder, config, canaries=canary_users, alpha=alpha, seed=seed)
     if json:
         show.as_json(codec.to_plain(found.to_record()) | {"canaries": None if known is None else known.to_dict()})
     else:
@@ -80,13 +84,6 @@ def run(
         broken.append("The claim is broken: the model reveals more about its canaries than claimed.")
     if broken:
         raise CertificateMismatchError(f"{folder}: {' '.join(broken)}")
-
-
-def _with_canaries(folder: Path, config: "TrainConfig", count: int, alpha: float, seed: int | None) -> "CanaryAudit":
-    from coowned.audit.configured_canaries import audit_configured_run
-
-    with show.progress("training with canaries"):
-        return audit_configured_run(folder, config, canaries=count, alpha=alpha, seed=seed)
 
 
 def _show_canaries(known: "CanaryAudit") -> None:

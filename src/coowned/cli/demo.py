@@ -1,7 +1,6 @@
 """`coowned demo`: all stages on a synthetic e-mail world, from a mailbox to a report."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from coowned.cli import show
 from coowned.cli.options import Json
 from coowned.errors import InputError
 from coowned.extras import require
-from coowned.files import check_writable
+from coowned.files import check_writable, remove
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,8 +139,7 @@ def run(
         f"\nThe page with all of this: {page}\n"
         f"The model on it was trained on {trained.certificate.num_distinct:,} of the {split:,} e-mails of the train "
         "split. They were selected by who wrote to whom, not by what they say, and a recount found nobody in more "
-        "than "
-        f"{trained.contribution_bound} copies.\n"
+        f"than {trained.contribution_bound} copies.\n"
         "Noise in training then hides the content of any one person's e-mails, sent or received:\n"
         f"epsilon {trained.shown_epsilon} ({trained.terms()}).\n"
         "With the sender as the only owner of an e-mail, the sender would be protected, but not Bob."
@@ -189,10 +187,7 @@ def _prepare_folder(output: Path) -> None:
                 raise InputError(f"{path}: already exists and was not written by a demo; choose another folder with -o")
         marker.write_text("Written by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
     for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
 def _paths(output: Path, epsilon: float) -> tuple[Path, Path]:

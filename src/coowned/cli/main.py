@@ -4,6 +4,7 @@ Nothing slow is imported here or at the top of a verb's file, so that `coowned -
 """
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -15,21 +16,6 @@ import typer.main
 
 import coowned
 from coowned import interrupts
-from coowned.cli import (
-    aliases,
-    audit,
-    calibrate,
-    certify,
-    compose,
-    demo,
-    export_model,
-    inspect,
-    plan,
-    predict,
-    report,
-    select,
-    train,
-)
 from coowned.errors import CertificateMismatchError, CoownedError
 
 EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -42,10 +28,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    demo, inspect, aliases, plan, select, certify, calibrate, train, audit, report, export_model, predict, compose,
-):  # fmt: skip
-    app.command(name=verb.__name__.rsplit(".", 1)[-1].replace("_", "-"))(verb.run)
+_VERBS = (
+    "demo", "inspect", "aliases", "plan", "select", "certify", "calibrate", "train", "audit", "report", "export-model",
+    "predict", "compose",
+)  # fmt: skip
+for verb in _VERBS:
+    app.command(name=verb)(importlib.import_module(f"coowned.cli.{verb.replace('-', '_')}").run)
 
 # The base class of usage errors; typer may bundle its own copy of click, so it is looked up here.
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -8,6 +8,7 @@ import typer
 from coowned.cli import show
 from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
 from coowned.cli.paths import refuse_to_replace
+from coowned.extras import require
 
 
 def run(
@@ -41,6 +42,7 @@ def run(
 
         coowned report RUN --release -o public.html
     """
+    require("train", "a report")
     from coowned.report.page import RELEASE, REPORT, write_report
     from coowned.training.run import StoredRun
 

@@ -1,7 +1,6 @@
 """`coowned select`: chooses the training set from the graph alone, and certifies it."""
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -168,54 +167,34 @@ def _run_on_spark(
     source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str, overwrite: bool
 ) -> "_Certified":
     from coowned.certificate import certificate_for
-    from coowned.spark.selection import check_selector
-    from coowned.spark.session import check_machine
-    from coowned.spark.sources import check_source
+    from coowned.spark.certificate import certify
+    from coowned.spark.selection import check_selector, select
+    from coowned.spark.selection_files import exists, write_parts, write_selection
+    from coowned.spark.session import check_machine, session, spark_errors
+    from coowned.spark.sources import attribute_source, check_source
 
     check_selector(chooser)
     check_source(source)
     check_machine()
-    if "://" in output:
-        from coowned.spark.selection_files import exists, write_selection
-
-        def check(spark: Any) -> None:
-            if not overwrite and exists(spark, output):
-                raise_exists(output)
-
-        write = functools.partial(write_selection, path=output)
-        return _select_on_spark(source, chooser, seed, master, write, check)
-    with whole_files(output, certificate_for(output)) as (selection_folder, certificate_file):
-        from coowned.spark.selection_files import write_parts
-
-        write = functools.partial(write_parts, folder=selection_folder)
-        certificate, advice = _select_on_spark(source, chooser, seed, master, write)
-        Path(selection_folder).chmod(0o700)  # still in a folder that is private
-        certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
-    return certificate, advice
-
-
-def _select_on_spark(
-    source: "DataSource",
-    chooser: "Selector",
-    seed: int,
-    master: str | None,
-    write: Callable[..., Any],
-    check: Callable[[Any], None] = lambda spark: None,
-) -> "_Certified":
-    from coowned.spark.certificate import certify
-    from coowned.spark.selection import select
-    from coowned.spark.session import session, spark_errors
-    from coowned.spark.sources import attribute_source
-
+    is_remote = "://" in output
     title = f"selecting with {chooser.name}"
-    with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
-        check(spark)
-        graph = attribute_source(spark, source)
-        selected = select(graph, chooser, seed=seed, progress=progress)
-        certificate = certify(graph, selected, selector=chooser, seed=seed)
-        write(selected, certificate)
-        advice = graph.heavy_users().advice(certificate.contribution_bound)
-        graph.release()
+    with whole_files(*([] if is_remote else [output, certificate_for(output)])) as files:
+        with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
+            if is_remote and not overwrite and exists(spark, output):
+                raise_exists(output)
+            graph = attribute_source(spark, source)
+            selected = select(graph, chooser, seed=seed, progress=progress)
+            certificate = certify(graph, selected, selector=chooser, seed=seed)
+            if is_remote:
+                write_selection(selected, certificate, output)
+            else:
+                write_parts(selected, certificate, files[0])
+            advice = graph.heavy_users().advice(certificate.contribution_bound)
+            graph.release()
+        if not is_remote:
+            folder, certificate_file = files
+            folder.chmod(0o700)  # still in a folder that is private
+            certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
     return certificate, advice
 
 

@@ -9,6 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import altair as alt
+import vl_convert
+
 from coowned.report.figures import Columns, Row
 
 SELECTOR_COLOURS = {
@@ -49,8 +52,6 @@ def bars(
     series: str | None = None,
 ) -> Row:  # fmt: skip
     """Vertical bars, x in the order of the rows; with `series` one bar per series side by side."""
-    import altair as alt
-
     offset = alt.Undefined if series is None else alt.XOffset(f"{series}:N", sort=list(colours))
     scale = alt.Scale(paddingInner=0.45) if series is None else alt.Undefined
     chart = (
@@ -71,8 +72,6 @@ def horizontal_bars(
     rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: Sequence[str]
 ) -> Row:
     """One horizontal bar per row, for a few long names."""
-    import altair as alt
-
     scale = alt.Scale(domain=[row[y] for row in rows], range=list(colours))
     chart = (
         alt.Chart(_data(rows))
@@ -89,8 +88,6 @@ def horizontal_bars(
 
 def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, format_y: str = NUMBER) -> Row:
     """A point for each bound and selector, connected by selector; a ring marks rows with `chosen`."""
-    import altair as alt
-
     names = dict.fromkeys(str(row["selector"]) for row in rows)
     bounds = sorted({row["contribution_bound"] for row in rows})
     base = alt.Chart(_data(rows)).encode(
@@ -118,8 +115,6 @@ def curves(
 
     An axis of shares that has its zero has its 100% too.
     """
-    import altair as alt
-
     ticks: dict[str, Any] = {"values": list(ticks_x)} if ticks_x else {"tickCount": 6}
     vertical = alt.Scale(domain=[0, 1]) if zero and format_y == "%" else _scale(log_y, zero)
     base = alt.Chart(_data(rows)).encode(
@@ -147,8 +142,6 @@ def intervals(
 
     With `beside`, rows of the same x are drawn side by side. Missing values are not drawn.
     """
-    import altair as alt
-
     base = alt.Chart(_data(rows)).encode(
         x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis()),
         color=_colours(series, colours),
@@ -175,8 +168,6 @@ def intervals(
 
 def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: dict[str, str]) -> Row:
     """One tick per row, one line of ticks for each name in `colours`."""
-    import altair as alt
-
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     chart = (
         alt.Chart(_data(rows))
@@ -194,28 +185,19 @@ def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str
 @functools.cache
 def bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that needs no network."""
-    import altair as alt
-    import vl_convert
-
     wanted = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     return vl_convert.javascript_bundle(None, vl_version=wanted)  # pyright: ignore[reportArgumentType]
 
 
 def _data(rows: Sequence[Row]) -> Any:
-    import altair as alt
-
     return alt.InlineData(values=[dict(row) for row in rows])
 
 
 def _tooltip(columns: Columns) -> list[Any]:
-    import altair as alt
-
     return [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
 
 
 def _colours(series: str | None, colours: dict[str, str], *, symbol: str = "circle") -> Any:
-    import altair as alt
-
     if series is None:
         return alt.value(next(iter(colours.values())))
     names = list(colours)
@@ -231,14 +213,10 @@ def _colours(series: str | None, colours: dict[str, str], *, symbol: str = "circ
 
 
 def _flat_axis() -> Any:
-    import altair as alt
-
     return alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=8, grid=False)
 
 
 def _scale(log: bool, zero: bool = False) -> Any:
-    import altair as alt
-
     return alt.Scale(type="log", nice=False) if log else alt.Scale(zero=zero, nice=zero)
 
 

@@ -146,10 +146,7 @@ def size_against_bound(run: StoredRun, upper_bound: tuple[int, str]) -> Figure:
         x="copies",
         y="what",
         title_x="copies",
-        colours=(
-            charts.colour_of(run.selector),
-            charts.NEUTRAL,
-        ),
+        colours=(charts.colour_of(run.selector), charts.NEUTRAL),
     )
 
 

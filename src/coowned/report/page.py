@@ -7,7 +7,9 @@ import importlib.resources
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jinja2
 
 from coowned import __version__
 from coowned.accounting.planning import Plan
@@ -15,16 +17,12 @@ from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import Measured
 from coowned.errors import InputError
-from coowned.extras import require
 from coowned.files import whole_files
 from coowned.progress import counted
 from coowned.report import charts, graph_figures
 from coowned.report.figures import Figure, Mark, charts_json, shown
 from coowned.report.run_page import gather
 from coowned.training.run import StoredRun
-
-if TYPE_CHECKING:
-    import jinja2
 
 REPORT, RELEASE = "report.html", "report-release.html"
 
@@ -60,7 +58,6 @@ def write_report(
       also: other finished runs to compare accuracies with; not in a release.
       bob: the Bob test, shown first; not in a release.
     """
-    require("train", "a report")
     if release and (also or bob):
         raise InputError("a release leaves out comparisons with other runs; remove --compare or --release")
     with_graph = graph_statistics or not release
@@ -80,7 +77,6 @@ def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
     Guarantees:
       - It holds statistics of the graph alone, with a mark for every choice of the plan.   (test_plan_page)
     """
-    require("train", "a plan as HTML")
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
     target = next((choice for choice in plan.choices if choice.best), plan.choices[0])
     figures = graph_figures.trade_off(
@@ -131,9 +127,7 @@ def _render(name: str, figures: Iterable[Figure], marks: Sequence[Mark], **value
 
 
 @functools.cache
-def _environment() -> "jinja2.Environment":
-    import jinja2
-
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_resource),
         autoescape=True,

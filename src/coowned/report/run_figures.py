@@ -65,10 +65,7 @@ def delta_curve(run: StoredRun) -> Figure:
         title_y="delta",
         format_y=".0e",
         log_y=True,
-        ring=(
-            claim.epsilon,
-            claim.delta,
-        ),
+        ring=(claim.epsilon, claim.delta),
     )
 
 
@@ -310,15 +307,11 @@ def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None)
         columns=(("what", "which"), ("text", "epsilon")),
         rows=rows,
         reading=f"{how} A measured value above the proven one would show a fault; a value below proves nothing by "
-        "itself. "
-        f"{verdict or ''} Claimed: {run.headline}.".replace("  ", " "),
+        f"itself. {verdict or ''} Claimed: {run.headline}.".replace("  ", " "),
         x="epsilon",
         y="what",
         title_x="epsilon",
-        colours=(
-            charts.NEUTRAL,
-            charts.colour_of(run.selector),
-        ),
+        colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
     )
 
 

@@ -142,8 +142,7 @@ def _check_same_task(run: StoredRun, other: StoredRun) -> None:
         if tasks[1][name] != value:
             raise InputError(
                 f"{other.path}: a different task from {run.path} ({name}: {tasks[1][name]!r}, not {value!r}); "
-                "accuracies "
-                "of different tasks cannot be compared"
+                "accuracies of different tasks cannot be compared"
             )
 
 

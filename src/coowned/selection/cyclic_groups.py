@@ -120,7 +120,8 @@ class CyclicGroups(BoundedSelector):
         label[np.argsort(keys, kind="stable")] = np.arange(graph.num_users)
         chosen = free.copies[rows.examples] > 0  # (rows,)
         indptr = np.concatenate([[0], np.cumsum(np.diff(rows.indptr)[chosen])])
-        users = _sorted_rows(indptr, label[rows.users[np.repeat(chosen, np.diff(rows.indptr))]], graph.num_users)
+        users = label[rows.users[np.repeat(chosen, np.diff(rows.indptr))]]
+        indptr, users = attribution_kernels.sort_and_collapse_rows(indptr, users)
         active, users = np.unique(users, return_inverse=True)  # of the users, those who are in a row
         copies = free.copies[rows.examples[chosen]].astype(np.int64)  # (chosen,)
         shares = np.repeat(_WEIGHT // np.maximum(np.diff(indptr), 1) * copies, np.diff(indptr))  # (pairs,)
@@ -134,15 +135,6 @@ class CyclicGroups(BoundedSelector):
         groups = groups[label]
         kernels.assign_rest(rows.indptr, rows.users, groups)
         return name, np.maximum(groups, 0)
-
-
-def _sorted_rows(indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], num_users: int) -> npt.NDArray[np.int64]:
-    """The same rows, the users of each increasing."""
-    rows = np.empty(len(users), np.int64)
-    user_indptr = attribution_kernels.transpose(indptr, users, num_users, rows)
-    increasing = np.empty_like(users)
-    attribution_kernels.transpose(user_indptr, rows, len(indptr) - 1, increasing)
-    return increasing
 
 
 def _groups_of_examples(graph: AttributionGraph, group_of_user: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

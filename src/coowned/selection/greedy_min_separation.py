@@ -38,15 +38,24 @@ class SeparatedSelector(OrderedSelector[Schedule]):
         window = min(self.min_separation, self.iterations)
         most = min(active, attributed) + kept
         if self.batch_size * window > most:
-            needed = self.batch_size * self.iterations
             raise InfeasibleScheduleError(
                 f"{window} consecutive batches of {self.batch_size} need {self.batch_size * window} examples without a "
                 f"common user, but {attributed} examples of {active} users"
                 f"{f' and {kept} without users' if kept else ''} give at most {most}; "
                 f"reduce batch_size ({self.batch_size}) or min_separation ({self.min_separation})",
                 filled=0,
-                needed=needed,
+                needed=self._num_slots,
             )
+
+    @property
+    def _num_slots(self) -> int:
+        """All slots of the schedule."""
+        return self.batch_size * self.iterations
+
+    def _schedule(self, graph: AttributionGraph, seed: int, batches: npt.NDArray[Any], **fields: Any) -> Schedule:
+        """The schedule of these batches, shape (iterations, batch_size)."""
+        fields |= {"min_separation": int(self.min_separation), "selector": self.settings(), "seed": seed}
+        return Schedule(graph=graph, batches=batches, num_examples=graph.num_examples, **fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,23 +101,15 @@ class GreedyMinSeparation(SeparatedSelector):
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
         walk = _Walk(graph, seed, self.ties, self.unattributed, part(progress, 0.0, 0.1))
         filled, slots = walk.fill(self.batch_size, self.iterations, self.min_separation, part(progress, 0.1, 1.0))
-        needed = self.batch_size * self.iterations
-        if filled < needed:
+        if filled < self._num_slots:
             raise InfeasibleScheduleError(
-                f"filled {filled} of {needed} slots: no example can enter batch {filled // self.batch_size} of "
-                f"{self.iterations}; reduce min_separation ({self.min_separation}), batch_size ({self.batch_size})"
+                f"filled {filled} of {self._num_slots} slots: no example can enter batch {filled // self.batch_size} "
+                f"of {self.iterations}; reduce min_separation ({self.min_separation}), batch_size ({self.batch_size})"
                 f"{' or iterations' if filled >= self.batch_size else ''}",
                 filled=filled,
-                needed=needed,
+                needed=self._num_slots,
             )
-        return Schedule(
-            graph=graph,
-            batches=walk.examples[slots].reshape(self.iterations, self.batch_size),
-            num_examples=graph.num_examples,
-            min_separation=int(self.min_separation),
-            selector=self.settings(),
-            seed=seed,
-        )
+        return self._schedule(graph, seed, walk.examples[slots].reshape(self.iterations, self.batch_size))
 
 
 def max_min_separation(

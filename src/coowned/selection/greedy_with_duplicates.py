@@ -33,7 +33,4 @@ class GreedyWithDuplicates(PassSelector):
     """
 
     name: ClassVar[str] = "greedy-with-duplicates"
-
-    @property
-    def _repeats(self) -> bool:
-        return True
+    _repeats: ClassVar[bool] = True

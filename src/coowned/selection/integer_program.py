@@ -13,6 +13,7 @@ from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.progress import Progress
+from coowned.selection import highs_program
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.packing import Packing, pack, peel
 from coowned.selection.priced import Priced
@@ -95,8 +96,6 @@ def _solve(
     core: Packing, start: npt.NDArray[np.int32], *, seconds: float, seed: int, progress: Progress
 ) -> tuple[npt.NDArray[Any], int]:
     """The best copies of the core's items, and a bound on their number that no solution exceeds."""
-    from coowned.selection import highs_program  # the solver's library takes time to import
-
     if core.num_pairs >= 2**31:
         raise InputError(f"{core.num_pairs} pairs are too many for the solver; use Priced")
     rows, which = highs_program.distinct_rows(core.user_indptr, core.items)

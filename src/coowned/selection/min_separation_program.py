@@ -12,6 +12,7 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InfeasibleScheduleError, InputError
 from coowned.progress import Progress
+from coowned.selection import highs_program
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, SeparatedSelector
 from coowned.selection.order import part
 from coowned.selection.selector import Schedule
@@ -74,10 +75,7 @@ class MinSeparationProgram(SeparatedSelector):
             )
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
-        from coowned.selection import highs_program  # the solver's library takes time to import
-
         deadline = time.monotonic() + self.time_limit
-        needed = self.batch_size * self.iterations
         filled = 0
         start = None
         try:
@@ -112,28 +110,17 @@ class MinSeparationProgram(SeparatedSelector):
                 else f"no {schedule} was found in {self.time_limit} seconds; raise time_limit, or reduce "
                 "min_separation, batch_size or iterations",
                 filled=filled,
-                needed=needed,
+                needed=self._num_slots,
             )
         reached = _contribution_bound(graph, batches)
         lowest = 0
         if math.isfinite(outcome.dual_bound):
             lowest = max(lowest, math.ceil(outcome.dual_bound - 1e-3))
         lowest = min(lowest, reached)
-        return Schedule(
-            graph=graph,
-            batches=np.asarray(batches, np.int32),
-            num_examples=graph.num_examples,
-            min_separation=int(self.min_separation),
-            lower_bound=lowest,
-            proven_optimal=reached == lowest,
-            selector=self.settings(),
-            seed=seed,
-        )
+        return self._schedule(graph, seed, batches, lower_bound=lowest, proven_optimal=reached == lowest)
 
-    def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> Any:
+    def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> highs_program.Program:
         """The columns are x[t, i] for every batch t and example i, and last the contribution bound."""
-        from coowned.selection import highs_program
-
         user_indptr, entries = graph.subgraph(examples).by_user
         users, _ = highs_program.distinct_rows(user_indptr, entries)
         own = [entries[user_indptr[u] : user_indptr[u + 1]].astype(np.int64) for u in users]
@@ -174,6 +161,4 @@ class MinSeparationProgram(SeparatedSelector):
 
 def _contribution_bound(graph: AttributionGraph, batches: npt.NDArray[Any]) -> int:
     copies = np.bincount(np.ravel(batches), minlength=graph.num_examples)
-    loads = np.zeros(graph.num_users, np.int64)
-    np.add.at(loads, graph.users, np.repeat(copies, graph.users_per_example))
-    return int(loads.max(initial=0))
+    return int(np.bincount(graph.users, np.repeat(copies, graph.users_per_example)).max(initial=0))

@@ -1,7 +1,7 @@
 """Greedy passes over a graph's examples: what `Greedy`, `GreedyWithDuplicates` and `BiasMitigating` share."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,7 @@ from coowned.selection.selector import BoundedSelector, Selection
 class PassSelector(BoundedSelector):
     """Base class of selectors that pass over the examples in some order and select what fits."""
 
-    @property
-    def _repeats(self) -> bool:
-        """Whether further passes add further copies."""
-        return False
+    _repeats: ClassVar[bool] = False  # whether further passes add further copies
 
     def _walk(self, rows: OrderedRows) -> npt.NDArray[Any] | None:
         """The rows in the order in which a pass visits them; None for the order they are in."""

@@ -1,7 +1,5 @@
 """The bound that any prices prove on the size of every training set, in exact arithmetic."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -57,17 +55,11 @@ def price_bound(
     one = 1 << PRICE_BITS
     whole = np.rint(np.clip(values, 0.0, 1.0) * one).astype(np.int32)  # (num_users,) multiples of 2^-30
     user_sum = int(whole.sum(dtype=np.int64)) if len(whole) < 1 << 32 else sum(map(int, whole))
-    item_sum = _item_sum(graph, whole, one)
+    sums = np.empty(-(-graph.num_examples // kernels.ROWS_PER_SUM), np.int64)
+    kernels.exact_item_sums(graph.indptr, graph.users, whole, one, sums)
+    item_sum = sum(map(int, sums))  # Python's integers have no largest
     copies = min(int(contribution_bound), int(max_copies))
     bound = (int(contribution_bound) * user_sum + copies * item_sum) >> PRICE_BITS
     if unattributed == "keep":
         bound += int(np.count_nonzero(graph.users_per_example == 0))
     return bound
-
-
-def _item_sum(graph: AttributionGraph, whole: npt.NDArray[Any], one: int) -> int:
-    """The second sum over m_e, in multiples of 2^-30; Python's integers have no largest."""
-    blocks = -(-graph.num_examples // kernels.ROWS_PER_SUM)
-    sums = np.empty(blocks, np.int64)
-    kernels.exact_item_sums(graph.indptr, graph.users, whole, one, sums)
-    return sum(map(int, sums))

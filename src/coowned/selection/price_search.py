@@ -46,14 +46,12 @@ class Prices:
     """What the search found for a packing problem."""
 
     best: npt.NDArray[np.float32]  # (num_users,) the prices with the lowest bound
-    bound: float  # that bound, in float arithmetic: to steer by, not to claim
     last: npt.NDArray[np.float32]  # (num_users,) the prices of the last iteration
     values: npt.NDArray[np.float32]  # (num_items,) fractional copies, as parts of the largest limit
     reduced: npt.NDArray[np.float32]  # (num_items,) profit less the last prices of its users
-    iterations: int
 
 
-def find_prices(packing: Packing, *, deadline: float | None, progress: Progress) -> Prices:
+def find_prices(packing: Packing, *, deadline: float, progress: Progress) -> Prices:
     """Prices whose bound is near the optimum of the linear program.
 
     On a large core, items that are clearly in or out after some iterations are left so for the rest of the search; the
@@ -69,9 +67,9 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
     large = packing.num_pairs >= _LARGE_CORE
     least = _PROGRESS * max(1.0, packing.num_pairs / _SMALL_CORE)
     active = whole  # what is iterated on
-    kept = None  # (active.packing.num_items,) its items among all, if they are not all of them
+    kept = np.arange(packing.num_items)  # (active.packing.num_items,) its items among all
     values, item_anchor, reflected = (np.zeros(packing.num_items, np.float32) for _ in range(3))
-    decided = np.zeros(packing.num_items if large else 0, np.float32)  # values of the items left alone
+    decided = np.zeros(packing.num_items, np.float32)  # values of the items left alone
     prices, user_anchor, reached, best = (np.zeros(packing.num_users, np.float32) for _ in range(4))
     reduced = np.empty(packing.num_items, np.float32)
     lowest, history, last_anchor, iteration = np.inf, [], 0, 0
@@ -86,7 +84,7 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
             np.copyto(item_anchor, values)
             np.copyto(user_anchor, prices)
             last_anchor = iteration
-        late = deadline is not None and time.monotonic() > deadline
+        late = time.monotonic() > deadline
         if iteration % _CHECK_EVERY and not late:
             continue
         bound = _dual_bound(whole, reached, reduced, over)
@@ -100,16 +98,14 @@ def find_prices(packing: Packing, *, deadline: float | None, progress: Progress)
             break
         if large and iteration in _SHRINK_AT:
             open_items, full_items = _split(active, values, reached, over)
-            decided[full_items if kept is None else kept[full_items]] = active.largest_values()[full_items]
-            kept = open_items if kept is None else kept[open_items]
+            decided[kept[full_items]] = active.largest_values()[full_items]
+            kept = kept[open_items]
             active = _without(active, open_items, full_items)
             values, item_anchor = values[open_items], item_anchor[open_items]
             reflected = np.empty_like(values)
-    if kept is not None:
-        decided[kept] = values
-        values = decided
+    decided[kept] = values
     over(len(reduced), kernels.reduced_profits, whole.items, reached, reduced)
-    return Prices(best=best, bound=lowest, last=reached, values=values, reduced=reduced, iterations=iteration)
+    return Prices(best=best, last=reached, values=decided, reduced=reduced)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

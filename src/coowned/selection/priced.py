@@ -1,6 +1,7 @@
 """Near-optimal contribution bounding at any size, with a proven bound."""
 
 import dataclasses
+import math
 import time
 from typing import Any, ClassVar
 
@@ -81,8 +82,7 @@ class Priced(BoundedSelector):
             validate.positive_number(time_limit=self.time_limit)
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
-        start = time.monotonic()
-        deadline = None if self.time_limit is None else start + self.time_limit
+        deadline = time.monotonic() + (math.inf if self.time_limit is None else self.time_limit)
         # Prices may use half of the time that is left after sorting; swaps use the rest.
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.02))
         limit = int(self.contribution_bound) if self.allow_duplicates else 1
@@ -107,7 +107,7 @@ class Priced(BoundedSelector):
         else:
             chosen = by_size
         kept = rows.num_unattributed if self.unattributed == "keep" else 0
-        enough = None if weighted else bound - kept - int(chosen.taken.sum(dtype=np.int64))
+        enough = math.inf if weighted else bound - kept - int(chosen.taken.sum(dtype=np.int64))
         taken = chosen.taken
         taken[chosen.core_items] += _fill_and_swap(
             chosen.core, prices, seed=seed, enough=enough, deadline=deadline, progress=part(progress, 0.6, 1.0)
@@ -119,8 +119,8 @@ class Priced(BoundedSelector):
         return self._selection(graph, seed, copies, upper_bound=bound)
 
 
-def _halfway(deadline: float | None) -> float | None:
-    return None if deadline is None else (time.monotonic() + deadline) / 2
+def _halfway(deadline: float) -> float:
+    return (time.monotonic() + deadline) / 2
 
 
 def _spread(peeled: Peeled, core_prices: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -131,9 +131,9 @@ def _spread(peeled: Peeled, core_prices: npt.NDArray[np.float32]) -> npt.NDArray
 
 
 def _fill_and_swap(
-    core: Packing, prices: Prices, *, seed: int, enough: int | None, deadline: float | None, progress: Progress
+    core: Packing, prices: Prices, *, seed: int, enough: float, deadline: float, progress: Progress
 ) -> npt.NDArray[np.int32]:
-    """The best copies found for the core, of `enough` where that many are known to be the most."""
+    """The best copies found for the core; no more than `enough` are possible."""
     largest = max(core.first_limit, core.limit)
     wanted = np.ones(core.num_items, np.int32)
     if largest > 1:
@@ -151,8 +151,7 @@ def _fill_and_swap(
         value = _value(core, copies)
         if value > best_value:
             best, best_value = copies, value
-        late = deadline is not None and time.monotonic() > deadline
-        if late or (enough is not None and best_value >= enough):
+        if best_value >= enough or time.monotonic() > deadline:
             break
     return best
 
@@ -163,8 +162,8 @@ def _swap(
     copies: npt.NDArray[np.int32],
     *,
     random: np.random.Generator,
-    enough: int | None,
-    deadline: float | None,
+    enough: float,
+    deadline: float,
     progress: Progress,
 ) -> None:
     """Improves the copies in place, round after round, until the rounds gain too little."""
@@ -174,7 +173,7 @@ def _swap(
     sizes = [size]
     states = random.integers(1, 2**63, _MOST_ROUNDS, dtype=np.uint64)
     for number in range(_MOST_ROUNDS):
-        if (enough is not None and size >= enough) or (deadline is not None and time.monotonic() > deadline):
+        if size >= enough or time.monotonic() > deadline:
             return
         progress(number / _MOST_ROUNDS, f"swapping, round {number + 1}")
         size += kernels.swap_round(core, prices.reduced, prices.last, _MARGIN, _SWAPS, states[number], room, copies)

@@ -1,8 +1,9 @@
 """Batches for DP-MF in which users take part seldom and far apart."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +14,6 @@ from coowned.errors import InfeasibleScheduleError
 from coowned.progress import Progress
 from coowned.selection.greedy_min_separation import SeparatedSelector
 from coowned.selection.order import ordered_rows, part
-from coowned.selection.pacing_kernels import Pacing, fill_batch
 from coowned.selection.priced import Priced
 from coowned.selection.selector import MOST_COPIES, Schedule, Selection
 
@@ -64,36 +64,28 @@ class PricedMinSeparation(SeparatedSelector):
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Schedule:
-        needed = self.batch_size * self.iterations
-        selection = self._selection(graph, seed, needed, part(progress, 0.0, 0.6))
-        if selection.size < needed:
+        selection = self._selection(graph, seed, part(progress, 0.0, 0.6))
+        if selection.size < self._num_slots:
             raise InfeasibleScheduleError(
-                f"the schedule has {needed} slots, but only {selection.size} copies were found with no user in more "
-                f"than {self.contribution_bound}; raise contribution_bound, or reduce iterations or batch_size",
+                f"the schedule has {self._num_slots} slots, but only {selection.size} copies were found with no user "
+                f"in more than {self.contribution_bound}; raise contribution_bound, or reduce iterations or batch_size",
                 filled=0,
-                needed=needed,
+                needed=self._num_slots,
             )
-        examples = self._copies(graph, seed, selection, needed, part(progress, 0.6, 0.7))
+        examples = self._copies(graph, seed, selection, part(progress, 0.6, 0.7))
         slots = self._spread(graph, examples, part(progress, 0.7, 1.0))
-        return Schedule(
-            graph=graph,
-            batches=examples[slots],  # type: ignore[arg-type]  # made int32 there
-            num_examples=graph.num_examples,
-            min_separation=int(self.min_separation),
-            selector=self.settings(),
-            seed=seed,
-        )
+        return self._schedule(graph, seed, examples[slots])
 
-    def _selection(self, graph: AttributionGraph, seed: int, needed: int, progress: Progress) -> Selection:
+    def _selection(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
         bounded = Priced(contribution_bound=self.contribution_bound, ties=self.ties, unattributed=self.unattributed)
         selection = bounded.select(graph, seed=seed, progress=part(progress, 0.0, 0.5))
-        if selection.size >= needed:
+        if selection.size >= self._num_slots:
             return selection
         repeated = dataclasses.replace(bounded, allow_duplicates=True, distinct_weight=1.0)
         return repeated.select(graph, seed=seed, progress=part(progress, 0.5, 1.0))
 
     def _copies(
-        self, graph: AttributionGraph, seed: int, selection: Selection, needed: int, progress: Progress
+        self, graph: AttributionGraph, seed: int, selection: Selection, progress: Progress
     ) -> npt.NDArray[np.int64]:
         """(copies,) the example of each: first copies first, and most users first among them; few more than needed."""
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=progress)
@@ -103,7 +95,7 @@ class PricedMinSeparation(SeparatedSelector):
         numbers = np.arange(len(examples)) - np.repeat(np.cumsum(counts) - counts, counts)
         if numbers.max(initial=0) == 0:
             return examples
-        return examples[np.argsort(numbers, kind="stable")][: needed + needed // _SPARE]
+        return examples[np.argsort(numbers, kind="stable")][: self._num_slots + self._num_slots // _SPARE]
 
     def _spread(
         self, graph: AttributionGraph, examples: npt.NDArray[np.int64], progress: Progress
@@ -113,7 +105,7 @@ class PricedMinSeparation(SeparatedSelector):
         np.cumsum(graph.users_per_example[examples], out=indptr[1:])
         users = np.empty(int(indptr[-1]), graph.users.dtype)
         attribution_kernels.take_rows(graph.indptr, graph.users, examples, indptr, users)
-        pacing = Pacing(
+        pacing = _Pacing(
             indptr=indptr,
             users=users,
             left=np.arange(len(examples)),
@@ -126,7 +118,7 @@ class PricedMinSeparation(SeparatedSelector):
         separation, left = min(self.min_separation, self.iterations), len(examples)
         for step, batch in enumerate(slots):
             progress(step / self.iterations, f"filling batch {step + 1} of {self.iterations}")
-            filled, left = fill_batch(pacing, left, step, separation, batch)
+            filled, left = _fill_batch(pacing, left, step, separation, batch)
             if filled < self.batch_size:
                 filled += step * self.batch_size
                 raise InfeasibleScheduleError(
@@ -137,3 +129,71 @@ class PricedMinSeparation(SeparatedSelector):
                     needed=slots.size,
                 )
         return slots
+
+
+class _Pacing(NamedTuple):
+    """A schedule under way: the copies that are not in a batch yet, and what their users still have before them."""
+
+    indptr: np.ndarray  # (copies + 1,)
+    users: np.ndarray  # (pairs,) users of each copy
+    left: np.ndarray  # (copies,) int64 the first ones are not placed yet, in the order in which ties are broken
+    remaining: np.ndarray  # (num_users,) int32 copies of each user that are not placed yet
+    free_from: np.ndarray  # (num_users,) int32 the first batch each user may be in again
+    urgency: np.ndarray  # (copies,) int32 of each copy left, in the current batch
+    order: np.ndarray  # (copies,) int64 the copies left that may enter the current batch, most urgent first
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_batch(pacing, num_left, step, min_separation, batch):
+    """Fills a batch with the copies whose users have most of theirs still to come; returns (filled, copies left).
+
+    A copy may enter if all its users are free. Its urgency is the most copies that one of its users has left.
+    """
+    indptr, users, left, remaining, free_from, urgency, order = pacing
+    most = 0
+    for i in range(num_left):
+        urgency[i] = _urgency(indptr, users, left[i], remaining, free_from, step)
+        most = max(most, urgency[i])
+    first = np.zeros(most + 2, np.int64)  # where each urgency begins in the order, the largest first
+    for i in range(num_left):
+        if urgency[i] >= 0:
+            first[most - urgency[i] + 1] += 1
+    for level in range(most + 1):
+        first[level + 1] += first[level]
+    can_enter = first[most + 1]
+    for i in range(num_left):
+        if urgency[i] >= 0:
+            level = most - urgency[i]
+            order[first[level]] = i
+            first[level] += 1
+    filled = 0
+    for position in range(can_enter):
+        if filled == batch.shape[0]:
+            break
+        i = order[position]
+        copy = left[i]
+        if _urgency(indptr, users, copy, remaining, free_from, step) < 0:  # a user has entered meanwhile
+            continue
+        for pair in range(indptr[copy], indptr[copy + 1]):
+            free_from[users[pair]] = step + min_separation
+            remaining[users[pair]] -= 1
+        batch[filled] = copy
+        filled += 1
+        left[i] = -1
+    kept = 0
+    for i in range(num_left):
+        if left[i] >= 0:
+            left[kept] = left[i]
+            kept += 1
+    return filled, kept
+
+
+@numba.njit(inline="always")
+def _urgency(indptr, users, copy, remaining, free_from, step):
+    """The most copies that one of the users has left; -1 if one of them is not free."""
+    most = 0
+    for pair in range(indptr[copy], indptr[copy + 1]):
+        if free_from[users[pair]] > step:
+            return -1
+        most = max(most, remaining[users[pair]])
+    return most

@@ -1,6 +1,6 @@
 """The selectors by name: one name, one file, one class."""
 
-import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,10 +28,4 @@ def selector_class(word: str) -> "type[Selector]":
       >>> selector_class("greedy").__name__
       'Greedy'
     """
-    module, _, name = CLASSES[word].rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def selectors() -> "dict[str, type[Selector]]":
-    """Every selector by name."""
-    return {word: selector_class(word) for word in CLASSES}
+    return pkgutil.resolve_name(CLASSES[word])

@@ -35,10 +35,12 @@ class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     proven_optimal: bool
 
-    def origin(self) -> dict[str, Any]:
-        """The fields of `Selected` that these entries fill."""
-        kept = {name: getattr(self, name) for name in ("selector", "seed", "proven_optimal")}
-        return {"stored_graph_digest": self.graph_digest, "stored_ids_digest": self.ids_digest, **kept}
+    def fields(self) -> dict[str, Any]:
+        """The entries under the names that they have in `Selected`."""
+        fields = msgspec.structs.asdict(self)
+        for name in ("graph_digest", "ids_digest"):
+            fields[f"stored_{name}"] = fields.pop(name)
+        return fields
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -114,9 +116,10 @@ class Selected:
     def _selected_rows(self) -> npt.NDArray[Any]:
         return np.flatnonzero(self.copies)  # type: ignore[attr-defined]
 
-    def _origin(self) -> dict[str, Any]:
-        """The entries that both formats share."""
-        return {name: getattr(self, name) for name in _StoredOrigin.__struct_fields__}
+    def _encode(self, kind: type[_StoredOrigin], **arrays: npt.NDArray[Any] | None) -> str:
+        """The JSON text of a `kind`: these arrays, and what this has under the names of the other entries."""
+        entries = {name: arrays[name] if name in arrays else getattr(self, name) for name in kind.__struct_fields__}
+        return encode_json(entries, format=self.FORMAT)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -179,33 +182,24 @@ class Selection(Selected):
     def to_json(self) -> str:
         """A JSON text that lists only what is selected."""
         rows = self._selected_rows()
-        stored = _StoredSelection(
-            **self._origin(),
-            num_examples=self.num_examples,
-            upper_bound=self.upper_bound,
-            indices=rows.tolist(),
-            copies=self.copies[rows].tolist(),
-            groups=None if self.groups is None else self.groups[rows].tolist(),
-        )
-        return encode_json(stored, format=self.FORMAT)
+        groups = None if self.groups is None else self.groups[rows]
+        return self._encode(_StoredSelection, indices=rows, copies=self.copies[rows], groups=groups)
 
     @classmethod
     def from_json(cls, text: str, graph: AttributionGraph | None = None) -> Self:
         """Reads `to_json()` back; with a graph, refuses one that it was not made for."""
         stored = decode_json(_StoredSelection, text, name="selection", format=cls.FORMAT, remedy="select again")
-        rows = np.array(stored.indices, np.int64)
-        if len(rows) and (rows[-1] >= stored.num_examples or (np.diff(rows) <= 0).any()):
-            raise InputError(f"indices must increase strictly within [0, {stored.num_examples})")
-        validate.same_length(len(rows), copies=stored.copies)
-        copies = np.zeros(stored.num_examples, np.int64)
-        copies[rows] = stored.copies
-        groups = None
-        if stored.groups is not None:
-            validate.same_length(len(rows), groups=stored.groups)
-            groups = np.full(stored.num_examples, -1, np.int64)
-            groups[rows] = stored.groups
-        selection = cls(copies=copies, groups=groups, upper_bound=stored.upper_bound, **stored.origin())  # type: ignore[arg-type]
-        return selection._bind(graph)
+        fields = stored.fields()
+        rows, num_examples = np.array(fields.pop("indices"), np.int64), fields.pop("num_examples")
+        if len(rows) and (rows[-1] >= num_examples or (np.diff(rows) <= 0).any()):
+            raise InputError(f"indices must increase strictly within [0, {num_examples})")
+        for name, elsewhere in (("copies", 0), ("groups", -1)):
+            if fields[name] is not None:
+                validate.same_length(len(rows), **{name: fields[name]})
+                whole = np.full(num_examples, elsewhere, np.int64)
+                whole[rows] = fields[name]
+                fields[name] = whole
+        return cls(**fields)._bind(graph)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -275,30 +269,18 @@ class Schedule(Selected):
 
     def to_json(self) -> str:
         """A JSON text with the examples of every batch."""
-        stored = _StoredSchedule(
-            **self._origin(),
-            num_examples=self.num_examples,
-            min_separation=self.min_separation,
-            lower_bound=self.lower_bound,
-            batch_size=self.batch_size,
-            batches=self.batches.tolist(),
-        )
-        return encode_json(stored, format=self.FORMAT)
+        return self._encode(_StoredSchedule, batches=self.batches)
 
     @classmethod
     def from_json(cls, text: str, graph: AttributionGraph | None = None) -> Self:
         """Reads `to_json()` back; with a graph, refuses one that it was not made for."""
         stored = decode_json(_StoredSchedule, text, name="schedule", format=cls.FORMAT, remedy="select again")
-        if any(len(batch) != stored.batch_size for batch in stored.batches):
-            raise InputError(f"batches must all have batch_size={stored.batch_size} entries")
-        schedule = cls(
-            batches=np.array(stored.batches, np.int64).reshape(len(stored.batches), stored.batch_size),  # type: ignore[arg-type]
-            num_examples=stored.num_examples,
-            min_separation=stored.min_separation,
-            lower_bound=stored.lower_bound,
-            **stored.origin(),
-        )
-        return schedule._bind(graph)
+        fields = stored.fields()
+        batches, batch_size = fields["batches"], fields.pop("batch_size")
+        if any(len(batch) != batch_size for batch in batches):
+            raise InputError(f"batches must all have batch_size={batch_size} entries")
+        fields["batches"] = np.array(batches, np.int64).reshape(len(batches), batch_size)
+        return cls(**fields)._bind(graph)
 
 
 Result = TypeVar("Result", bound=Selection | Schedule)
