@@ -327,8 +327,7 @@ def _merge_copies(
     example = np.asarray(encoded.indices)  # (rows,)
     is_first = np.zeros(len(ids), dtype=bool)
     is_first[np.unique(example, return_index=True)[1]] = True
-    grouped = np.empty_like(codes)
-    new_indptr = kernels.group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary), grouped)
+    new_indptr, grouped = kernels.group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary))
     return encoded.dictionary, new_indptr, grouped, payload.filter(pa.array(is_first))
 
 

@@ -231,13 +231,9 @@ class _Mailbox:
         indptr, codes, spellings = self.builder.mentions()
         thread = self._threads(spellings)
         num_threads = int(thread.max(initial=-1)) + 1
-        grouped = np.empty_like(codes)
-        by_thread = kernels.group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads, grouped)
-        by_thread, users = kernels.sort_and_collapse_rows(by_thread, grouped)
-        ends = np.concatenate([[0], np.cumsum(np.diff(by_thread)[thread])])
-        taken = np.empty(ends[-1], dtype=users.dtype)
-        kernels.take_rows(by_thread, users, thread, ends, taken)
-        return Mentions(ends, taken, spellings)
+        grouped = kernels.group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads)
+        by_thread, users = kernels.sort_and_collapse_rows(*grouped)
+        return Mentions(*kernels.take_rows(by_thread, users, thread), spellings)
 
     def _threads(self, addresses: pa.Array) -> np.ndarray:
         """(messages,) the thread of each message, counted from 0: messages are joined by the ids they mention."""
