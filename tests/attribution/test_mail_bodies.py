@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coowned.attribution.mail_bodies import BodyCounts, body_text, strip_html
+from coowned.attribution.mail_bodies import BodyText, body_text, strip_html
 from coowned.attribution.mail_headers import header_fields, split_message
 
 _FIELDS = frozenset({b"content-type", b"content-transfer-encoding", b"content-disposition"})
 
 
-def _read(content: bytes, *, escaped: bool = False) -> tuple[str, BodyCounts]:
+def _read(content: bytes, *, escaped: bool = False) -> BodyText:
     header, body = split_message(content)
-    counts = BodyCounts()
-    return body_text(header_fields(header, _FIELDS), body, counts, escaped=escaped), counts
+    return body_text(header_fields(header, _FIELDS), body, escaped=escaped)
 
 
 def _message(**headers: str) -> email.message.EmailMessage:
@@ -31,14 +30,14 @@ def _message(**headers: str) -> email.message.EmailMessage:
 def test_encodings_and_charsets(encoding, charset, policy):
     message = _message()
     message.set_content("Grüße\nan alle\n", charset=charset, cte=encoding)
-    assert _read(message.as_bytes(policy=policy)) == ("Grüße\nan alle", BodyCounts())
+    assert _read(message.as_bytes(policy=policy)) == BodyText("Grüße\nan alle")
 
 
 def test_plain_text_is_preferred_to_html():
     message = _message()
     message.set_content("plain")
     message.add_alternative("<p>rich</p>", subtype="html")
-    assert _read(message.as_bytes()) == ("plain", BodyCounts())
+    assert _read(message.as_bytes()) == BodyText("plain")
 
 
 def test_html_is_read_where_the_plain_text_is_blank_or_missing():
@@ -46,7 +45,7 @@ def test_html_is_read_where_the_plain_text_is_blank_or_missing():
     message.set_content(" \n")
     message.add_alternative("<p>rich</p>", subtype="html")
     message.add_attachment(b"\x89PNG", maintype="image", subtype="png")
-    assert _read(message.as_bytes()) == ("rich", BodyCounts(attachments=1))
+    assert _read(message.as_bytes()) == BodyText("rich", attachments=1)
 
 
 def test_attachments_are_counted_and_not_read():
@@ -57,7 +56,7 @@ def test_attachments_are_counted_and_not_read():
     forwarded = _message()
     forwarded.set_content("words of others")
     message.add_attachment(forwarded)
-    assert _read(message.as_bytes()) == ("see below", BodyCounts(attachments=3))
+    assert _read(message.as_bytes()) == BodyText("see below", attachments=3)
 
 
 def test_several_inline_texts_are_joined():
@@ -65,7 +64,7 @@ def test_several_inline_texts_are_joined():
         b"Content-Type: multipart/mixed; boundary=B\n\npreamble\n--B\n\none\n"
         b"--B\nContent-Type: text/html\n\n<b>two</b>\n--B--\nepilogue\n"
     )
-    assert _read(content) == ("one\ntwo", BodyCounts())
+    assert _read(content) == BodyText("one\ntwo")
 
 
 def test_a_boundary_that_begins_another_is_not_taken_for_it():
@@ -73,12 +72,12 @@ def test_a_boundary_that_begins_another_is_not_taken_for_it():
         b'Content-Type: multipart/mixed; boundary="B"\n\n--B\nContent-Type: multipart/alternative; boundary=BB\n\n'
         b"--BB\n\ninner\n--BB--\n--B\n\nouter\n--B--\n"
     )
-    assert _read(content) == ("inner\nouter", BodyCounts())
+    assert _read(content) == BodyText("inner\nouter")
 
 
 def test_long_boundary_in_sections():
     content = b'Content-Type: multipart/mixed; boundary*0="B";\n boundary*1="C"\n\n--BC\n\ntext\n--BC--\n'
-    assert _read(content) == ("text", BodyCounts())
+    assert _read(content) == BodyText("text")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_long_boundary_in_sections():
     ],
 )
 def test_broken_structure_still_gives_text(content, text):
-    assert _read(content)[0] == text
+    assert _read(content).text == text
 
 
 @pytest.mark.parametrize(
@@ -105,13 +104,13 @@ def test_broken_structure_still_gives_text(content, text):
     ],
 )
 def test_undecodable_bodies_are_replaced_and_counted(content, text):
-    assert _read(content) == (text, BodyCounts(undecodable=1))
+    assert _read(content) == BodyText(text, undecodable=True)
 
 
 def test_escaped_from_lines_lose_one_mark_in_an_mbox_only():
     content = b"Subject: a\n\n>From me\n>>From you\nnot >From here\n"
-    assert _read(content, escaped=True)[0] == "From me\n>From you\nnot >From here"
-    assert _read(content)[0] == ">From me\n>>From you\nnot >From here"
+    assert _read(content, escaped=True).text == "From me\n>From you\nnot >From here"
+    assert _read(content).text == ">From me\n>>From you\nnot >From here"
 
 
 def test_html_text():
@@ -136,7 +135,7 @@ def test_deep_nesting_ends():
     content = b"".join(
         b"Content-Type: multipart/mixed; boundary=%d\n\n--%d\n" % (depth, depth) for depth in range(3000)
     )
-    assert _read(content + b"\ntext") == ("", BodyCounts(attachments=1))
+    assert _read(content + b"\ntext") == BodyText("", attachments=1)
 
 
 _TOKENS = st.sampled_from(
@@ -148,7 +147,7 @@ _TOKENS = st.sampled_from(
 
 @given(st.lists(_TOKENS | st.binary(max_size=5), max_size=25), st.booleans())
 def test_any_body_gives_text(pieces, escaped):
-    text, counts = _read(b"Content-Type: multipart/mixed; boundary=B\n\n" + b"".join(pieces), escaped=escaped)
-    assert text.encode("utf-8").decode("utf-8") == text
-    assert counts.attachments >= 0
-    assert counts.undecodable in (0, 1)
+    read = _read(b"Content-Type: multipart/mixed; boundary=B\n\n" + b"".join(pieces), escaped=escaped)
+    assert read.text.encode("utf-8").decode("utf-8") == read.text
+    assert read.attachments >= 0
+    assert read.undecodable in (False, True)

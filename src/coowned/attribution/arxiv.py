@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
 from coowned.attribution.identifiers import one_line
-from coowned.attribution.table_files import SUFFIXES, files_of
+from coowned.attribution.table_files import SUFFIXES, files_of, lines_of
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 
@@ -60,11 +60,8 @@ def _papers(path: str | os.PathLike[str]) -> Iterator[_Paper]:
     for file in files_of(path, SUFFIXES["jsonl"]):
         line = 0
         try:
-            with file.open("rb") as lines:
-                for content in lines:
-                    line += 1
-                    if content.strip():
-                        yield msgspec.convert(json.loads(content.decode("utf-8")), _Paper)
+            for line, content in lines_of(file):  # noqa: B007 - errors name the line
+                yield msgspec.convert(json.loads(content.decode("utf-8")), _Paper)
         except msgspec.ValidationError as error:
             problem = one_line(error).replace("`", "").replace("$.", "")
             raise InputError(f"{file}, line {line}: {problem}; is it the arXiv metadata snapshot?") from None

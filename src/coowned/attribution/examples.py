@@ -183,11 +183,9 @@ class ExampleBuilder:
         return pa.Table.from_batches(self._batches, self._schema).column(0)
 
     def mentions(self) -> Mentions:
-        ends = np.zeros(len(self._num_users) + 1, dtype=np.int64)
-        np.cumsum(np.frombuffer(self._num_users, dtype=np.int64), out=ends[1:])
-        return Mentions(
-            ends, np.frombuffer(self._users, dtype=np.int32), pa.array(list(self._codes), pa.large_string())
-        )
+        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._num_users, dtype=np.int64))])
+        users = np.frombuffer(self._users, dtype=np.int32)
+        return Mentions(indptr, users, pa.array(list(self._codes), pa.large_string()))
 
     def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
         """`attribute` of all rows, by default with the users that were added."""
@@ -283,14 +281,11 @@ def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | 
 def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string of each code."""
     chunked = entries if isinstance(entries, pa.ChunkedArray) else pa.chunked_array([entries])
-    encoded = chunked if pa.types.is_dictionary(chunked.type) else chunked.dictionary_encode()
-    if encoded.num_chunks == 0:
-        return np.zeros(0, dtype=np.int32), pa.array([], pa.large_string())
-    chunks = encoded.unify_dictionaries().chunks
-    parts = [np.asarray(chunk.indices) for chunk in chunks]
-    codes = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    words = chunks[0].dictionary
-    if encoded is chunked:
+    is_foreign = pa.types.is_dictionary(chunked.type)
+    encoded = (chunked if is_foreign else chunked.dictionary_encode()).unify_dictionaries()
+    joined = encoded.chunk(0) if encoded.num_chunks == 1 else encoded.combine_chunks()
+    codes, words = np.asarray(joined.indices), joined.dictionary
+    if is_foreign:
         # A foreign dictionary may contain values that no entry has.
         used = np.zeros(len(words), dtype=bool)
         used[codes] = True
@@ -306,8 +301,7 @@ def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -
         raise InputError(
             f"{where}no list of users in {column} at {row}; use an empty list for an example without users"
         )
-    indptr = np.zeros(len(users) + 1, dtype=np.int64)
-    np.cumsum(np.asarray(pc.list_value_length(users)), out=indptr[1:])
+    indptr = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(users)), dtype=np.int64)])
     entries = pc.list_flatten(users)
     missing = entries.is_null() if entries.null_count else None
     if missing is None:
@@ -327,8 +321,7 @@ def _merge_copies(
     example = np.asarray(encoded.indices)  # (rows,)
     is_first = np.zeros(len(ids), dtype=bool)
     is_first[np.unique(example, return_index=True)[1]] = True
-    grouped = np.empty_like(codes)
-    new_indptr = kernels.group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary), grouped)
+    new_indptr, grouped = kernels.group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary))
     return encoded.dictionary, new_indptr, grouped, payload.filter(pa.array(is_first))
 
 

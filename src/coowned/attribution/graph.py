@@ -117,8 +117,7 @@ class AttributionGraph:
             raise InputError(
                 f"pair {pair} has example {example[pair]}, not in 0..{num_examples - 1}; raise num_examples"
             )
-        grouped = np.empty(len(user), dtype=user.dtype)
-        indptr = kernels.group_pairs(example, user, num_examples, grouped)
+        indptr, grouped = kernels.group_pairs(example, user, num_examples)
         return cls.from_csr(indptr, grouped, num_users=num_users, example_ids=example_ids, user_keys=user_keys)
 
     @classmethod
@@ -191,9 +190,7 @@ class AttributionGraph:
             raise InputError(f"examples must be in 0..{self.num_examples - 1}; use the row indices of this graph")
         if len(np.unique(rows)) != len(rows):
             raise InputError("examples must not repeat; a subgraph contains each example once")
-        indptr = np.concatenate([[0], np.cumsum(np.diff(self.indptr)[rows])]).astype(np.int64)
-        users = np.empty(indptr[-1], dtype=self.users.dtype)
-        kernels.take_rows(self.indptr, self.users, rows, indptr, users)
+        indptr, users = kernels.take_rows(self.indptr, self.users, rows)
         ids = pa.array(rows.astype(np.int64)) if self.example_ids is None else self.example_ids.take(pa.array(rows))
         return dataclasses.replace(self, indptr=indptr, users=users, example_ids=ids)
 

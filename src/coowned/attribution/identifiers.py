@@ -1,6 +1,7 @@
 """Example ids and user keys as Arrow arrays (integers or text, 7 and "7" being the same); row names for errors."""
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +35,7 @@ class Location:
     def __init__(self, name: str = "", files: Sequence[tuple[str, int]] = ()):
         self.name = name
         self.files = [file for file, _ in files]
-        self.first_rows = [0]
-        for _, rows in files:
-            self.first_rows.append(self.first_rows[-1] + rows)
+        self.first_rows = list(itertools.accumulate((rows for _, rows in files), initial=0))
 
     def __str__(self) -> str:
         return f"{self.name}: " if self.name else ""
@@ -178,7 +177,7 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
     if isinstance(values, pl.Series):
         values = values.to_arrow()
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return _one_array(values)
+        return one_array(values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuS":
         if values.dtype.kind == "S":
             raise InputError(f"{name} holds bytes; decode them to text first")
@@ -203,7 +202,8 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
         raise InputError(f"{name} has text that is not Unicode ({error.object!r}: {error.reason}); fix it") from None
 
 
-def _one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The same values in one piece, and without a dictionary."""
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if isinstance(values, pa.Array):

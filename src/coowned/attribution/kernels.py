@@ -51,9 +51,9 @@ def sort_and_collapse_rows(indptr, users):
 
 
 @_njit
-def group_pairs(key, value, num_keys, grouped):
-    """Counting sort of pairs by key, stable: returns (num_keys + 1,) indptr and fills grouped (pairs,) with values."""
-    indptr = np.zeros(num_keys + 1, np.int64)
+def group_pairs(key, value, num_keys):
+    """Counting sort of pairs by key, stable: the (num_keys + 1,) indptr and the (pairs,) values."""
+    indptr, grouped = np.zeros(num_keys + 1, np.int64), np.empty_like(value)
     for i in range(key.shape[0]):
         indptr[key[i] + 1] += 1
     for k in range(num_keys):
@@ -63,7 +63,7 @@ def group_pairs(key, value, num_keys, grouped):
         k = key[i]
         grouped[next_slot[k]] = value[i]
         next_slot[k] += 1
-    return indptr
+    return indptr, grouped
 
 
 @_njit
@@ -84,13 +84,18 @@ def transpose(indptr, users, num_users, examples):
 
 
 @_njit
-def take_rows(indptr, users, rows, new_indptr, taken):
-    """Copies the chosen rows, end to end, into taken (pairs,) at the offsets new_indptr (rows + 1,)."""
+def take_rows(indptr, users, rows):
+    """The chosen rows, end to end: their (rows + 1,) indptr and (pairs,) users."""
+    new_indptr = np.zeros(rows.shape[0] + 1, np.int64)
+    for r in range(rows.shape[0]):
+        new_indptr[r + 1] = new_indptr[r] + indptr[rows[r] + 1] - indptr[rows[r]]
+    taken = np.empty(new_indptr[-1], users.dtype)
     for r in range(rows.shape[0]):
         begin = indptr[rows[r]]
         at = new_indptr[r]
         for i in range(new_indptr[r + 1] - at):
             taken[at + i] = users[begin + i]
+    return new_indptr, taken
 
 
 @numba.njit(inline="always")

@@ -14,11 +14,12 @@ from coowned import validate
 from coowned.attribution import kernels
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions
 from coowned.attribution.mail_addresses import parse_addresses
-from coowned.attribution.mail_bodies import BODY_FIELDS, BodyCounts, body_text
+from coowned.attribution.mail_bodies import BODY_FIELDS, body_text
 from coowned.attribution.mail_boxes import RawMessage, folder_files, is_mail_head, raw_messages, read_head
 from coowned.attribution.mail_headers import (
     date_seconds,
     decode_words,
+    first_value,
     header_fields,
     header_text,
     message_ids,
@@ -119,7 +120,7 @@ def read_mail(
     for message in raw_messages(path, lambda done: report(done, "reading mail")):
         box.add(message)
     mentions = box.thread_mentions() if in_thread else box.builder.mentions()
-    counts = box.counts()
+    counts = box.counts
     if Path(path).is_dir():
         counts["other_files_ignored"] = folder_files(Path(path))[1]
     counts["messages_without_users"] = int(np.sum(np.diff(mentions.indptr) == 0))
@@ -200,44 +201,36 @@ class _Mailbox:
         self._message_codes: dict[str, int] = {}  # message id -> its index
         self._mentioned = array("i")  # message ids that each message mentions, its own among them
         self._num_mentioned = array("q")
-        self._body = BodyCounts()
-        self._counts = dict.fromkeys(_COUNTS, 0)
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)  # what a person should know of the messages
 
     def add(self, message: RawMessage) -> None:
         header, body = split_message(message.content)
         fields = header_fields(header, self._wanted)
-        own_id = own_message_id(header_text(fields[b"message-id"][0])) if b"message-id" in fields else ""
+        own_id = own_message_id(first_value(fields, b"message-id"))
         self._add_users(fields)
         if self._thread:
             self._add_references(fields, own_id)
-        subject = " ".join(decode_words(header_text(fields[b"subject"][0])).split()) if b"subject" in fields else ""
-        seconds = date_seconds(header_text(fields[b"date"][0])) if b"date" in fields else None
-        text = body_text(fields, body, self._body, escaped=message.escaped)
+        subject = " ".join(decode_words(first_value(fields, b"subject")).split())
+        seconds = date_seconds(first_value(fields, b"date"))
+        text, attachments, undecodable = body_text(fields, body, escaped=message.escaped)
         microseconds = None if seconds is None else seconds * 1_000_000
         size = len(text) + len(subject)
         self.builder.add_row(own_id or message.name, subject, microseconds, text, message.folder, characters=size)
-        self._counts["messages"] += 1
-        self._counts["messages_without_id"] += not own_id
-        self._counts["unreadable_headers"] += not fields
-        self._counts["undated_messages"] += seconds is None
-
-    def counts(self) -> dict[str, int]:
-        """What a person should know of the messages, by name."""
-        body = {"attachments_ignored": self._body.attachments, "undecodable_bodies": self._body.undecodable}
-        return self._counts | body
+        self.counts["messages"] += 1
+        self.counts["messages_without_id"] += not own_id
+        self.counts["unreadable_headers"] += not fields
+        self.counts["undated_messages"] += seconds is None
+        self.counts["attachments_ignored"] += attachments
+        self.counts["undecodable_bodies"] += undecodable
 
     def thread_mentions(self) -> Mentions:
         """For every message the users of all messages connected with it."""
         indptr, codes, spellings = self.builder.mentions()
         thread = self._threads(spellings)
         num_threads = int(thread.max(initial=-1)) + 1
-        grouped = np.empty_like(codes)
-        by_thread = kernels.group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads, grouped)
-        by_thread, users = kernels.sort_and_collapse_rows(by_thread, grouped)
-        ends = np.concatenate([[0], np.cumsum(np.diff(by_thread)[thread])])
-        taken = np.empty(ends[-1], dtype=users.dtype)
-        kernels.take_rows(by_thread, users, thread, ends, taken)
-        return Mentions(ends, taken, spellings)
+        grouped = kernels.group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads)
+        by_thread, users = kernels.sort_and_collapse_rows(*grouped)
+        return Mentions(*kernels.take_rows(by_thread, users, thread), spellings)
 
     def _threads(self, addresses: pa.Array) -> np.ndarray:
         """(messages,) the thread of each message, counted from 0: messages are joined by the ids they mention."""
@@ -265,9 +258,9 @@ class _Mailbox:
             for value in fields.get(name, ()):
                 codes, unreadable, says_unnamed = self._parsed.get(value) or self._parse(value)
                 users.extend(codes)
-                self._counts["unreadable_addresses"] += unreadable
+                self.counts["unreadable_addresses"] += unreadable
                 unnamed |= says_unnamed
-        self._counts["unnamed_recipients"] += unnamed
+        self.counts["unnamed_recipients"] += unnamed
         self.builder.add_users(users)
 
     def _parse(self, value: bytes) -> tuple[tuple[int, ...], int, bool]:

@@ -2,13 +2,12 @@
 
 import binascii
 import contextlib
-import dataclasses
 import html
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from coowned.attribution.mail_headers import decode_text, from_base64, header_fields, header_text, split_message
+from coowned.attribution.mail_headers import decode_text, first_value, from_base64, header_fields, split_message
 
 BODY_FIELDS = (b"content-type", b"content-transfer-encoding", b"content-disposition")
 _WANTED = frozenset(BODY_FIELDS)
@@ -25,12 +24,12 @@ _NEW_CELL = re.compile(r"</?t[dh]\b[^>]*+(?:>|\Z)", re.IGNORECASE)
 _TAG = re.compile(r"<[a-zA-Z/!?][^>]*+(?:>|\Z)")
 
 
-@dataclasses.dataclass
-class BodyCounts:
-    """Counts of parts that were not read, and of texts that did not decode cleanly."""
+class BodyText(NamedTuple):
+    """The text of a body, and what is missing from it."""
 
-    attachments: int = 0
-    undecodable: int = 0
+    text: str
+    attachments: int = 0  # parts that were not read
+    undecodable: bool = False  # some of the text did not decode cleanly
 
 
 class _Part(NamedTuple):
@@ -41,7 +40,7 @@ class _Part(NamedTuple):
     body: bytes
 
 
-def body_text(fields: dict[bytes, list[bytes]], body: bytes, counts: BodyCounts, *, escaped: bool) -> str:
+def body_text(fields: dict[bytes, list[bytes]], body: bytes, *, escaped: bool) -> BodyText:
     """The text of a message with these header fields: every body gives a text.
 
     Guarantees:
@@ -49,27 +48,20 @@ def body_text(fields: dict[bytes, list[bytes]], body: bytes, counts: BodyCounts,
         counted.   (test_any_body_gives_text)
 
     Example:
-      >>> counts = BodyCounts()
-      >>> body_text({b"content-type": [b"text/html"]}, b"<p>Dear <b>Bob</b>,<br>see&nbsp;you", counts, escaped=False)
-      'Dear Bob,\\nsee you'
+      >>> body_text({b"content-type": [b"text/html"]}, b"<p>Dear <b>Bob</b>,<br>see&nbsp;you", escaped=False)
+      BodyText(text='Dear Bob,\\nsee you', attachments=0, undecodable=False)
     """
     part = _part(fields, body, "text/plain")
     if part.kind.startswith("text/") and part.disposition != "attachment":
         part = part._replace(kind="text/html" if part.kind == "text/html" else "text/plain", disposition="")
         part.parameters.pop("name", None)
-    read, attachments = _texts(part, 0)
-    counts.attachments += attachments
-    clean = True
-    pieces = []
-    for chosen in read:
-        text, decoded = _leaf_text(chosen, escaped)
-        clean &= decoded
-        pieces.append(text)
-    counts.undecodable += not clean
+    leaves, attachments = _texts(part, 0)
+    read = [_leaf_text(leaf, escaped) for leaf in leaves]
+    pieces = [text for text, _ in read]
     text = "\n".join(piece for piece in pieces if piece.strip()) if len(pieces) > 1 else "".join(pieces)
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.rstrip("\n")
+    return BodyText(text.rstrip("\n"), attachments, not all(clean for _, clean in read))
 
 
 def strip_html(source: str) -> str:
@@ -92,20 +84,17 @@ def strip_html(source: str) -> str:
 def _part(fields: dict[bytes, list[bytes]], body: bytes, default: str) -> _Part:
     kind, parameters = default, {}
     if b"content-type" in fields:
-        value = header_text(fields[b"content-type"][0])
+        value = first_value(fields, b"content-type")
         kind = value.partition(";")[0].strip().lower()
         if ";" in value:
             parameters = _parameters(value)
         if "/" not in kind:  # "text", or nothing: both were common once
             kind = "text/plain" if kind in ("", "text") else f"{kind}/"
-    disposition = ""
-    if b"content-disposition" in fields:
-        value = header_text(fields[b"content-disposition"][0])
-        disposition = value.partition(";")[0].strip().lower()
-        if "filename" in value.lower():
-            parameters["name"] = "named"
-    encoding = header_text(fields[b"content-transfer-encoding"][0]) if b"content-transfer-encoding" in fields else ""
-    return _Part(kind, parameters, encoding.strip().lower(), disposition, body)
+    disposition = first_value(fields, b"content-disposition").lower()
+    if "filename" in disposition:
+        parameters["name"] = "named"
+    encoding = first_value(fields, b"content-transfer-encoding").strip().lower()
+    return _Part(kind, parameters, encoding, disposition.partition(";")[0].strip(), body)
 
 
 def _parameters(value: str) -> dict[str, str]:

@@ -12,15 +12,7 @@ _BETWEEN_WORDS = re.compile(r"(?<=\?=)\s+(?==\?)")
 _IN_ANGLES = re.compile(r"<([^<>]*)>")
 _NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
 # Codecs that are no charset of mail: slow beyond use on long text, or Python's own.
-_NO_CHARSETS = {
-    "punycode",
-    "idna",
-    "unicode_escape",
-    "raw_unicode_escape",
-    "undefined",
-    "unicode-escape",
-    "raw-unicode-escape",
-}
+_NO_CHARSETS = {"punycode", "idna", "unicode_escape", "raw_unicode_escape", "undefined"}
 _WIDER_CHARSETS = {"gb2312": "gb18030", "gbk": "gb18030", "iso8859-1": "cp1252", "ascii": "utf-8"}
 _EMPTY_LINE = re.compile(rb"\n\r*\n")
 _CARRIAGE_RETURNS = re.compile(rb"\r+\n?")
@@ -77,6 +69,11 @@ def header_text(value: bytes) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+def first_value(fields: dict[bytes, list[bytes]], name: bytes) -> str:
+    """The first value of a field as text; empty if there is none."""
+    return header_text(fields[name][0]) if name in fields else ""
 
 
 def message_ids(value: str) -> list[str]:
@@ -158,7 +155,7 @@ def known_charset(name: str) -> str | None:
         codec = codecs.lookup(name)
     except (LookupError, ValueError, TypeError, ImportError):
         return None
-    if codec.name in _NO_CHARSETS or not getattr(codec, "_is_text_encoding", True):
+    if codec.name.replace("-", "_") in _NO_CHARSETS or not getattr(codec, "_is_text_encoding", True):
         return None
     return _WIDER_CHARSETS.get(codec.name, codec.name)
 

@@ -49,9 +49,8 @@ class DataSource(DataOptions):
         """
         kind = self.format or detect_format(self.path)
         self.refuse_unused(kind)
-        unprotected = (
-            None if self.unprotected is None else read_keys(self.unprotected)
-        )  # first: reading the data may take long
+        # First: reading the data may take long.
+        unprotected = None if self.unprotected is None else read_keys(self.unprotected)
         examples = self._read(kind, progress)
         return examples if unprotected is None else examples.without_users(unprotected)
 

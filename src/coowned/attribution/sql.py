@@ -192,12 +192,10 @@ def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
 @contextlib.contextmanager
 def _named_errors(connection: Any, where: Location) -> Iterator[None]:
     """Turns the driver's errors into InputError, without any cell they may quote: cells are private data."""
-    errors = getattr(connection, "Error", None)  # an extension of the DB-API that most drivers have
-    if not (isinstance(errors, type) and issubclass(errors, Exception)):
-        package = sys.modules.get(type(connection).__module__.split(".")[0])
-        errors = getattr(package, "Error", None)
-    if not (isinstance(errors, type) and issubclass(errors, Exception)):
-        errors = ()  # a driver that keeps its errors elsewhere: they pass as they are
+    package = sys.modules.get(type(connection).__module__.split(".")[0])
+    # On the connection by an extension of the DB-API that most drivers have. Errors kept elsewhere pass as they are.
+    kept = [getattr(place, "Error", None) for place in (connection, package)]
+    errors = tuple(kind for kind in kept if isinstance(kind, type) and issubclass(kind, Exception))
     try:
         yield
     except errors as error:

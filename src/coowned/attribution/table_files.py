@@ -6,7 +6,7 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,20 @@ def read_table(
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
     """Attributed examples from files of one kind: parquet, csv or jsonl."""
-    readers = {"parquet": _read_parquet_file, "csv": _read_csv_file, "jsonl": _read_json_file}
-    table, where = _read_all(path, SUFFIXES[kind], readers[kind], options)
+    table, where = _read_all(kind, path, options)
     table = table if kind == "parquet" else with_inferred_types(table)
     return attribute_table(table, options, where, user_keys=user_keys, aliases=aliases)
 
 
-def read_parquet_table(path: str | os.PathLike[str]) -> tuple[pa.Table, Location]:
-    """A Parquet file, or a folder of them, as one table, and where its rows came from."""
-    return _read_all(path, SUFFIXES["parquet"], _read_parquet_file, DataOptions())
+def read_parquet_table(path: str | os.PathLike[str]) -> pa.Table:
+    """A Parquet file, or a folder of them, as one table."""
+    return _read_all("parquet", path, DataOptions())[0]
 
 
-def _read_all(
-    path: str | os.PathLike[str],
-    suffixes: tuple[str, ...],
-    read: Callable[[Path, DataOptions], pa.Table],
-    options: DataOptions,
-) -> tuple[pa.Table, Location]:
-    files = files_of(path, suffixes)
+def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> tuple[pa.Table, Location]:
+    """The rows of all files, and where they came from."""
+    read = {"parquet": _read_parquet_file, "csv": _read_csv_file, "jsonl": _read_json_file}[kind]
+    files = files_of(path, SUFFIXES[kind])
     tables: list[pa.Table] = []
     for file in files:
         try:
@@ -256,7 +252,7 @@ def _breaks_arrow(file: Path) -> bool:
 def _peek_schema(file: Path) -> pa.Schema | None:
     """Fields that begin as text stay text: left to itself the reader makes dates of what looks like some."""
     kinds: dict[str, pa.DataType] = {}
-    for _, line in itertools.islice(_lines(file), _PEEKED_LINES):
+    for _, line in itertools.islice(lines_of(file), _PEEKED_LINES):
         with contextlib.suppress(ValueError, RecursionError):  # the reader will report the error
             fields = json.loads(line)
             for name, value in fields.items() if isinstance(fields, dict) else ():
@@ -270,7 +266,8 @@ def _peek_schema(file: Path) -> pa.Schema | None:
         return None
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers, counted from 1."""
     with file.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
@@ -280,7 +277,7 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
     metadata = [*options.user_columns(), options.example_id]
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []  # the line of each row
-    for number, line in _lines(file):
+    for number, line in lines_of(file):
         where = f"{file}, line {number}"
         text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
         try:

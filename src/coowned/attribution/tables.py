@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution.examples import AttributedExamples, Mentions, attribute
-from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, is_valid, one_line
+from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, is_valid, one_array, one_line
 from coowned.attribution.options import DataOptions
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
@@ -142,8 +142,6 @@ def to_arrow_table(table: Any) -> pa.Table:
     """Any kind of table as an Arrow table, without a copy where its memory allows."""
     if isinstance(table, pa.Table):
         return table
-    if isinstance(table, pa.RecordBatch):
-        return pa.Table.from_batches([table])
     try:
         if isinstance(table, pl.LazyFrame):
             table = table.collect()
@@ -296,8 +294,8 @@ def _as_lists(
     """The (rows + 1,) ends of each row's names, and the names end to end; begin: the number of the first row."""
     if _is_list(column.type):  # with several columns a null list means no users
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
-        return _ends(lengths), _text(pc.list_flatten(column))
-    text = _text(column)
+        return _ends(lengths), one_array(pc.list_flatten(column)).cast(pa.large_string())
+    text = one_array(column).cast(pa.large_string())
     if separator:
         lists = pc.split_pattern(pc.fill_null(text, ""), separator)
         names = pc.utf8_trim_whitespace(lists.flatten())
@@ -314,14 +312,6 @@ def _as_lists(
 
 def _ends(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def _text(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    # 64-bit offsets first: the chunks together may hold more than 2 GB.
-    text = column.cast(pa.large_string())
-    return text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
 
 
 def _side_by_side(lists: Sequence[tuple[np.ndarray, pa.Array]]) -> tuple[np.ndarray, pa.Array]:

@@ -256,9 +256,8 @@ def _resolve(direct: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]
     """Resolves every key to users that are not aliases themselves; a key may be its own member."""
     resolved: dict[str, tuple[str, ...]] = {}
     for start in direct:
-        path = (
-            {} if start in resolved else {start: iter(direct[start])}
-        )  # what is being followed, with members still to see
+        # What is being followed, with the members still to see.
+        path = {} if start in resolved else {start: iter(direct[start])}
         while path:
             at, members = next(reversed(path.items()))
             deeper = next((user for user in members if user != at and user in direct and user not in resolved), None)

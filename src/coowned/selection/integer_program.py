@@ -101,9 +101,7 @@ def _solve(
     rows, which = highs_program.distinct_rows(core.user_indptr, core.items)
     capacity = core.capacity[rows].copy()
     np.minimum.at(capacity, which, core.capacity)  # users with equal items may have unequal capacity left
-    indptr = np.concatenate([[0], np.cumsum(np.diff(core.user_indptr)[rows])])
-    columns = np.empty(int(indptr[-1]), core.items.dtype)
-    attribution_kernels.take_rows(core.user_indptr, core.items, rows, indptr, columns)
+    indptr, columns = attribution_kernels.take_rows(core.user_indptr, core.items, rows)
     program = highs_program.Program(
         cost=-np.ones(core.num_items),
         upper=core.limits().astype(np.float64),

@@ -139,12 +139,8 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
     keys = np.empty(len(core_users), np.uint64)
     kernels.user_keys(user_indptr, items, state.room[core_users], keys)
     by_key = np.argsort(keys, kind="stable")
-    lengths = np.diff(user_indptr)
-    rows = by_key[_by_length(lengths[by_key])]
-    user_indptr, old_indptr = np.zeros_like(user_indptr), user_indptr
-    np.cumsum(lengths[rows], out=user_indptr[1:])
-    sorted_items = np.empty_like(items)
-    attribution_kernels.take_rows(old_indptr, items, rows, user_indptr, sorted_items)
+    rows = by_key[_by_length(np.diff(user_indptr)[by_key])]
+    user_indptr, sorted_items = attribution_kernels.take_rows(user_indptr, items, rows)
     attribution_kernels.transpose(user_indptr, sorted_items, len(core_items), users)
     core_users = core_users[rows]
     core = packing._replace(

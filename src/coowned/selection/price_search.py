@@ -159,9 +159,7 @@ def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.ND
     copies = np.zeros(packing.num_items, np.int32)
     copies[full_items] = packing.limits()[full_items]
     kernels.loads(packing.indptr, packing.users, copies, capacity)
-    indptr = np.concatenate([[0], np.cumsum(np.diff(packing.indptr)[open_items])])
-    users = np.empty(int(indptr[-1]), packing.users.dtype)
-    attribution_kernels.take_rows(packing.indptr, packing.users, open_items, indptr, users)
+    indptr, users = attribution_kernels.take_rows(packing.indptr, packing.users, open_items)
     items = np.empty(len(users), packing.items.dtype)
     return _Problem.of(
         packing._replace(

@@ -101,10 +101,7 @@ class PricedMinSeparation(SeparatedSelector):
         self, graph: AttributionGraph, examples: npt.NDArray[np.int64], progress: Progress
     ) -> npt.NDArray[np.int64]:
         """(iterations, batch_size) which copy is in each slot."""
-        indptr = np.zeros(len(examples) + 1, np.int64)
-        np.cumsum(graph.users_per_example[examples], out=indptr[1:])
-        users = np.empty(int(indptr[-1]), graph.users.dtype)
-        attribution_kernels.take_rows(graph.indptr, graph.users, examples, indptr, users)
+        indptr, users = attribution_kernels.take_rows(graph.indptr, graph.users, examples)
         pacing = _Pacing(
             indptr=indptr,
             users=users,

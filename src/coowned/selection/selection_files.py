@@ -52,7 +52,7 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
       - What was written comes back, whatever the type of the ids.       (test_selection_round_trip)
       - Unknown and duplicate ids are refused.           (test_unknown_and_repeated_ids)
     """
-    table = pl.DataFrame(pl.from_arrow(read_parquet_table(path)[0]))
+    table = pl.DataFrame(pl.from_arrow(read_parquet_table(path)))
     names = set(table.columns)
     if {"batch", "position", "example_id"} <= names:
         return _read_schedule(table, graph, path)

@@ -198,6 +198,13 @@ def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
     return digests.RowSums(row[0], tuple(int(value or 0) % 2**64 for value in row[1:]))
 
 
+def column_named(name: str) -> "Column":
+    """The column of this name, whatever characters the name has."""
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
 def as_graph(data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None) -> SparkGraph:
     """A graph as it is, a table attributed by default rules."""
     if isinstance(data, SparkGraph):
@@ -237,7 +244,7 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
     name = reading.names[0]
     kind = reading.types[name]
     entry = _internal(kind.value_type if pa.types.is_list(kind) else kind)
-    raw, own = F.col(f"`{name}`"), F.col(f"`{reading.example_id}`")
+    raw, own = column_named(name), column_named(reading.example_id)
     listed = raw if pa.types.is_list(kind) else F.array(raw)
     where = F.concat(F.lit(f" in column {name!r} at the row with id "), own.cast("string"))
 
@@ -264,7 +271,7 @@ def _not_utf8(reading: _Reading) -> "list[Column]":
 
     found = []
     for name, kind in reading.types.items():
-        column = F.col(f"`{name}`")
+        column = column_named(name)
         text = F.lit(f"column {name!r} is not UTF-8; correct it or write the data again")
         if pa.types.is_string(kind):
             found.append(F.when(~F.is_valid_utf8(column), text))
@@ -279,7 +286,7 @@ def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
 
     names = [reading.example_id, *reading.names]
     wrong = F.coalesce(F.lit(None).cast("string"), *_not_utf8(reading))
-    given = data.select(*(F.col(f"`{name}`") for name in names), wrong.alias("problem"))
+    given = data.select(*map(column_named, names), wrong.alias("problem"))
     schema = f"id {_internal(reading.types[reading.example_id])}, users array<string>, problem string"
     attributed = given.rdd.mapPartitions(functools.partial(_attribute_rows, reading))
     # The schema is right by construction; checking it row by row would double the time.

@@ -2,8 +2,10 @@
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +19,13 @@ import pyarrow.parquet
 from coowned.attribution.examples import read_aliases
 from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.sources import DataSource, detect_format
-from coowned.attribution.table_files import SUFFIXES, files_of, one_schema
+from coowned.attribution.table_files import SUFFIXES, files_of, json_kind, one_schema
 from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
+from coowned.codec import unique_keys
 from coowned.errors import InputError
-from coowned.spark.attribution import SparkGraph, attribute
+from coowned.spark.attribution import SparkGraph, attribute, column_named
 from coowned.spark.checkpoints import hadoop_path
-from coowned.spark.json_lines import arrow_type, survey
 from coowned.spark.session import spark_errors
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ _UNREADABLE = {
 }
 _FILES_AT_ONCE = 8
 _HEADER_BYTES = 1 << 20
+_NULL = json_kind(None)
+_ARROW = {"text": pa.string(), "an integer": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_()}
+
+_Kind = tuple[bool, str]  # whether it is inside a list, and what it is
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
@@ -120,7 +126,7 @@ def read_parquet(
     for address, schema in zip(files, schemas, strict=True):
         groups.setdefault(tuple(schema.field(name).type for name in columns), []).append(address)
     tables = [_reader(spark).parquet(*_literal(group)) for group in groups.values()]
-    tables = [table.select(*(_column(name) for name in columns)) for table in tables]
+    tables = [table.select(*map(column_named, columns)) for table in tables]
     return functools.reduce(lambda one, other: one.unionByName(other), tables)
 
 
@@ -146,7 +152,7 @@ def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
     table = functools.reduce(lambda one, other: one.unionByName(other), tables)
     if not _lines(spark, files).where("not valid").isEmpty():  # Spark has put a replacement character there
         for name in columns:
-            if not table.where(_column(name).contains("\ufffd")).isEmpty():
+            if not table.where(column_named(name).contains("\ufffd")).isEmpty():
                 raise InputError(f"column {name!r} is not UTF-8; save the file as UTF-8")
     return table
 
@@ -191,31 +197,20 @@ def _literal(addresses: Iterable[str]) -> list[str]:
     return [re.sub(r"([\[\]{}*?\\])", r"\\\1", address) for address in addresses]
 
 
-def _column(name: str) -> Any:
-    from pyspark.sql import functions as F
-
-    return F.col("`" + name.replace("`", "``") + "`").alias(name)
-
-
 def _delimiter(address: str) -> str:
     return "\t" if address.lower().endswith(".tsv") else ","
-
-
-def _csv_options(address: str) -> dict[str, Any]:
-    # Quotes doubled inside quotes, line breaks allowed in cells; whole rows, so that a ragged one is seen.
-    return {
-        "header": True, "sep": _delimiter(address), "quote": '"', "escape": '"', "multiLine": True, "mode": "FAILFAST",
-        "unescapedQuoteHandling": "RAISE_ERROR",
-    }  # fmt: skip
 
 
 def _read_csv(spark: "SparkSession", addresses: list[str], names: list[str], columns: list[str]) -> "DataFrame":
     """Every column as text, an empty cell as the empty text; names: the header that all files have."""
     from pyspark.sql import functions as F
 
-    schema = ", ".join(f"c{at} string" for at in range(len(names)))
-    reader = _reader(spark).schema(schema).option("columnPruning", "false").option("maxColumns", len(names) + 20480)
-    table = reader.csv(_literal(addresses), **_csv_options(addresses[0]))
+    # Quotes doubled inside quotes, line breaks allowed in cells; whole rows, so that a ragged one is seen.
+    table = _reader(spark).option("columnPruning", "false").csv(
+        _literal(addresses), schema=", ".join(f"c{at} string" for at in range(len(names))), header=True,
+        sep=_delimiter(addresses[0]), quote='"', escape='"', multiLine=True, mode="FAILFAST",
+        maxColumns=len(names) + 20480, unescapedQuoteHandling="RAISE_ERROR",
+    )  # fmt: skip
     last = f"c{len(names) - 1}"  # in a file with both kinds of line ends, Spark leaves half of the longer one here
     table = table.withColumn(last, F.regexp_replace(last, r"\r\z", ""))
     return table.select(*(F.coalesce(f"c{names.index(name)}", F.lit("")).alias(name) for name in columns))
@@ -286,7 +281,7 @@ def _read_json_lines(
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    found = {_named(file, files): part for file, part in survey(_lines(spark, files), columns).items()}
+    found = {_named(file, files): part for file, part in _survey(_lines(spark, files), columns).items()}
     found = {name: found[name] for name in files.values() if name in found}
     for name, part in found.items():
         if part.problem is not None:
@@ -295,7 +290,7 @@ def _read_json_lines(
     one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in names])
     fields = {field: pa.null() for field in (names[0] if names else ())}
     for column in columns:
-        kind = arrow_type(set().union(*(part.kinds[column] for part in found.values())))
+        kind = _arrow_type(set().union(*(part.kinds[column] for part in found.values())))
         if kind is None:
             raise InputError(f"{column!r} is a list in some lines and not in others; use one type")
         if column in fields:
@@ -307,3 +302,78 @@ def _read_json_lines(
     text = _reader(spark).text(_literal(files)).select(F.make_valid_utf8("value").alias("text"))
     text = text.select(F.regexp_replace("text", "^\ufeff", "").alias("text")).where(F.trim("text") != "")
     return text.select(F.from_json("text", schema, {"mode": "FAILFAST"}).alias("row")).select("row.*")
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Survey:
+    """A summary of some lines of one file: its fields, the kinds of value in the named ones, and the first problem."""
+
+    fields: set[str] = dataclasses.field(default_factory=set)
+    kinds: dict[str, set[_Kind]]
+    problem: str | None = None
+
+    def join(self, other: "_Survey") -> None:
+        self.fields |= other.fields
+        for name, kinds in other.kinds.items():
+            self.kinds[name] |= kinds
+        self.problem = self.problem or other.problem
+
+
+def _survey(lines: "DataFrame", names: Sequence[str]) -> dict[str, _Survey]:
+    """What each file holds; lines: text, file, valid (whether the text is UTF-8)."""
+    found: dict[str, _Survey] = {}
+    for file, part in lines.rdd.mapPartitions(functools.partial(_survey_lines, tuple(names))).collect():
+        found.setdefault(file, _Survey(kinds={name: set() for name in names})).join(part)
+    return found
+
+
+def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
+    """The type of a column with these kinds of value, text where they differ; None if lists and other values occur."""
+    known = {kind for kind in kinds if kind != (False, _NULL)}
+    if len({in_list for in_list, _ in known}) > 1:
+        return None
+    words = {word for _, word in known} - {_NULL}
+    words = {"a number"} if words == {"an integer", "a number"} else words
+    if len(words) == 1:
+        entry = _ARROW.get(next(iter(words)), pa.struct([]))
+    else:
+        entry = pa.string() if words else pa.null()
+    return pa.list_(entry) if any(in_list for in_list, _ in known) else entry
+
+
+def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple[str, _Survey]]:
+    """Runs on the executors."""
+    found: dict[str, _Survey] = {}
+    for text, file, valid in rows:
+        part = found.setdefault(file, _Survey(kinds={name: set() for name in names}))
+        if part.problem is not None or not text.strip():
+            continue
+        try:
+            fields = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=unique_keys)
+        except (ValueError, RecursionError) as error:
+            part.problem = f"not JSON ({one_line(error)}); write one complete object per line"
+            continue
+        if not isinstance(fields, dict):
+            part.problem = f"{json_kind(fields)} where an object was expected; write one object per line"
+            continue
+        part.fields.update(fields)
+        for name in names:
+            value = fields.get(name)
+            part.kinds[name].update(_kinds(value))
+            if not valid and "\ufffd" in str(value):  # what Spark makes of bytes that are not UTF-8
+                part.problem = f"column {name!r} is not UTF-8; save the file as UTF-8"
+    yield from found.items()
+
+
+def _kinds(value: Any) -> Iterator[_Kind]:
+    if isinstance(value, list):
+        yield True, _NULL
+        yield from ((True, _kind(entry)) for entry in value)
+    else:
+        yield False, _kind(value)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return "a number"
+    return json_kind(value)
