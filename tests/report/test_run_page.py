@@ -32,6 +32,14 @@ def test_folders_and_comments_are_not_released(key: str):
     assert text == f'[data]\n{key} = "x.csv"\n\n[run]\nseed = 3'
 
 
+def test_folders_are_not_released_from_lists_and_tables():
+    text = releasable_config(
+        '[model]\nfiles = ["/home/bob/a.txt", "b"]\narguments = { inner = { file = "../c/d.txt" } }'
+    )
+    stored = {"files": ["a.txt", "b"], "arguments": {"inner": {"file": "d.txt"}}}
+    assert tomllib.loads(text) == {"model": stored}
+
+
 def test_released_configurations_are_toml():
     text = '[model]\nkind = "python"\narguments = { width = 3, names = ["a"] }\n'
     assert tomllib.loads(releasable_config(text)) == tomllib.loads(text)

@@ -222,11 +222,16 @@ def releasable_config(text: str) -> str:
     splits = [1, 0, 0]
     """
     sections = tomllib.loads(text)
-    for section, values in sections.items():
-        for key, value in values.items():
-            if isinstance(value, str) and "/" in value and section != "report":
-                values[key] = Path(value).name
+    sections |= {name: _without_folders(values) for name, values in sections.items() if name != "report"}
     return codec.encode_toml(sections).rstrip("\n")
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(inner) for inner in value]
+    return Path(value).name if isinstance(value, str) and "/" in value else value
 
 
 def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:

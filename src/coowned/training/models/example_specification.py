@@ -207,7 +207,7 @@ class ExampleSpecification(Specification):
                 failure = error
         if len({tuple(found.used.items()) for found, _ in fitting}) != 1:
             raise InputError(
-                f"the schema does not give the length of the lists of {', '.join(unknown)} are, and "
+                f"the schema does not give the length of the lists of {', '.join(unknown)}, and "
                 f"{'several lengths fit' if fitting else 'no length of a parameter fits'}; pass "
                 f"shapes={{{unknown[0]!r}: (length,)}}, or store them as fixed-size lists"
             ) from (None if fitting else failure)
