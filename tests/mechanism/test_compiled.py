@@ -53,6 +53,32 @@ def test_a_change_in_another_file_is_seen(tmp_path):
     assert abs(more - 2 * noise) <= 1
 
 
+LOOP = """
+import sys
+import numpy as np
+from coowned.mechanism.compiled import compiled, parts_left
+
+@compiled()
+def add_parts(totals, taken, done):
+    for part in parts_left(3, taken, done):
+        totals[0] += part
+
+totals, taken, done = np.zeros(1, sys.argv[1]), np.zeros(1, np.int64), np.zeros(1, np.int64)
+add_parts(totals, taken, done)
+print(totals[0], done[0])
+"""
+
+
+def test_a_loop_over_parts_is_compiled_for_further_types_by_a_later_process(tmp_path):
+    """Numba fails there if the generator of the parts was read from disk."""
+    (tmp_path / "loop.py").write_text(LOOP)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+    for kind in ("float64", "float64", "float32"):
+        command = [sys.executable, str(tmp_path / "loop.py"), kind]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["3.0", "3"]
+
+
 # ---- parts ---------------------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ def atomic_add(typing_context, counter, by):
     return types.int64(counter, types.int64), generate
 
 
-@compiled()
+@numba.njit(nogil=True, error_model="numpy")  # not kept: numba cannot compile calls of a generator read from disk
 def parts_left(parts, taken, done):
     """The parts that this thread takes, one after the other: each is the next that no thread has begun."""
     while True:
