@@ -48,8 +48,8 @@ EDITS = [
     Edit(
         "probability over distinct examples",
         "mechanism/poisson_sampling.py",
-        "sampling_probability=self.sampling_probability,\n            batch_size",
-        "sampling_probability=self.batch_size / selected.num_distinct,\n            batch_size",
+        "**drawing, sampling_probability=self.sampling_probability)",
+        "**drawing, sampling_probability=self.batch_size / selected.num_distinct)",
         "participation",
         plan="duplicates",
     ),
