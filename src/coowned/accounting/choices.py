@@ -243,7 +243,7 @@ def advice_on_graph(graph: AttributionGraph, bound: int) -> list[str]:
     if without := int(np.count_nonzero(graph.users_per_example == 0)):
         advice.append(
             f"{without:,} {'example has' if without == 1 else 'examples have'} no protected user and "
-            f"{'is' if without == 1 else 'are'} left out; --unattributed keep would include "
+            f"{'is' if without == 1 else 'are'} left out; `coowned select --unattributed keep` includes "
             f"{'it' if without == 1 else 'them'} without protection."
         )
     return advice
