@@ -215,7 +215,7 @@ def ratios(rows: list[Row]) -> pl.DataFrame:
     """The test loss of each claim's first arm over the second's: mean over seeds, and its standard error.
 
     Seeds are compared one by one: the public checkpoint was trained again for later ones, which moves all losses by
-    two to three thousandths. The error comes from the deviation between seeds, pooled over all claims.
+    0.1 to 0.5%. The error comes from the deviation between seeds, pooled over all claims.
     """
     table, parts = chosen(rows), []
     on = ["data", "epsilon", "seed"]
