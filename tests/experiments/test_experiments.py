@@ -134,14 +134,14 @@ def test_text_arms_are_compared_seed_by_seed():
         return 7.0 * own * (1 + 0.1 * seed) * (1 + 0.001 * seed * (point["arm"] == "random"))
 
     found = module.ratios(text_rows(module, loss))
-    duplicates, random, largest = (found.filter(claim=module.CLAIMS[n], data="ACL") for n in (2, 3, 5))
+    alone, duplicates, random = (found.filter(claim=module.CLAIMS[n], data="ACL") for n in (0, 2, 3))
     assert duplicates["ratio"].to_list() == pytest.approx([1.01] * 3)
     assert random["ratio"].to_list() == pytest.approx([1.02 * (1 + 1.002 + 1.001) / 3] * 3)
-    assert largest["ratio"].to_list() == pytest.approx([1 / 0.999] * 3)  # the other arm's further seeds are left out
-    assert [part["seeds"].to_list() for part in (duplicates, random, largest)] == [[3] * 3, [3] * 3, [1] * 3]
-    # Of four claims with three seeds, one has a deviation of 0.00102 over them; the others have none.
-    assert largest["error"].to_list() == pytest.approx([0.00102 / 2] * 3)
-    assert duplicates["error"].to_list() == pytest.approx([0.00102 / 2 / 3**0.5] * 3)
+    assert alone["ratio"].to_list() == pytest.approx([1.01] * 3)  # the first arm's further seeds are left out
+    assert [part["seeds"].to_list() for part in (alone, duplicates, random)] == [[1] * 3, [3] * 3, [3] * 3]
+    # Of five claims with three seeds, one has a deviation of 0.00102 over them; the others have none.
+    assert alone["error"].to_list() == pytest.approx([0.00102 / 5**0.5] * 3)
+    assert duplicates["error"].to_list() == pytest.approx([0.00102 / 15**0.5] * 3)
     verdicts = dict(zip(module.CLAIMS, module.claims(text_rows(module, loss)), strict=True))
     assert verdicts[module.CLAIMS[2]].verdict == FAILS
     assert verdicts[module.CLAIMS[5]].verdict == HOLDS
