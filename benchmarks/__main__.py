@@ -1,6 +1,6 @@
 """`make bench [ONLY=name]`: every benchmark in turn, ratios against peers and limits measured in one run.
 
-A benchmark is a module of this folder with `run() -> list of rows`; a row has name, value, unit, bar (text) and ok.
+A benchmark is a module of this folder with `run() -> list[Figure]`.
 """
 
 import importlib
@@ -22,12 +22,9 @@ def main(only: list[str]) -> int:
         started = time.perf_counter()
         print(f"== {module}", flush=True)
         for row in loaded.run():
-            verdict = {True: "ok", False: "MISSED", None: ""}[row.get("ok")]
-            missed += row.get("ok") is False
-            print(
-                f"  {row['name']:<74} {row['value']:>12,.4g} {row['unit']:<12} {row.get('bar', ''):<16} {verdict}",
-                flush=True,
-            )
+            verdict = {True: "ok", False: "MISSED", None: ""}[row.ok]
+            missed += row.ok is False
+            print(f"  {row.name:<74} {row.value:>12,.4g} {row.unit:<12} {row.bar:<16} {verdict}", flush=True)
         print(f"  ({time.perf_counter() - started:.0f} s)", flush=True)
     return 1 if missed else 0
 

@@ -20,7 +20,7 @@ import psutil
 import pyarrow as pa
 from jax_privacy.clipping import clipped_grad
 
-from benchmarks.timing import figure, interleaved
+from benchmarks.timing import Figure, interleaved
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE
 from coowned.training.models.example_model import ExampleModel
@@ -33,8 +33,7 @@ LIMITS = (20, 100, 1000)  # megabytes
 ROUNDS = 5
 
 
-def run() -> list[dict]:
-    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+def run() -> list[Figure]:
     return [*speed_rows(), *memory_rows(), *first_step_rows()]
 
 
@@ -79,7 +78,7 @@ def summing(model: ExampleModel, batch: dict):
     return lambda: model.clipped_sum(parameters, batch, mask, grids)
 
 
-def speed_rows() -> list[dict]:
+def speed_rows() -> list[Figure]:
     batch = make_batch()
     parameters = jax.tree.map(jnp.asarray, make_parameters())
     examples = {name: jnp.asarray(batch[name]) for name in ("x", "label")}
@@ -96,21 +95,21 @@ def speed_rows() -> list[dict]:
     best = min(MICROBATCHES, key=lambda size: seconds[str(size)])
     ratio = seconds[str(best)] / seconds["ours"]
     return [
-        figure(f"any model, 100k parameters, batch {BATCH}: exact clipped sum", 1e3 * seconds["ours"], "ms"),
-        figure(f"jax_privacy's clipped_grad, its best microbatch ({best})", 1e3 * seconds[str(best)], "ms"),
-        figure("against clipped_grad at its best microbatch", ratio, "x", ">= 1.0", ratio >= 1.0),
-        figure("microbatch that was found", model.rows_at_once, "examples"),
+        Figure(f"any model, 100k parameters, batch {BATCH}: exact clipped sum", 1e3 * seconds["ours"], "ms"),
+        Figure(f"jax_privacy's clipped_grad, its best microbatch ({best})", 1e3 * seconds[str(best)], "ms"),
+        Figure("against clipped_grad at its best microbatch", ratio, "x", ">= 1.0"),
+        Figure("microbatch that was found", model.rows_at_once, "examples"),
     ]
 
 
-def memory_rows() -> list[dict]:
+def memory_rows() -> list[Figure]:
     """By how much the process grows at most while batches are summed, seen from outside, for several limits."""
     rows = []
     for limit in LIMITS:
         action = summing(make_model(memory_limit=1_000_000 * limit), make_batch())
         action()  # compiles
         used = max(_growth(action) for _ in range(ROUNDS)) / 1e6
-        rows.append(figure(f"memory of a sum under a limit of {limit} MB", used, "MB", f"<= {limit}", used <= limit))
+        rows.append(Figure(f"memory of a sum under a limit of {limit} MB", used, "MB", f"<= {limit}"))
     return rows
 
 
@@ -167,7 +166,7 @@ except Taken:
 """
 
 
-def first_step_rows() -> list[dict]:
+def first_step_rows() -> list[Figure]:
     """From the call of `fit` to the end of the first step: in a first process, and in one that finds its programs."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -181,16 +180,8 @@ def first_step_rows() -> list[dict]:
                 check=True,
             )
             taken, processor, imported = map(float, done.stdout.split())
-            kept_before = which != "nothing compiled before"
-            rows.append(
-                figure(
-                    f"fit to its first step, {which}",
-                    taken,
-                    "s",
-                    "< 5" if kept_before else "",
-                    taken < 5 if kept_before else None,
-                )
-            )
-            rows.append(figure("  of which processor time", processor, "s"))
-            rows.append(figure("  and before it: imports and making the examples", imported, "s"))
+            bar = "" if which == "nothing compiled before" else "< 5"
+            rows.append(Figure(f"fit to its first step, {which}", taken, "s", bar))
+            rows.append(Figure("  of which processor time", processor, "s"))
+            rows.append(Figure("  and before it: imports and making the examples", imported, "s"))
     return rows

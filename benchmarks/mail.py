@@ -1,6 +1,8 @@
 """Reading a large mbox: peak memory against the arrays produced, speed against the standard library.
 
-The default box has 200 MB; `python -m benchmarks.mail 2000` or COOWNED_BENCH_MAIL_MB=2000 makes it 2 GB.
+    python -m benchmarks mail
+
+The default box has 200 MB; COOWNED_BENCH_MAIL_MB=2000 makes it 2 GB.
 """
 
 import base64
@@ -18,15 +20,14 @@ import time
 from pathlib import Path
 
 from benchmarks import memory
+from benchmarks.timing import Figure
 
-_MEMORY_BAR = 3.0
-_SPEED_BAR = 3000.0
 _SAMPLE = 2000  # messages that the standard library reads, to compare with
 
 
-def run(megabytes: int | None = None) -> list[dict]:
+def run() -> list[Figure]:
     """Writes a box, reads it in a process of its own, and reads its beginning with the standard library."""
-    megabytes = megabytes or int(os.environ.get("COOWNED_BENCH_MAIL_MB", "200"))
+    megabytes = int(os.environ.get("COOWNED_BENCH_MAIL_MB", "200"))
     with tempfile.TemporaryDirectory() as folder:
         box = Path(folder) / "box.mbox"
         sample = Path(folder) / "sample.mbox"
@@ -38,16 +39,11 @@ def run(megabytes: int | None = None) -> list[dict]:
             ratio = read["peak"] / read["arrays"]
             label = f"read_mail {megabytes} MB mbox, {attribute_to}"
             rows += [
-                {"name": f"{label}: peak memory / {read['arrays'] >> 20} MB of arrays", "value": ratio, "unit": "x",
-                 "bar": f"<= {_MEMORY_BAR:g}", "ok": ratio <= _MEMORY_BAR},
-                {"name": f"{label}: messages a second of one core", "value": read["rate"], "unit": "messages/s",
-                 "bar": f">= {_SPEED_BAR:g}", "ok": read["rate"] >= _SPEED_BAR},
-            ]  # fmt: skip
+                Figure(f"{label}: peak memory / {read['arrays'] >> 20} MB of arrays", ratio, "x", "<= 3"),
+                Figure(f"{label}: messages a second of one core", read["rate"], "messages/s", ">= 3000"),
+            ]
         ours, theirs = _in_a_process(sample, "everyone")["rate"], _standard_library_rate(sample)
-        rows.append(
-            {"name": "read_mail against mailbox + email.policy.default: speed", "value": ours / theirs, "unit": "x",
-             "bar": ">= 3", "ok": ours >= 3 * theirs}
-        )  # fmt: skip
+        rows.append(Figure("read_mail against mailbox + email.policy.default: speed", ours / theirs, "x", ">= 3"))
     return rows
 
 
@@ -121,7 +117,7 @@ def _sample_bytes(box: Path) -> int:
 
 
 def _in_a_process(box: Path, attribute_to: str) -> dict:
-    command = [sys.executable, "-m", "benchmarks.mail", "--read", str(box), attribute_to]
+    command = [sys.executable, "-m", "benchmarks.mail", str(box), attribute_to]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
     return json.loads(done.stdout)
 
@@ -162,8 +158,4 @@ def _standard_library_rate(sample: Path) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--read"]:
-        print(json.dumps(_read(*sys.argv[2:])))
-    else:
-        for row in run(int(sys.argv[1]) if sys.argv[1:] else None):
-            print(row)
+    print(json.dumps(_read(*sys.argv[1:])))

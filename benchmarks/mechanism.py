@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from jax_privacy.clipping import clipped_grad
 
+from benchmarks.timing import Figure
 from coowned.mechanism import banded_strategy
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.coins import PoissonCoins
@@ -29,8 +30,7 @@ BLOCK = 8  # steps timed together: rows of correlated noise are made so many at 
 KEY = RunKey.from_seed(0)
 
 
-def run() -> list[dict]:
-    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+def run() -> list[Figure]:
     rows = (
         clipping_rows(),
         many_models_rows(),
@@ -42,7 +42,7 @@ def run() -> list[dict]:
     return [row for own in rows for row in own]
 
 
-def clipping_rows() -> list[dict]:
+def clipping_rows() -> list[Figure]:
     weights, intercept, features, labels, mask = logistic_batch()
 
     def loss(parameters, x, y):
@@ -71,15 +71,15 @@ def clipping_rows() -> list[dict]:
     against_plain = seconds["plain"] / seconds["ours"]
     at = f"batch {BATCH}, d = {NUM_FEATURES}"
     return [
-        figure(f"clipped gradient, {at}", BATCH / seconds["ours"], "examples/s"),
-        figure("clipped gradient against jax_privacy's clipped_grad", against_peer, "x", ">= 2.5", against_peer >= 2.5),
-        figure("clipped gradient against the plain gradient", against_plain, "x"),
-        figure("  the plain gradient against clipped_grad", peer_seconds / seconds["plain"], "x"),
-        figure("  the rows' norms made in the step: against clipped_grad", peer_seconds / seconds["norms too"], "x"),
+        Figure(f"clipped gradient, {at}", BATCH / seconds["ours"], "examples/s"),
+        Figure("clipped gradient against jax_privacy's clipped_grad", against_peer, "x", ">= 2.5"),
+        Figure("clipped gradient against the plain gradient", against_plain, "x"),
+        Figure("  the plain gradient against clipped_grad", peer_seconds / seconds["plain"], "x"),
+        Figure("  the rows' norms made in the step: against clipped_grad", peer_seconds / seconds["norms too"], "x"),
     ]
 
 
-def many_models_rows() -> list[dict]:
+def many_models_rows() -> list[Figure]:
     """The sums of a sweep's models on the host against the two float32 products alone, by XLA."""
     models, num_features = 336, 100
     generator = np.random.default_rng(0)
@@ -97,10 +97,10 @@ def many_models_rows() -> list[dict]:
         in_a_row=8,
     )
     ratio = seconds["products"] / seconds["exact"]
-    return [figure(f"exact sums of {models} models, d = {num_features}, against two float32 products", ratio, "x")]
+    return [Figure(f"exact sums of {models} models, d = {num_features}, against two float32 products", ratio, "x")]
 
 
-def correlated_noise_rows() -> list[dict]:
+def correlated_noise_rows() -> list[Figure]:
     weights, intercept, features, labels, mask = (np.asarray(array) for array in logistic_batch())
     coefficients, norms = np.append(weights, intercept)[None], norms_of(features)
     grid = Grid.for_linear(1.0)
@@ -123,13 +123,13 @@ def correlated_noise_rows() -> list[dict]:
     optimized = time.perf_counter() - started
     factor = BandedStrategy(64, 2500, coefficients).error_factor()
     return [
-        figure("step with noise of 64 bands against independent noise, d = 1000", ratio, "x", "<= 1.5", ratio <= 1.5),
-        figure("optimizing a strategy of 64 bands, 2500 iterations", optimized, "s"),
-        figure("error of 64 bands over that of DP-SGD, 2500 iterations", factor, "x"),
+        Figure("step with noise of 64 bands against independent noise, d = 1000", ratio, "x", "<= 1.5"),
+        Figure("optimizing a strategy of 64 bands, 2500 iterations", optimized, "s"),
+        Figure("error of 64 bands over that of DP-SGD, 2500 iterations", factor, "x"),
     ]
 
 
-def large_noise_rows() -> list[dict]:
+def large_noise_rows() -> list[Figure]:
     """Steps with a noise multiplier of 200 against 1: more numbers are close to a boundary of their rounding."""
     features, labels, mask = (np.asarray(array)[:1024] for array in logistic_batch()[2:])
     norms, grid, rows = norms_of(features), Grid.for_linear(1.0), []
@@ -154,7 +154,7 @@ def large_noise_rows() -> list[dict]:
         seconds = interleaved(actions, repetitions=10 if models > 1 else 100)
         step, alone = (seconds[200, with_sums] / seconds[1, with_sums] for with_sums in (True, False))
         name = f"step of {models} model{'s' * (models > 1)}, batch {len(mask)}, bands {num_bands}: sigma 200 against 1"
-        rows += [figure(name, step, "x", "<= 1.5", step <= 1.5), figure("  its noise alone", alone, "x")]
+        rows += [Figure(name, step, "x", "<= 1.5"), Figure("  its noise alone", alone, "x")]
     return rows
 
 
@@ -169,7 +169,7 @@ def noise_stream(size: int, grid: Grid, coefficients=(1.0,), sigma: float = 1.3,
     )
 
 
-def sampler_rows() -> list[dict]:
+def sampler_rows() -> list[Figure]:
     expected = 1024
     seconds, step = {}, iter(range(10**9))
     draws = {}
@@ -180,13 +180,13 @@ def sampler_rows() -> list[dict]:
     seconds = interleaved(draws, repetitions=200)
     ratio = seconds[10**7] / seconds[10**5]
     return [
-        figure("coins of one step, 1024 of 10^5 copies", seconds[10**5] * 1e6, "us"),
-        figure("coins of one step, 1024 of 10^7 copies", seconds[10**7] * 1e6, "us"),
-        figure("coins: 10^7 copies against 10^5, same batch", ratio, "x", "<= 3", ratio <= 3),
+        Figure("coins of one step, 1024 of 10^5 copies", seconds[10**5] * 1e6, "us"),
+        Figure("coins of one step, 1024 of 10^7 copies", seconds[10**7] * 1e6, "us"),
+        Figure("coins: 10^7 copies against 10^5, same batch", ratio, "x", "<= 3"),
     ]
 
 
-def stream_rows() -> list[dict]:
+def stream_rows() -> list[Figure]:
     count = 4_400_000
     philox = np.random.Generator(np.random.Philox(0))
     stream = noise_stream(count, Grid.for_gradients(1.0))
@@ -203,10 +203,10 @@ def stream_rows() -> list[dict]:
     )
     words, exact = seconds["philox"] / seconds["words"], seconds["exact"] / seconds["float32"]
     return [
-        figure("ChaCha20 words against numpy Philox, one core", words, "x"),
-        figure("exactly rounded normals on one core", count / seconds["exact"], "numbers/s"),
-        figure("row of 4.4M exactly rounded normals: time over that as float32", exact, "x", "<= 1.3", exact <= 1.3),
-        figure("exactly rounded normals against numpy Philox ziggurat", seconds["numpy"] / seconds["exact"], "x"),
+        Figure("ChaCha20 words against numpy Philox, one core", words, "x"),
+        Figure("exactly rounded normals on one core", count / seconds["exact"], "numbers/s"),
+        Figure("row of 4.4M exactly rounded normals: time over that as float32", exact, "x", "<= 1.3"),
+        Figure("exactly rounded normals against numpy Philox ziggurat", seconds["numpy"] / seconds["exact"], "x"),
     ]
 
 
@@ -249,13 +249,3 @@ def interleaved(actions: dict, *, repetitions: int = 100, in_a_row: int = 1) -> 
                 jax.block_until_ready(action())
                 best[name] = min(best[name], time.perf_counter() - started)
     return best
-
-
-def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
-    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
-
-
-if __name__ == "__main__":
-    for row in run():
-        verdict = "" if row["ok"] is None else f"  bar {row['bar']}: {'ok' if row['ok'] else 'MISSED'}"
-        print(f"{row['name']:<75} {row['value']:>14,.4g} {row['unit']}{verdict}")

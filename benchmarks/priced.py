@@ -1,6 +1,6 @@
 """How close `Priced` comes to its proven bound, and how many times slower than `Greedy` it is, in one run.
 
-python -m benchmarks.priced
+python -m benchmarks priced
 """
 
 import time
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from benchmarks.timing import Figure, timed
 from coowned.attribution.graph import AttributionGraph
 from coowned.selection.greedy import Greedy
 from coowned.selection.integer_program import IntegerProgram
@@ -22,24 +23,6 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 REAL_GRAPHS = {"arXiv": "arxiv_hypergraph.parquet", "ACL": "acl_anthology_abstracts.parquet"}
 NEAR = 0.999  # of the proven bound, on the real graphs
 SOLVER_SECONDS = 60
-
-
-def figure(name, value, unit, bar=None):
-    """bar: (comparison, limit), or None where there is nothing to hold."""
-    if bar is None:
-        return {"name": name, "value": value, "unit": unit, "bar": "", "ok": None}
-    ok = value <= bar[1] if bar[0] == "<=" else value >= bar[1]
-    return {"name": name, "value": value, "unit": unit, "bar": f"{bar[0]} {bar[1]}", "ok": bool(ok)}
-
-
-def timed(work, runs=1):
-    """The shortest time of a few runs, and the last result."""
-    shortest, result = float("inf"), None
-    for _ in range(runs):
-        begin = time.perf_counter()
-        result = work()
-        shortest = min(shortest, time.perf_counter() - begin)
-    return shortest, result
 
 
 def regular_graph(num_examples):
@@ -64,32 +47,32 @@ def regular_rows():
         graph = regular_graph(millions * MILLION)
         size = f"regular {millions}M, k = {BOUND}"
         greedy, plain = timed(lambda graph=graph: Greedy(contribution_bound=BOUND).select(graph), runs=3)
-        rows.append(figure(f"{size}: Greedy", greedy, "s"))
+        rows.append(Figure(f"{size}: Greedy", greedy, "s"))
         for times, share in ((50, 0.995), (150, 0.997)):
             # Time is looked at between two steps, so the limit is set a little below what is allowed.
             hurried = Priced(contribution_bound=BOUND, time_limit=0.9 * times * greedy)
             taken, selection = timed(lambda graph=graph, hurried=hurried: hurried.select(graph))
             reached = selection.size / selection.upper_bound
-            rows.append(figure(f"{size}: part of the bound, {times} x Greedy", reached, "", (">=", share)))
-            rows.append(figure(f"{size}: time of that / Greedy", taken / greedy, "ratio", ("<=", times)))
+            rows.append(Figure(f"{size}: part of the bound, {times} x Greedy", reached, "", f">= {share}"))
+            rows.append(Figure(f"{size}: time of that / Greedy", taken / greedy, "ratio", f"<= {times}"))
             if times == 50:
-                rows.append(figure(f"{size}: Greedy, part of that bound", plain.size / selection.upper_bound, ""))
+                rows.append(Figure(f"{size}: Greedy, part of that bound", plain.size / selection.upper_bound, ""))
         begin = time.process_time()
         seconds[millions], selection = timed(lambda graph=graph: Priced(contribution_bound=BOUND).select(graph))
         processor[millions] = time.process_time() - begin
         reached = selection.size / selection.upper_bound
-        rows.append(figure(f"{size}: part of the bound, no time limit", reached, "", (">=", 0.999)))
-        rows.append(figure(f"{size}: time without limit / Greedy", seconds[millions] / greedy, "ratio", ("<=", 150)))
-        rows.append(figure(f"{size}: time without limit", seconds[millions], "s"))
-    rows.append(figure("Priced, 8M / 1M examples", seconds[8] / seconds[1], "ratio", ("<=", 10)))
-    rows.append(figure("Priced, 8M / 1M examples, processor time", processor[8] / processor[1], "ratio"))
+        rows.append(Figure(f"{size}: part of the bound, no time limit", reached, "", ">= 0.999"))
+        rows.append(Figure(f"{size}: time without limit / Greedy", seconds[millions] / greedy, "ratio", "<= 150"))
+        rows.append(Figure(f"{size}: time without limit", seconds[millions], "s"))
+    rows.append(Figure("Priced, 8M / 1M examples", seconds[8] / seconds[1], "ratio", "<= 10"))
+    rows.append(Figure("Priced, 8M / 1M examples, processor time", processor[8] / processor[1], "ratio"))
     graph = regular_graph(MILLION)
     tracemalloc.start()
     Priced(contribution_bound=BOUND).select(graph)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     arrays = graph.indptr.nbytes + graph.users.nbytes
-    rows.append(figure("Priced, 1M examples: peak memory / graph arrays", peak / arrays, "ratio", ("<=", 10)))
+    rows.append(Figure("Priced, 1M examples: peak memory / graph arrays", peak / arrays, "ratio", "<= 10"))
     return rows
 
 
@@ -108,13 +91,13 @@ def real_rows():
             label = (
                 f"{name}, k = {bound}: {selection.size:,} of at most {selection.upper_bound:,}, greedy {plain.size:,}"
             )
-            rows.append(figure(f"{label}; time / Greedy", taken / greedy, "ratio"))
+            rows.append(Figure(f"{label}; time / Greedy", taken / greedy, "ratio"))
             if reached >= NEAR:
-                rows.append(figure(f"{name}, k = {bound}: part of the bound", reached, "", (">=", NEAR)))
+                rows.append(Figure(f"{name}, k = {bound}: part of the bound", reached, "", f">= {NEAR}"))
                 continue
             solver = IntegerProgram(contribution_bound=bound, time_limit=SOLVER_SECONDS).select(graph)
             what = f"{name}, k = {bound}: part of what HiGHS finds ({solver.size:,}, at most {solver.upper_bound:,})"
-            rows.append(figure(what, selection.size / solver.size, "", (">=", 0.9995)))
+            rows.append(Figure(what, selection.size / solver.size, "", ">= 0.9995"))
     return rows
 
 
@@ -125,12 +108,5 @@ def compile_all():
     Priced(contribution_bound=BOUND).select(small)
 
 
-def run() -> list[dict]:
-    """One row a measurement: name, value, unit, bar, ok."""
+def run() -> list[Figure]:
     return regular_rows() + real_rows()
-
-
-if __name__ == "__main__":
-    for measured in run():
-        verdict = {True: "ok", False: "MISSED", None: ""}[measured["ok"]]
-        print(f"{measured['name']:80} {measured['value']:10.5g} {measured['unit']:6} {measured['bar']:9} {verdict}")

@@ -1,6 +1,6 @@
 """How the greedy selectors compare with bare loops over the same arrays: ratios within one run.
 
-python -m benchmarks.selection
+python -m benchmarks selection
 """
 
 import itertools
@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.plain_min_separation import plain_min_separation
+from benchmarks.timing import Figure
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
 from coowned.selection.bias_mitigating import BiasMitigating
@@ -79,15 +80,6 @@ def regular_graph(num_examples):
     return graph
 
 
-def row(name, value, unit, bar=None):
-    """bar: (comparison, limit), or None where there is nothing to hold."""
-    if bar is None:
-        return {"name": name, "value": value, "unit": unit, "bar": "", "ok": None}
-    comparison, limit = bar
-    ok = value <= limit if comparison == "<=" else value >= limit
-    return {"name": name, "value": value, "unit": unit, "bar": f"{comparison} {limit}", "ok": bool(ok)}
-
-
 def greedy_rows():
     small, large = regular_graph(MILLION), regular_graph(8 * MILLION)
     by_input, by_hash = Greedy(contribution_bound=BOUND, ties="input"), Greedy(contribution_bound=BOUND)
@@ -105,14 +97,14 @@ def greedy_rows():
     attributed = large.users_per_example > 0
     assert np.array_equal(selection[attributed], expected[attributed])  # the bare loop takes those without users
     return [
-        row("bare sort and loop, 8M examples", bare, "s"),
-        row("Greedy, ties by input, 8M examples", with_input, "s"),
-        row("Greedy, ties by hash, 8M examples", with_hash, "s"),
-        row("Greedy, ties by input / bare", with_input / bare, "ratio", ("<=", 1.5)),
-        row("Greedy, ties by hash / bare", with_hash / bare, "ratio", ("<=", 3)),
-        row("GreedyWithDuplicates / Greedy, 8M examples", duplicates / with_hash, "ratio", ("<=", 4)),
-        row("Greedy, 8M / 1M examples", with_hash / small_hash, "ratio", ("<=", 10)),
-        row("the bare loop itself, 8M / 1M examples", bare / small_bare, "ratio"),
+        Figure("bare sort and loop, 8M examples", bare, "s"),
+        Figure("Greedy, ties by input, 8M examples", with_input, "s"),
+        Figure("Greedy, ties by hash, 8M examples", with_hash, "s"),
+        Figure("Greedy, ties by input / bare", with_input / bare, "ratio", "<= 1.5"),
+        Figure("Greedy, ties by hash / bare", with_hash / bare, "ratio", "<= 3"),
+        Figure("GreedyWithDuplicates / Greedy, 8M examples", duplicates / with_hash, "ratio", "<= 4"),
+        Figure("Greedy, 8M / 1M examples", with_hash / small_hash, "ratio", "<= 10"),
+        Figure("the bare loop itself, 8M / 1M examples", bare / small_bare, "ratio"),
     ]
 
 
@@ -136,8 +128,8 @@ def certify_rows(num_examples=4 * MILLION):
     certified()  # compiled
     (greedy, counted), _ = best(lambda: selector.select(graph), certified, runs=3)
     return [
-        row("certify, 4M examples with text ids", counted, "s"),
-        row("certify / Greedy, 4M examples with text ids", counted / greedy, "ratio", ("<=", 2)),
+        Figure("certify, 4M examples with text ids", counted, "s"),
+        Figure("certify / Greedy, 4M examples with text ids", counted / greedy, "ratio", "<= 2"),
     ]
 
 
@@ -153,9 +145,9 @@ def min_separation_rows(batch_size=2**11, iterations=5000, min_separation=16):
     assert schedule.tolist() == batches
     (sweep,), (largest,) = best(lambda: max_min_separation(graph, batch_size=batch_size, iterations=500), runs=1)
     return [
-        row("GreedyMinSeparation, 1M examples, B = 2^11, T = 5000, b = 16", ours, "s"),
-        row("plain Algorithm 4 / GreedyMinSeparation, same batches", plain / ours, "ratio", (">=", 50)),
-        row(f"max_min_separation, 1M examples, B = 2^11, T = 500 (found {largest})", sweep, "s"),
+        Figure("GreedyMinSeparation, 1M examples, B = 2^11, T = 5000, b = 16", ours, "s"),
+        Figure("plain Algorithm 4 / GreedyMinSeparation, same batches", plain / ours, "ratio", ">= 50"),
+        Figure(f"max_min_separation, 1M examples, B = 2^11, T = 500 (found {largest})", sweep, "s"),
     ]
 
 
@@ -176,19 +168,12 @@ def other_rows():
             for _ in range(2)
         ]
     return [
-        row("BiasMitigating / GreedyWithDuplicates, 1M examples", mitigating / greedy, "ratio"),
-        row("pareto, 80 settings / GreedyWithDuplicates, 1M examples", grid / greedy, "ratio", ("<=", 80)),
-        row("first call of Greedy after install, compiling", runs[0], "s", ("<=", 30)),
-        row("first call of Greedy in a new process, cached", runs[1], "s", ("<=", 1)),
+        Figure("BiasMitigating / GreedyWithDuplicates, 1M examples", mitigating / greedy, "ratio"),
+        Figure("pareto, 80 settings / GreedyWithDuplicates, 1M examples", grid / greedy, "ratio", "<= 80"),
+        Figure("first call of Greedy after install, compiling", runs[0], "s", "<= 30"),
+        Figure("first call of Greedy in a new process, cached", runs[1], "s", "<= 1"),
     ]
 
 
-def run() -> list[dict]:
-    """One row a measurement: name, value, unit, bar, ok."""
+def run() -> list[Figure]:
     return greedy_rows() + certify_rows() + min_separation_rows() + other_rows()
-
-
-if __name__ == "__main__":
-    for measured in run():
-        verdict = {True: "ok", False: "MISSED", None: ""}[measured["ok"]]
-        print(f"{measured['name']:72} {measured['value']:10.3f} {measured['unit']:6} {measured['bar']:8} {verdict}")

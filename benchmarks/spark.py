@@ -5,20 +5,19 @@
 Needs the extra `spark` and Java; names go through the same key rules on both sides.
 """
 
-import time
 from pathlib import Path
 
 import numpy as np
 
 import coowned as co
+from benchmarks.timing import Figure, timed
 from coowned.attribution.sources import DataSource
 
 ARXIV = Path(__file__).parents[2] / "shared" / "data" / "arxiv_hypergraph.parquet"
 BOUND = 3
 
 
-def run() -> list[dict]:
-    """Rows with name, value, unit, bar and ok; `bar` is text."""
+def run() -> list[Figure]:
     from coowned.spark import certify, select, session
     from coowned.spark.sources import attribute_source
 
@@ -43,34 +42,16 @@ def run() -> list[dict]:
     rounds = sum(message.startswith("round") for message in left)
     title = f"arXiv, {examples.graph.num_pairs:,} pairs, k = {BOUND}"
     return [
-        row(f"{title}: S is the local one", float(same), "", "= 1", same),
-        row(
+        Figure(f"{title}: S is the local one", float(same), "", "= 1"),
+        Figure(
             f"{title}: the certificate is the local one",
             float(certificate.to_json() == expected.to_json()),
             "",
             "= 1",
-            certificate.to_json() == expected.to_json(),
         ),
-        row(f"{title}: rounds", rounds, "", "<= 10", rounds <= 10),
-        row(f"{title}: reading and attributing on Spark", read_seconds, "s"),
-        row(f"{title}: selecting on Spark, by rounds alone", seconds, "s"),
-        row(f"{title}: certifying on Spark", certify_seconds, "s"),
-        row(f"{title}: selecting on one machine", local_seconds, "s"),
+        Figure(f"{title}: rounds", rounds, "", "<= 10"),
+        Figure(f"{title}: reading and attributing on Spark", read_seconds, "s"),
+        Figure(f"{title}: selecting on Spark, by rounds alone", seconds, "s"),
+        Figure(f"{title}: certifying on Spark", certify_seconds, "s"),
+        Figure(f"{title}: selecting on one machine", local_seconds, "s"),
     ]
-
-
-def timed(work):
-    started = time.perf_counter()
-    answer = work()
-    return time.perf_counter() - started, answer
-
-
-def row(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
-    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
-
-
-if __name__ == "__main__":
-    for line in run():
-        print(
-            f"{line['name']:<74} {line['value']:>12,.4g} {line['unit']:<6} {line.get('bar', ''):<10} {line.get('ok')}"
-        )

@@ -1,7 +1,32 @@
 """What benchmarks measure with, and the rows they give."""
 
+import operator
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "=": operator.eq}
+
+
+class Figure(NamedTuple):
+    """A row of a benchmark; without a bar, such as "<= 1.5", it is for information only."""
+
+    name: str
+    value: float
+    unit: str
+    bar: str = ""
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the value meets its bar; None where it has none.
+
+        >>> Figure("time", 2.0, "s", "<= 1.5").ok
+        False
+        """
+        if not self.bar:
+            return None
+        comparison, limit = self.bar.split()
+        return bool(_COMPARISONS[comparison](self.value, float(limit)))
 
 
 def interleaved(
@@ -19,6 +44,11 @@ def interleaved(
     return best
 
 
-def figure(name: str, value: float, unit: str, bar: str = "", ok: bool | None = None) -> dict:
-    """A row; bar is empty and ok None where a figure is only for information."""
-    return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
+def timed(work: Callable[[], Any], runs: int = 1) -> tuple[float, Any]:
+    """Seconds of the fastest run, and the last result."""
+    fastest, answer = float("inf"), None
+    for _ in range(runs):
+        started = time.perf_counter()
+        answer = work()
+        fastest = min(fastest, time.perf_counter() - started)
+    return fastest, answer

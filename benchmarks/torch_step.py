@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import memory
-from benchmarks.timing import figure, interleaved
+from benchmarks.timing import Figure, interleaved
 
 PEERS_PYTHON = Path(".venv-peers/bin/python")
 WORDS, WIDTH, LAYERS, HEADS, LENGTH = 1000, 128, 2, 4, 64
@@ -27,7 +27,7 @@ BATCH, MODES = 256, ("hooks", "functorch", "ew", "ghost")
 LIMIT, BATCHES = 200, (256, 2048)  # megabytes that a microbatch may take, and logical batches
 
 
-def run() -> list[dict]:
+def run() -> list[Figure]:
     if not PEERS_PYTHON.exists():
         print(f"  (left out: no {PEERS_PYTHON}; make .venv-peers/peers.stamp)", flush=True)
         return []
@@ -35,16 +35,16 @@ def run() -> list[dict]:
     found = in_peers("speed")
     for name, value in found.items():
         rows.append(
-            figure(f"{name}: {value}", float("nan"), "")
+            Figure(f"{name}: {value}", float("nan"), "")
             if isinstance(value, str)
-            else figure(f"{name}, batch {BATCH}", BATCH / value, "examples/s")
+            else Figure(f"{name}, batch {BATCH}", BATCH / value, "examples/s")
         )
     fastest = min(value for name, value in found.items() if name != "ours" and not isinstance(value, str))
     ratio = fastest / found["ours"]
-    rows.append(figure("private step against Opacus' fastest mode", ratio, "x", ">= 0.9", ratio >= 0.9))
+    rows.append(Figure("private step against Opacus' fastest mode", ratio, "x", ">= 0.9"))
     for batch in BATCHES:
         taken = in_peers("memory", str(batch))
-        rows.append(figure(f"memory of a step, batch {batch}", taken, "MB", f"<= {LIMIT}", taken <= LIMIT))
+        rows.append(Figure(f"memory of a step, batch {batch}", taken, "MB", f"<= {LIMIT}"))
     return rows
 
 

@@ -20,7 +20,7 @@ import optax
 import psutil
 from jax_privacy.clipping import clipped_grad
 
-from benchmarks.timing import figure, interleaved
+from benchmarks.timing import Figure, interleaved
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.mechanism.keys import RunKey
 from coowned.training.data import FeatureTable, with_norms
@@ -36,8 +36,7 @@ MEMBERS = 336
 ROUNDS = 15
 
 
-def run() -> list[dict]:
-    """Rows with name, value, unit, bar and ok; bar is empty and ok None where a figure is only for information."""
+def run() -> list[Figure]:
     rows = []
     for batch in (BATCH, SMALL_BATCH):
         for num_features in (100, 1000):
@@ -46,7 +45,7 @@ def run() -> list[dict]:
     return [*rows, *memory_rows()]
 
 
-def end_to_end_rows(num_features: int, batch: int) -> list[dict]:
+def end_to_end_rows(num_features: int, batch: int) -> list[Figure]:
     steps = max(300_000, READ // (4 * num_features)) // batch
     data = make_data(num_features)
     plan = make_plan(data, steps, batch)
@@ -63,7 +62,7 @@ def end_to_end_rows(num_features: int, batch: int) -> list[dict]:
     against_plain = seconds["numpy gather + clipped_grad"] / seconds["private"]
     at = f"d = {num_features}, batch {batch}"
     return [
-        figure(f"training end to end, {at}", batch * steps / seconds["private"], "examples/s"),
+        Figure(f"training end to end, {at}", batch * steps / seconds["private"], "examples/s"),
         barred(
             f"against the same loop, no clipping, no noise, {at}",
             against_free,
@@ -74,7 +73,7 @@ def end_to_end_rows(num_features: int, batch: int) -> list[dict]:
     ]
 
 
-def sweep_rows(batch: int) -> list[dict]:
+def sweep_rows(batch: int) -> list[Figure]:
     num_features, steps = 100, 300_000 // batch
     data = make_data(num_features)
     plan = make_plan(data, steps, batch)
@@ -107,15 +106,15 @@ def sweep_rows(batch: int) -> list[dict]:
     peak = 2 * 2048**3 / seconds["product"]
     at = f"d = {num_features}, batch {batch}"
     return [
-        figure(f"sweep of {MEMBERS}, {at}", together, "examples/s"),
+        Figure(f"sweep of {MEMBERS}, {at}", together, "examples/s"),
         barred(f"sweep of {MEMBERS} against one after another, {at}", together / alone, 15, batch),
         barred(f"sweep of {MEMBERS} against float32 products, {at}", rate / peak, 0.3, batch),
-        figure("float32 matrix product, 2048 x 2048", peak / 1e9, "GFLOP/s"),
-        figure(f"once a run: norms of {LARGE[num_features]:,} rows", 1e3 * seconds["norms"], "ms"),
+        Figure("float32 matrix product, 2048 x 2048", peak / 1e9, "GFLOP/s"),
+        Figure(f"once a run: norms of {LARGE[num_features]:,} rows", 1e3 * seconds["norms"], "ms"),
     ]
 
 
-def memory_rows() -> list[dict]:
+def memory_rows() -> list[Figure]:
     """What a run of ten times the steps needs beyond what a short one does."""
     data = make_data(100)
     process, used = psutil.Process(), []
@@ -123,7 +122,7 @@ def memory_rows() -> list[dict]:
         trainer_run(make_plan(data, steps, SMALL_BATCH), data)()
         used.append(process.memory_info().rss / 1e6)
     grown = used[1] - used[0]
-    return [figure("memory after 2000 steps beyond that after 200", grown, "MB", "<= 20", grown <= 20)]
+    return [Figure("memory after 2000 steps beyond that after 200", grown, "MB", "<= 20")]
 
 
 @functools.cache
@@ -200,6 +199,6 @@ def plain_loop(plan: TrainingPlan, data: FeatureTable) -> Callable[[], object]:
     return go
 
 
-def barred(name: str, ratio: float, bar: float, batch: int) -> dict:
+def barred(name: str, ratio: float, bar: float, batch: int) -> Figure:
     """A ratio with its bar, which holds for batches of 4096."""
-    return figure(name, ratio, "x", f">= {bar:g}", ratio >= bar) if batch == BATCH else figure(name, ratio, "x")
+    return Figure(name, ratio, "x", f">= {bar:g}") if batch == BATCH else Figure(name, ratio, "x")

@@ -299,22 +299,15 @@ class _Tried:
             "min_separation": certificate.min_separation,
             **asked,
         }
-        if not note and certificate.size < batch_size and kind is not CyclicPoisson:  # whose coins are then certain
+        if not note and certificate.size < batch_size and not kind.needs_groups:  # whose coins are then certain
             note = TOO_SMALL
         if note:
             return Choice(note=note, **facts)
         mechanism = kind.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
-        drawn_share = 1.0  # of what coins would draw, on average
-        if isinstance(mechanism, CyclicPoisson):
-            drawn = [p for p in map(mechanism.probability_of, range(mechanism.num_groups)) if p > 0]
-            facts |= {"num_groups": mechanism.num_groups, "least_group_probability": min(drawn)}
-        elif isinstance(mechanism, RandomAllocation):
-            if mechanism.num_groups > 1:
-                probability = mechanism.sampling_probability
-                facts |= {"num_groups": mechanism.num_groups, "least_group_probability": probability}
-            group = certificate.size / mechanism.num_groups  # copies, on average
-            drawn_share = group / mechanism.rounds_per_epoch / min(batch_size, group)
-        return self._calibrated(mechanism, facts, drawn_share)
+        if mechanism.cycle_length > 1:
+            drawn = [p for p in map(mechanism.probability_of, range(mechanism.cycle_length)) if p > 0]
+            facts |= {"num_groups": mechanism.cycle_length, "least_group_probability": min(drawn)}
+        return self._calibrated(mechanism, facts, mechanism.drawn_share(certificate))
 
     def _public_facts(self, batch_size: int) -> dict[str, Any]:
         """The fields that depend on neither selection nor noise."""

@@ -193,6 +193,10 @@ class Mechanism(abc.ABC):
         assert self.batch_size is not None
         return self.batch_size
 
+    def drawn_share(self, certificate: ContributionCertificate) -> float:
+        """The mean size of a batch, over that which coins for the same batch size would give."""
+        return 1.0
+
     # ---- accounting
 
     def user_steps(self, noise_multiplier: float) -> list[Steps]:

@@ -102,6 +102,11 @@ class RandomAllocation(GroupedMechanism):
         largest = max(certificate.group_sizes or (certificate.size,))
         return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
 
+    def drawn_share(self, certificate: ContributionCertificate) -> float:
+        assert self.batch_size is not None
+        group = certificate.size / self.num_groups  # copies, on average
+        return group / self.rounds_per_epoch / min(self.batch_size, group)
+
     def probability_of(self, group: int) -> float:
         return self.sampling_probability
 
