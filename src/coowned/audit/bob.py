@@ -139,7 +139,6 @@ class BobTest:
 
         inside, outside = retrain(score, trials=self.trials)
         assert plan.guarantee is not None
-        assert plan.mechanism.batch_size is not None
         return Measured(
             attribution=attribution,
             epsilon=plan.guarantee.epsilon,

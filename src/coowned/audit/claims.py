@@ -67,11 +67,6 @@ class MechanismClaim:
     def iterations(self) -> int:
         return self.mechanism.iterations
 
-    @property
-    def coefficients(self) -> npt.NDArray[np.float64]:
-        """(num_bands,) coefficients of the noise strategy."""
-        return np.ones(1) if self.strategy is None else self.strategy.coefficients
-
     @functools.cached_property
     def worst_user(self) -> WorstUser:
         """The worst-off user: their copies, probability, rounds and group."""
@@ -123,15 +118,20 @@ class MechanismClaim:
 
     @functools.cached_property
     def _whitening(self) -> scipy.sparse.csr_array:
-        """(iterations, iterations) C, which makes the noise white."""
-        bands = [np.full(self.iterations - lag, c) for lag, c in enumerate(self.coefficients)]
-        offsets: Any = -np.arange(len(bands))
-        return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
+        assert self.strategy is not None
+        return whitening(self.strategy.coefficients, self.iterations)
 
     @functools.cached_property
     def _columns(self) -> scipy.sparse.csr_array:
         """(iterations, rounds) what one clip norm in each of their rounds becomes by whitening."""
         return self._whitening[:, self.worst_user.rounds]
+
+
+def whitening(coefficients: npt.NDArray[np.float64], steps: int) -> scipy.sparse.csr_array:
+    """(steps, steps) C of a noise strategy, which makes its noise white."""
+    bands = [np.full(steps - lag, c) for lag, c in enumerate(coefficients[:steps])]
+    offsets: Any = -np.arange(len(bands))
+    return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The audit of a training run: reads its claim, drives its plan through the trainer, and writes `audit.json`."""
+"""Audits of a training run: of its plan, on synthetic data, and of its data, with canaries. Writes `audit.json`."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ import msgspec
 import coowned
 from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
-from coowned.audit.canaries import CanaryAudit
+from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
 from coowned.audit.claims import MechanismClaim
 from coowned.audit.curve import ALPHA, TRIALS, CurveAudit, audit_curves
@@ -29,11 +29,14 @@ from coowned.files import check_writable
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.selection.selector import Selection
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import make_plan
 from coowned.training.model import Model
 from coowned.training.models.registry import model_from_description
 from coowned.training.plan import TrainingPlan
 from coowned.training.records import AuditRecord
 from coowned.training.run import StoredRun
+from coowned.training.splits import split_examples
 
 _NOT_SEEN = (
     "Trials cannot see events rarer than about 1 in 10,000; the tails of noise and coins are tested on extreme bit "
@@ -250,29 +253,85 @@ def plan_of(run: StoredRun) -> TrainingPlan:
     """
     if run.guarantee is None:
         raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
-    described = run.record.plan
     claim = MechanismClaim(
         mechanism=run.mechanism,
         noise_multiplier=run.guarantee.noise_multiplier,
         adjacency=run.guarantee.adjacency,
     )
-    optimizer, learning_rate, *options = described["optimizer"]
+    chosen = run.plan
     plan = TrainingPlan(
         certificate=run.certificate,
         selected=World.like(run.certificate, claim, users=1).selected,
         mechanism=run.mechanism,
         guarantee=run.guarantee,
-        clip_norm=described["clip_norm"],
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        **(options[0] if options else {}),
+        clip_norm=chosen.clip_norm,
+        optimizer=chosen.optimizer,
+        learning_rate=chosen.learning_rate,
+        **chosen.optimizer_options,
         run_key=RunKey.from_seed(0) if run.guarantee.test_run else RunKey.from_operating_system(),
     )
-    if codec.to_plain(plan.describe()) != described:
+    if codec.to_plain(plan.describe()) != run.record.plan:
         raise CertificateMismatchError(
             f"{run.path}: run.json and guarantee.json describe different plans; restore the original files"
         )
     return plan
+
+
+def audit_configured_run(
+    path: str | os.PathLike[str],
+    config: TrainConfig,
+    *,
+    canaries: int = 200,
+    alpha: float = ALPHA,
+    seed: int | None = None,
+) -> CanaryAudit:
+    """Trains the run's configuration once more with canary users, and keeps what that proves in RUN/audit.json.
+
+    The model it trains is thrown away. What it finds was learned from the data: no guarantee covers it.
+
+    Guarantees:
+      - Another configuration than the run's is refused.   (test_another_configuration_is_refused)
+      - Every canary user has as many examples as the run's bound allows.   (test_canaries_of_a_run)
+    Cost: one training.
+
+    Args:
+      path: the folder of the run.
+      config: the run's configuration, read from where its data can be found.
+      canaries: number of canary users.
+      alpha: probability that an honest run is accused.
+      seed: makes it repeatable, for tests; without it keys are the operating system's.
+    """
+    if seed is not None:
+        validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
+    run = StoredRun.open(path)
+    clip_norm, per_user = plan_of(run).clip_norm, run.certificate.contribution_bound
+    if run.config(config.folder).digest != config.digest:
+        raise InputError(
+            f"{run.path}: trained with a different configuration; compare it with {run.path / 'config.toml'}"
+        )
+    examples = config.source().read()
+    task = config.task(examples.payload.schema)
+    own = task.load(examples, {"train": split_examples(examples.graph, config.splits)["train"]})
+    make = getattr(own.model, "with_canaries", None)
+    if make is None:
+        kind = type(own.model).__name__
+        raise InputError(f"no canaries are defined for {kind}; call audit_with_canaries with your own")
+    model, content = make(canaries, per_user, clip_norm)
+    run_key, coins = (
+        RunKey.from_operating_system() if seed is None else RunKey.from_seed(2 * seed + number) for number in range(2)
+    )
+    found = audit_with_canaries(
+        model,
+        own.parts["train"],
+        lambda graph: make_plan(config, graph, run_key),
+        content,
+        per_user=per_user,
+        alpha=alpha,
+        initial=task.initial,
+        coins=coins,
+    )
+    store_canaries(run, found)
+    return found
 
 
 def store_canaries(run: StoredRun, found: CanaryAudit) -> None:
