@@ -126,8 +126,7 @@ def audit_allocation(
     parts = epochs + rest
     if not parts or parts[0].shape[1] < 8:
         raise InputError(f"{len(parts)} epochs with {copies} copies are too few to count; give at least 8 copies")
-    often = [part.sum(axis=0) for part in epochs]  # of each epoch, (kept copies,)
-    wrong = sum(int(np.count_nonzero(times != 1)) for times in often)
+    wrong = sum(int(np.count_nonzero(part.sum(axis=0) != 1)) for part in epochs)
     wrong += sum(int(np.count_nonzero(part.sum(axis=0) > 1)) for part in rest)
     checks = [
         certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),

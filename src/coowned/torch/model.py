@@ -18,7 +18,7 @@ from coowned.training.columns import column_type
 from coowned.training.example_table import ExampleTable
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.example_specification import AskedExample, ExampleSpecification
+from coowned.training.models.example_specification import ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree
 from coowned.training.models.python_model import PythonModel
 
@@ -97,23 +97,15 @@ class TorchModel(ExampleSpecification):
 
         return torch.zeros(shape, dtype=torch.int64 if whole else torch.float32)
 
-    def attempt(self, tree: ParameterTree, example: AskedExample, *, label: str | None, with_loss: bool) -> Any:
+    def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
         import torch
 
         with torch.no_grad():
-            output = None if self.predict is None else self.predict(self.module, example)
-            if with_loss:
-                if self.class_names(output):  # a class is its index, whatever the type of its column
-                    example.whole.add(label)
-                self.loss(self.module, example)
-        return output
+            return function(self.module, example)
 
-    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        import torch
-
+    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
         assert self.predict is not None
-        with torch.no_grad():
-            return np.asarray(self.predict(self.module, tensors(example)))
+        return self.call(self.predict, tree, tensors(example))
 
     # ---- text and whatever else is no number
 
@@ -192,8 +184,7 @@ class TorchFactory(PythonModel):
     def from_description(cls, **described: Any) -> Model:
         """A stand-in for audits, with the same parameters and microbatch, that takes the same steps in PyTorch."""
         require("torch", "the audit of a PyTorch model")
-        shapes = {name: tuple(shape) for name, shape in described["parameters"].items()}
-        return linear_stand_in(shapes, described["microbatch"])
+        return linear_stand_in(described["parameters"], described["microbatch"])
 
 
 def _refuse_batch_statistics(module: Any) -> None:
@@ -205,8 +196,7 @@ def _refuse_batch_statistics(module: Any) -> None:
             raise BatchCoupledLossError(
                 f"layer {name!r} is a {type(layer).__name__}, whose output for one example depends on others of the "
                 "batch: clipping would not bound its contribution; use GroupNorm or LayerNorm, or freeze public "
-                "statistics with "
-                "module.eval()"
+                "statistics with module.eval()"
             )
 
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
-from coowned.training.labels import Classes, declared_classes
 from coowned.training.model import Model, sums_of_members
 from coowned.training.models import bert_gradients, microbatches
 from coowned.training.models.bert_files import BertConfig, parameters_from
@@ -99,13 +98,13 @@ class BertModel:
     @classmethod
     def masked_lm(cls, *, sequence_length: int, max_predictions: int = 0, **settings: Any) -> "BertModel":
         """A model that fills in hidden words, by default 15% of a sequence, rounded up."""
-        head = MaskedLMHead(max_predictions=max_predictions or max(1, -(-3 * sequence_length // 20)))
+        head = MaskedLMHead(max_predictions=max_predictions or -(-3 * sequence_length // 20))
         return cls(head=head, sequence_length=sequence_length, **settings)
 
     @classmethod
-    def classifier(cls, *, classes: Classes, **settings: Any) -> "BertModel":
+    def classifier(cls, *, classes: Any, **settings: Any) -> "BertModel":
         """A model that tells classes apart."""
-        return cls(head=ClassifierHead(classes=declared_classes(classes)), **settings)
+        return cls(head=ClassifierHead(classes=classes), **settings)
 
     @classmethod
     def from_description(cls, kind: str, **described: Any) -> "BertModel":
