@@ -52,7 +52,7 @@ def test_little_noise_is_caught():
         curves, noise = audit(planted_bugs.poisson(), trials=2000)
     assert not noise.holds
     assert not any(found.holds for found in curves)
-    assert curves[0].worst.alarm
+    assert any(event.alarm for event in curves[0].events)
     assert curves[0].to_dict()["holds"] is False
 
 

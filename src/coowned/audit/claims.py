@@ -24,6 +24,7 @@ from coowned.training.plan import TrainingPlan
 
 USERS = ("steady", "alternating")
 """Worst-case users: every gradient +clip_norm e1, or +, -, +, ... in turn, which the claim allows just as well."""
+_epsilon, _epsilon_curve = functools.lru_cache(maxsize=64)(epsilon), functools.lru_cache(maxsize=64)(epsilon_curve)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,12 +110,14 @@ class MechanismClaim:
 
     def deltas(self, epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """delta claimed at each epsilon: proven upper bounds, largest over directions and groups."""
-        points = tuple(float(value) for value in epsilons)
-        return np.array(_deltas(self.mechanism, self.noise_multiplier, self.adjacency, points))
+        terms = {"noise_multiplier": self.noise_multiplier, "adjacency": self.adjacency}
+        return _epsilon_curve(self.mechanism, **terms, epsilons=tuple(epsilons.tolist())).copy()
 
     def epsilon_at(self, delta: float) -> float:
         """The claimed epsilon at one delta."""
-        return _epsilon(self.mechanism, self.noise_multiplier, self.adjacency, delta)
+        return _epsilon(
+            self.mechanism, noise_multiplier=self.noise_multiplier, adjacency=self.adjacency, delta=delta
+        )
 
     @functools.cached_property
     def _whitening(self) -> scipy.sparse.csr_array:
@@ -132,19 +135,6 @@ def whitening(coefficients: npt.NDArray[np.float64], steps: int) -> scipy.sparse
     bands = [np.full(steps - lag, c) for lag, c in enumerate(coefficients[:steps])]
     offsets: Any = -np.arange(len(bands))
     return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
-
-
-@functools.lru_cache(maxsize=64)
-def _deltas(
-    mechanism: Mechanism, noise_multiplier: float, adjacency: str, epsilons: tuple[float, ...]
-) -> tuple[float, ...]:
-    found = epsilon_curve(mechanism, noise_multiplier=noise_multiplier, adjacency=adjacency, epsilons=epsilons)
-    return tuple(found.tolist())
-
-
-@functools.lru_cache(maxsize=64)
-def _epsilon(mechanism: Mechanism, noise_multiplier: float, adjacency: str, delta: float) -> float:
-    return epsilon(mechanism, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

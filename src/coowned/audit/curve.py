@@ -93,11 +93,6 @@ class CurveAudit:
         return not any(event.alarm for event in self.events)
 
     @property
-    def worst(self) -> Event:
-        """The event that is nearest to an alarm, or furthest beyond it."""
-        return max(self.events, key=lambda event: event.measured_delta - event.delta)
-
-    @property
     def resolution(self) -> float:
         """About the smallest delta that could have been contradicted: even what was never seen may be this likely."""
         return float(upper_bound(0, self.trials // 2, self.alpha / (2 * len(self.events))))

@@ -201,11 +201,10 @@ def _draw(
         for step in range(batches.iterations):
             batch = batches.batch(step)
             examples, numbers = batch.examples[batch.mask], batch.copy_numbers[batch.mask]
-            known = inside[examples] if step % num_groups == group else np.zeros(len(examples), bool)
-            outsiders += int(np.count_nonzero(inside[examples] != known))
-            if step % num_groups != group:
+            known, turn = inside[examples], step % num_groups == group
+            outsiders += int(np.count_nonzero(known != turn))
+            if not turn:
                 continue
-            outsiders += int(np.count_nonzero(~known))
             numbers = first[examples[known]] + numbers[known]
             outsiders += len(numbers) - len(np.unique(numbers))
             row = np.zeros(len(ends), bool)

@@ -17,7 +17,6 @@ from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import digest_arrays, num_parameters, sums_of_members
-from coowned.training.models import microbatches
 from coowned.training.models.parameter_trees import ParameterTree
 from coowned.training.probes import CanaryContent, StandInContent, random_canaries
 
@@ -139,6 +138,8 @@ class ExampleModel:
         import jax
         import jax.numpy as jnp
 
+        from coowned.training.models import microbatches
+
         def loss(own: Arrays, rows: Arrays) -> Any:
             losses = jax.vmap(functools.partial(self._loss, own, self.tree.frozen))(rows)
             return jnp.where(rows[USABLE], losses, 0).sum()
@@ -223,6 +224,8 @@ class ExampleModel:
     def _over_rows(self, function: Callable[..., Any], parameters: Arrays, batch: Arrays) -> Any:
         """What a function of trained parameters, frozen ones and one row gives for each row."""
         import jax
+
+        from coowned.training.models import microbatches
 
         many = jax.vmap(functools.partial(function, parameters, self.tree.frozen))
         return microbatches.over_parts(many, self._rows(batch), _AT_ONCE)
