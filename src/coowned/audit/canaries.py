@@ -27,6 +27,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.audit.one_run import epsilon_lower_bound, gaussian_lower_bound
 from coowned.errors import InputError
 from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.linear_sums import norms_of
 from coowned.training.data import Draw, TrainingData
 from coowned.training.loop import Trainer
 from coowned.training.model import Model, compiled_for
@@ -103,8 +104,6 @@ class DataWithCanaries:
             out[name][(canary, *(slice(length) for length in array.shape[1:]))] = array[examples[canary] - first]
             out[name][canary[~inside]] = np.nan if name == self.content.silenced_by else 0
         if self.norms:
-            from coowned.mechanism.linear_sums import norms_of
-
             out["norms"][: len(examples)] = norms_of(out["features"][: len(examples)])
 
 
