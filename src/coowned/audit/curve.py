@@ -179,7 +179,7 @@ class _SideBySide:
         room = max(16, min(_MOST_USERS, _BATCH_NUMBERS // plan.batch_size, _KEPT_NUMBERS // plan.iterations))
         users = room if model is None else min(room, content_for(model).users)
         self._plan = plan
-        self._world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=users)
+        self._world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
         self._model = _linear_model(plan, self._world.users + 1) if model is None else model
         self._content = content_for(self._model)
         self.squares, self.normals = 0.0, 0  # sum and number of squares of noise

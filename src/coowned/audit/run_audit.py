@@ -197,7 +197,8 @@ def audit_plan(
     clock, keys = _Clock(), _keys(seed)
     claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
     drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
-    world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
+    users = max(_USERS, math.ceil(_DRAWN / drawn))
+    world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
     trained = audited_model(model)
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
     share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
@@ -253,15 +254,10 @@ def plan_of(run: StoredRun) -> TrainingPlan:
     """
     if run.guarantee is None:
         raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
-    claim = MechanismClaim(
-        mechanism=run.mechanism,
-        noise_multiplier=run.guarantee.noise_multiplier,
-        adjacency=run.guarantee.adjacency,
-    )
     chosen = run.plan
     plan = TrainingPlan(
         certificate=run.certificate,
-        selected=World.like(run.certificate, claim, users=1).selected,
+        selected=World.like(run.certificate, run.mechanism, users=1).selected,
         mechanism=run.mechanism,
         guarantee=run.guarantee,
         clip_norm=chosen.clip_norm,
