@@ -16,7 +16,6 @@ from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
 from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
-from coowned.audit.claims import MechanismClaim
 from coowned.audit.curve import ALPHA, TRIALS, CurveAudit, audit_curves
 from coowned.audit.driving import audited
 from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
@@ -28,6 +27,7 @@ from coowned.extras import require
 from coowned.files import check_writable
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import Purpose, RunKey
+from coowned.mechanism.mechanism import WorstUser
 from coowned.selection.selector import Selection
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan
@@ -195,9 +195,8 @@ def audit_plan(
         raise InputError("the plan has no guarantee: there is no claim to audit; train with privacy")
     asked = seconds if trials is None else math.inf
     clock, keys = _Clock(), _keys(seed)
-    claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
-    drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
-    users = max(_USERS, math.ceil(_DRAWN / drawn))
+    worst = plan.mechanism.worst_user(plan.strategy)
+    users = max(_USERS, math.ceil(_DRAWN / (worst.copies * worst.probability)))  # copies of one user in a step
     world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
     trained = audited_model(model)
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
@@ -205,7 +204,7 @@ def audit_plan(
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
     with clock.part("drawing batches"):
-        found += _sampler_laws(plan, claim, world, keys, share)
+        found += _sampler_laws(plan, worst, world, keys, share)
     with clock.part("compiling and training without gradients"):
         found.append(laws.noise(next(keys), alpha=share))
     with clock.part("comparing trainings with one another"):
@@ -219,7 +218,7 @@ def audit_plan(
         curves, beside = audit_curves(
             plan,
             keys.__next__,
-            adjacencies=(claim.adjacency, OTHER_ADJACENCY[claim.adjacency]),
+            adjacencies=(plan.guarantee.adjacency, OTHER_ADJACENCY[plan.guarantee.adjacency]),
             alpha=share,
             trials=TRIALS if trials is None else trials,
             seconds=max(asked - clock.taken(), 0.4 * asked),  # also where compiling took all of the time
@@ -291,10 +290,9 @@ def audit_configured_run(
     Cost: one training.
 
     Args:
-      path: the folder of the run.
+      path, alpha: as for `audit_run`.
       config: the run's configuration, read from where its data can be found.
       canaries: number of canary users.
-      alpha: probability that an honest run is accused.
       seed: makes it repeatable, for tests; without it keys are the operating system's.
     """
     if seed is not None:
@@ -340,11 +338,10 @@ def store_canaries(run: StoredRun, found: CanaryAudit) -> None:
 
 
 def _sampler_laws(
-    plan: TrainingPlan, claim: MechanismClaim, world: World, keys: Iterator[RunKey], alpha: float
+    plan: TrainingPlan, user: WorstUser, world: World, keys: Iterator[RunKey], alpha: float
 ) -> list[CheckedLaw]:
     if not isinstance(world.selected, Selection):  # a schedule has no coins
         return []
-    user = claim.worst_user
     samplers = (audited(plan, world.selected, key).batches() for key in keys)
     looked_at: dict[str, Any] = {"alpha": alpha, "num_groups": plan.mechanism.cycle_length, "group": user.group}
     if user.rounds_per_epoch > 1:
