@@ -96,8 +96,8 @@ class ExampleSpecification(Specification):
         """What `predict` gives for an example under the parameters that training starts from."""
 
     def lengths(self, tree: ParameterTree) -> list[int]:
-        """What the length of a list may be that nobody says."""
-        return tree.sizes
+        """What the length of a list may be that nobody says, in increasing order: those of the parameters' axes."""
+        return sorted({size for array in (*tree.trained.values(), *tree.frozen.values()) for size in array.shape})
 
     def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Entries of an example that are no column of the data: shape, and whether they hold integers."""

@@ -79,12 +79,6 @@ class ParameterTree:
             raise InputError(f"these are not the arrays of this model, which are {', '.join(self.trained)}")
         return found
 
-    @property
-    def sizes(self) -> list[int]:
-        """The lengths of the axes of all arrays, in increasing order."""
-        arrays = (*self.trained.values(), *self.frozen.values())
-        return sorted({size for array in arrays for size in array.shape})
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrozenParameters:
