@@ -15,14 +15,13 @@ from coowned.errors import BatchCoupledLossError, InputError
 from coowned.extras import require
 from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
 from coowned.training.columns import column_type
-from coowned.training.example_table import ExampleTable
+from coowned.training.example_table import ExampleTable, number_array
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel
 from coowned.training.models.example_specification import ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree
 from coowned.training.models.python_model import PythonModel
 
-_LARGEST = 2**31 - 1
 _AT_ONCE = 1024  # rows that are encoded together
 
 
@@ -123,7 +122,7 @@ class TorchModel(ExampleSpecification):
         usable = np.ones(count, bool)
         for number, row in enumerate(self._rows(payload)):
             try:
-                encoded = {name: _encoded(value) for name, value in self.encode(row).items()}
+                encoded = self._encoded(row)
                 fits = all(
                     name in encoded and encoded[name].shape == array.shape and encoded[name].dtype == array.dtype
                     for name, array in wanted.items()
@@ -145,12 +144,16 @@ class TorchModel(ExampleSpecification):
             return {}
         row = {name: _nothing(column_type(schema, name)) for name in self.encode_columns or schema.names}
         try:
-            return {name: _encoded(value) for name, value in self.encode(row).items()}
+            return self._encoded(row)
         except Exception as error:
             raise InputError(
                 f"encode must take a row without content, which says what shapes an example has; for {row} it raised "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _encoded(self, row: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        assert self.encode is not None
+        return {name: number_array(name, np.asarray(value)[None])[0] for name, value in self.encode(row).items()}
 
     def _rows(self, payload: pa.Table) -> Iterator[dict[str, Any]]:
         columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
@@ -210,16 +213,3 @@ def _nothing(kind: pa.DataType) -> Any:
     if pa.types.is_floating(kind):
         return 0.0
     return [] if pa.types.is_nested(kind) else None
-
-
-def _encoded(value: Any) -> npt.NDArray[Any]:
-    """As float32 or int32; refuses what has no room there."""
-    array = np.asarray(value)
-    if array.dtype.kind in "iub":
-        if array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
-            raise InputError("integers beyond 32 bits")
-        return array.astype(np.int32)
-    if array.dtype.kind != "f":
-        raise InputError(f"encode must return numbers, not {array.dtype}")
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)
