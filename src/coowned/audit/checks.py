@@ -74,7 +74,7 @@ def any_of(name: str, checks: Sequence[Check]) -> Check:
     return dataclasses.replace(worst, name=name, p_value=min(1.0, len(checks) * worst.p_value))
 
 
-def certain_check(name: str, holds: bool, *, observed: float, expected: float) -> Check:
+def certain_check(name: str, holds: bool, *, observed: float, expected: float = 0.0) -> Check:
     """Something that is so or not, without chance."""
     observed = float(np.nan_to_num(observed, nan=np.inf, posinf=1e300, neginf=-1e300))
     return Check(name=name, observed=min(observed, 1e300), expected=float(expected), p_value=1.0 if holds else 0.0)

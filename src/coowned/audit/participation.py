@@ -76,7 +76,7 @@ def audit_participation(
         raise InputError(f"{len(drawn)} steps with {copies} copies are too few to count; give at least 8 of both")
     p = float(probability)
     checks = [
-        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),
+        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders),
         binomial_check("participations", int(sizes.sum()), len(sizes) * copies, p),
         *_coincidences(drawn, p),
         *_extremes("copies", drawn.sum(axis=0), len(drawn), p),
@@ -129,8 +129,8 @@ def audit_allocation(
     wrong = sum(int(np.count_nonzero(part.sum(axis=0) != 1)) for part in epochs)
     wrong += sum(int(np.count_nonzero(part.sum(axis=0) > 1)) for part in rest)
     checks = [
-        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),
-        certain_check("copies not in exactly one round of an epoch", wrong == 0, observed=wrong, expected=0),
+        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders),
+        certain_check("copies not in exactly one round of an epoch", wrong == 0, observed=wrong),
     ]
     if rest:  # all of one length: samplers are of one plan
         late = [part.any(axis=0) for part in rest]

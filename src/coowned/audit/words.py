@@ -33,7 +33,7 @@ def audit_key_source(*, alpha: float = 1e-3, keys: int = _KEYS) -> CheckedLaw:
     alike = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     flat = bits.ravel()
     checks = [
-        certain_check("keys whose first 64 bits are equal", equal == 0, observed=equal, expected=0.0),  # 2^-29
+        certain_check("keys whose first 64 bits are equal", equal == 0, observed=equal),  # 2^-29
         share_check("keys with two equal 32-bit words", alike, 28 / 2**32),  # at most, by the union bound
         any_of(
             "set bits at one position",
@@ -64,11 +64,11 @@ def audit_noise_tail() -> CheckedLaw:
     # A word stands for the middle of an interval: half a unit of the last of its 64 (in the tail 128) bits.
     middle = 2.0 ** (exponents - np.where(exponents <= 17, 65.0, 129.0)) / np.minimum(expected, expected**2)
     error = float(np.max(np.abs(high - expected) / expected - 2 * middle))
-    checks = [certain_check("relative error down to 2^-120", error <= 1e-9, observed=max(error, 0.0), expected=0.0)]
+    checks = [certain_check("relative error down to 2^-120", error <= 1e-9, observed=max(error, 0.0))]
     mirrored = float(np.max(np.abs(high + low)))
     ends = _normals(np.array([0, sign], np.uint64), np.zeros(2, np.uint64))
     checks += [
-        certain_check("difference of the two tails", mirrored <= 2.0**-39, observed=mirrored, expected=0.0),
+        certain_check("difference of the two tails", mirrored <= 2.0**-39, observed=mirrored),
         certain_check(
             "largest value",
             bool(np.isfinite(ends).all()) and -ends[0] >= _LARGEST_NORMAL <= ends[1],
