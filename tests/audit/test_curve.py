@@ -91,7 +91,7 @@ def test_false_alarms_are_accounted_for():
     random = np.random.default_rng(5)
     alarms = 0
     for _ in range(60):
-        scores = random.normal(size=(2, 400)) + [[0.5], [-0.5]]  # log ratios of N(1, 1) to N(0, 1), in and out
+        scores = random.normal(size=(2, 400)) + np.array([[0.5], [-0.5]])  # log ratios of N(1, 1) to N(0, 1)
         alarms += any(event.alarm for event in judge(claim, dict.fromkeys(USERS, scores), alpha=0.2))
     assert alarms <= 24
 

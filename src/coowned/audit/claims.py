@@ -115,9 +115,7 @@ class MechanismClaim:
 
     def epsilon_at(self, delta: float) -> float:
         """The claimed epsilon at one delta."""
-        return _epsilon(
-            self.mechanism, noise_multiplier=self.noise_multiplier, adjacency=self.adjacency, delta=delta
-        )
+        return _epsilon(self.mechanism, noise_multiplier=self.noise_multiplier, adjacency=self.adjacency, delta=delta)
 
     @functools.cached_property
     def _whitening(self) -> scipy.sparse.csr_array:

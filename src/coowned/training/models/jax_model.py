@@ -86,4 +86,4 @@ class JaxModel(ExampleSpecification):
 
     def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
         assert self.predict is not None
-        return self.predict(tree.whole(tree.trained, tree.frozen), example)
+        return np.asarray(self.predict(tree.whole(tree.trained, tree.frozen), example))
