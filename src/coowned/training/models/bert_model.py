@@ -98,7 +98,7 @@ class BertModel:
     @classmethod
     def masked_lm(cls, *, sequence_length: int, max_predictions: int = 0, **settings: Any) -> "BertModel":
         """A model that fills in hidden words, by default 15% of a sequence, rounded up."""
-        head = MaskedLMHead(max_predictions=max_predictions or -(-3 * sequence_length // 20))
+        head = MaskedLMHead(max_predictions=max_predictions or max(1, -(-3 * sequence_length // 20)))
         return cls(head=head, sequence_length=sequence_length, **settings)
 
     @classmethod
