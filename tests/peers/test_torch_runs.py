@@ -249,32 +249,35 @@ def test_audit_of_a_torch_run(run):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("honest", [True, False])
-def test_canaries_in_torch(honest, monkeypatch):
-    """Seeded; wide inputs, which a linear module can learn by heart where there is no noise."""
+def test_canaries_in_torch(torch, honest, monkeypatch):
+    """Seeded; 4000 features, which a linear module learns by heart where there is no noise."""
     from coowned.audit.canaries import audit_with_canaries
     from coowned.mechanism.grid import Grid
     from coowned.torch import TorchModel
+    from coowned.training.example_table import ExampleTable
 
     if not honest:
         monkeypatch.setattr(Grid, "noise_deviation", lambda grid, sigma: 0.0)
-    x = np.random.default_rng(0).normal(size=(300, 200))
-    table = {"users": [[f"u{i}"] for i in range(300)], "x": x.tolist(), "label": x[:, 0] > 0}
-    examples, settings = co.from_table(table), {"loss": made["loss"], "predict": made["predict"], "microbatch": 16}
-    specification = TorchModel(module=made["torch"].nn.Linear(200, 2), columns=["x", "label"], **settings)
-    own = specification.for_schema(examples.payload.schema)
-    model, content = own.with_canaries(60, 2, 1.0)
+    x = np.random.default_rng(0).normal(size=(150, 4000))
+    graph = co.AttributionGraph.from_users_per_example([[user, (user + 1) % 150] for user in range(150)])
+    data = ExampleTable(graph=graph, arrays={"x": x, "label": (x[:, 0] > 0).astype(np.int32)})
+    settings = {"loss": made["loss"], "predict": made["predict"], "microbatch": 16}
+    module = torch.nn.Linear(4000, 2, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    own = TorchModel(module=module, **settings).for_table(data)
+    model, content = own.with_canaries(200, 2, 1.0)
 
     def plan(graph):
         selection = co.Greedy(contribution_bound=2).select(graph)
         certificate = co.certify(graph, selection)
-        mechanism = co.PoissonSampling.from_certificate(certificate, batch_size=60, iterations=30)
+        mechanism = co.PoissonSampling.from_certificate(certificate, batch_size=60, iterations=60)
         claim = co.guarantee(certificate, mechanism, epsilon=1.0, delta=1e-5, adjacency="zero-out", test_run=True)
         drawn = {"certificate": certificate, "selected": selection, "mechanism": mechanism, "guarantee": claim}
-        steps = {"clip_norm": 1.0, "optimizer": "sgd", "learning_rate": 1.0}
+        steps = {"clip_norm": 1.0, "optimizer": "sgd", "learning_rate": 0.1}
         return co.TrainingPlan(**drawn, **steps, run_key=co.RunKey.from_seed(5))
 
-    data, coins = specification.table(examples, own), co.RunKey.from_seed(0)
-    assert audit_with_canaries(model, data, plan, content, per_user=2, coins=coins).claim_holds is honest
+    found = audit_with_canaries(model, data, plan, content, per_user=2, coins=co.RunKey.from_seed(0))
+    assert found.claim_holds is honest
 
 
 @pytest.mark.peers
