@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from coowned import AttributionGraph
-from coowned.audit import canaries, configured_canaries
-from coowned.audit.configured_canaries import audit_configured_run
+from coowned.audit import canaries, run_audit
+from coowned.audit.run_audit import audit_configured_run
 from coowned.cli import main
 from coowned.errors import InputError
 from coowned.synthetic.logistic_data import LogisticData
@@ -41,10 +41,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.full
 def test_canaries_of_a_run(folder, capsys, monkeypatch):
-    plans, make = [], configured_canaries.make_plan
-    monkeypatch.setattr(
-        configured_canaries, "make_plan", lambda *given: plans.append((given, make(*given))) or plans[-1][1]
-    )
+    plans, make = [], run_audit.make_plan
+    monkeypatch.setattr(run_audit, "make_plan", lambda *given: plans.append((given, make(*given))) or plans[-1][1])
     words = ["audit", str(folder / "RUN"), "--trials", "1000", "--seed", "1"]  # a false alarm in one of 1000 seeds
     assert main.run([*words, "--canaries", str(folder / "run.toml"), "--canary-users", "100"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

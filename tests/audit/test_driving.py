@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from tests.audit import planted_bugs
 
-from coowned.audit.claims import MechanismClaim
 from coowned.audit.driving import audited, drive
 from coowned.audit.worlds import World, WorldData, content_for
 from coowned.mechanism.keys import RunKey
@@ -15,7 +14,7 @@ MODEL = planted_bugs.SMALL
 
 def released(held, *, plan=None, model=MODEL, **more):
     plan = plan or planted_bugs.poisson()
-    world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=10)
+    world = World.like(plan.certificate, plan.mechanism, users=10, strategy=plan.strategy)
     content = content_for(model)
     data = WorldData(world=world, content=content, held=held).in_memory()
     own = audited(plan, world.selected, RunKey.from_seed(3))

@@ -12,7 +12,6 @@ import pytest
 from tests.audit import planted_bugs
 
 from coowned import codec
-from coowned.audit.claims import MechanismClaim
 from coowned.audit.driving import audited, first_scales
 from coowned.audit.trainer_laws import TrainerLaws, noise_checks
 from coowned.audit.worlds import World, audited_model
@@ -34,7 +33,7 @@ PLANS = {
 
 
 def laws(plan, model=planted_bugs.SMALL, devices=1):
-    world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=64)
+    world = World.like(plan.certificate, plan.mechanism, users=64, strategy=plan.strategy)
     return TrainerLaws(plan=plan, model=model, world=world, devices=devices)
 
 

@@ -3,7 +3,6 @@ import pytest
 from tests.audit import planted_bugs
 
 from coowned.audit import worlds
-from coowned.audit.claims import MechanismClaim
 from coowned.audit.worlds import World, WorldData
 from coowned.certificate import certify
 from coowned.errors import InputError
@@ -20,7 +19,7 @@ PLANS = {
 
 def world(name, users=30):
     plan = PLANS[name]()
-    return plan, World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=users)
+    return plan, World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
 
 
 @pytest.mark.parametrize("name", PLANS)

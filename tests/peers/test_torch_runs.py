@@ -248,6 +248,39 @@ def test_audit_of_a_torch_run(run):
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("honest", [True, False])
+def test_canaries_in_torch(torch, honest, monkeypatch):
+    """Seeded; 4000 features, which a linear module learns by heart where there is no noise."""
+    from coowned.audit.canaries import audit_with_canaries
+    from coowned.mechanism.grid import Grid
+    from coowned.torch import TorchModel
+    from coowned.training.example_table import ExampleTable
+
+    if not honest:
+        monkeypatch.setattr(Grid, "noise_deviation", lambda grid, sigma: 0.0)
+    x = np.random.default_rng(0).normal(size=(150, 4000))
+    graph = co.AttributionGraph.from_users_per_example([[user, (user + 1) % 150] for user in range(150)])
+    data = ExampleTable(graph=graph, arrays={"x": x, "label": (x[:, 0] > 0).astype(np.int32)})
+    settings = {"loss": made["loss"], "predict": made["predict"], "microbatch": 16}
+    module = torch.nn.Linear(4000, 2, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    own = TorchModel(module=module, **settings).for_table(data)
+    model, content = own.with_canaries(200, 2, 1.0)
+
+    def plan(graph):
+        selection = co.Greedy(contribution_bound=2).select(graph)
+        certificate = co.certify(graph, selection)
+        mechanism = co.PoissonSampling.from_certificate(certificate, batch_size=60, iterations=60)
+        claim = co.guarantee(certificate, mechanism, epsilon=1.0, delta=1e-5, adjacency="zero-out", test_run=True)
+        drawn = {"certificate": certificate, "selected": selection, "mechanism": mechanism, "guarantee": claim}
+        steps = {"clip_norm": 1.0, "optimizer": "sgd", "learning_rate": 0.1}
+        return co.TrainingPlan(**drawn, **steps, run_key=co.RunKey.from_seed(5))
+
+    found = audit_with_canaries(model, data, plan, content, per_user=2, coins=co.RunKey.from_seed(0))
+    assert found.claim_holds is honest
+
+
+@pytest.mark.peers
 def test_missing_noise_on_one_parameter_group_is_caught(run, monkeypatch):
     from coowned.audit.run_audit import plan_of
 

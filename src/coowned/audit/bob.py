@@ -113,11 +113,6 @@ class BobTest:
         if self.seed is not None:
             validate.integer(at_least=0, at_most=2**62, seed=self.seed)  # every model has its own seed above it
 
-    def world(self) -> EmailWorld:
-        return EmailWorld(
-            num_people=self.num_people, num_emails=self.num_emails, num_secret_emails=self.num_secret_emails
-        )
-
     def claim(self, attribution: str) -> PrivacyGuarantee:
         """What is claimed for the users that e-mails are attributed to."""
         return self._prepare(attribution)[0].guarantee  # type: ignore[return-value]
@@ -139,7 +134,6 @@ class BobTest:
 
         inside, outside = retrain(score, trials=self.trials)
         assert plan.guarantee is not None
-        assert plan.mechanism.batch_size is not None
         return Measured(
             attribution=attribution,
             epsilon=plan.guarantee.epsilon,
@@ -161,7 +155,9 @@ class BobTest:
         """(plan, content, (emails,) whether Bob is in each, the attacker's question)."""
         if attribution not in ATTRIBUTIONS:
             raise InputError(f"attribution must be one of {', '.join(ATTRIBUTIONS)}, not {attribution!r}")
-        world = self.world()
+        world = EmailWorld(
+            num_people=self.num_people, num_emails=self.num_emails, num_secret_emails=self.num_secret_emails
+        )
         emails = world.generate(seed=0)
         graph = from_table(emails, users=ATTRIBUTIONS[attribution].column, example_id="message_id").graph
         selection = Greedy(contribution_bound=self.contribution_bound).select(graph)

@@ -27,9 +27,10 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.audit.one_run import epsilon_lower_bound, gaussian_lower_bound
 from coowned.errors import InputError
 from coowned.mechanism.keys import Purpose, RunKey, random_words
+from coowned.mechanism.linear_sums import norms_of
 from coowned.training.data import Draw, TrainingData
 from coowned.training.loop import Trainer
-from coowned.training.model import Model
+from coowned.training.model import Model, compiled_for
 from coowned.training.plan import TrainingPlan
 from coowned.training.probes import CanaryContent
 
@@ -103,8 +104,6 @@ class DataWithCanaries:
             out[name][(canary, *(slice(length) for length in array.shape[1:]))] = array[examples[canary] - first]
             out[name][canary[~inside]] = np.nan if name == self.content.silenced_by else 0
         if self.norms:
-            from coowned.mechanism.linear_sums import norms_of
-
             out["norms"][: len(examples)] = norms_of(out["features"][: len(examples)])
 
 
@@ -193,7 +192,8 @@ def audit_with_canaries(
         raise InputError("all canaries were included, or all left out; use more of them")
     with_canaries = DataWithCanaries.around(data, content, per_user=per_user, included=included)
     plan = make_plan(with_canaries.graph)
-    if plan.guarantee is None:
+    claim = plan.guarantee
+    if claim is None:
         raise InputError("there is nothing to audit in a run without a guarantee")
     plan.check(with_canaries.graph)
     start = model.initial() if initial is None else dict(initial)
@@ -202,24 +202,21 @@ def audit_with_canaries(
     gains = _losses(model, start, content) - _losses(model, final, content)  # by how much training lowered each loss
     gains = np.nan_to_num(gains, nan=0.0, posinf=1e30, neginf=-1e30)
     known = gains.reshape(canaries, per_user).sum(axis=1)
-    delta = plan.guarantee.delta
-    bounds = _bounds(known, included, delta, alpha)
-    best = _bounds(included, included, delta, alpha)
-    claim = plan.guarantee
+    bounds = _bounds(known, included, claim.delta, alpha)
     mu = gaussian_dp(plan.mechanism, noise_multiplier=claim.noise_multiplier, adjacency=claim.adjacency).mu
     return CanaryAudit(
         epsilon_lower_bound=bounds[0],
         gaussian_lower_bound=bounds[1],
-        claimed_epsilon=plan.guarantee.epsilon,
-        gaussian_claim=max(plan.guarantee.epsilon, gaussian_epsilon(mu, delta)),
-        delta=delta,
+        claimed_epsilon=claim.epsilon,
+        gaussian_claim=max(claim.epsilon, gaussian_epsilon(mu, claim.delta)),
+        delta=claim.delta,
         alpha=alpha,
         canaries=canaries,
         included=int(included.sum()),
-        largest_bound=max(best),
+        largest_bound=max(_bounds(included, included, claim.delta, alpha)),
         area_under_curve=area_under_curve(known[included], known[~included]),
-        adjacency=plan.guarantee.adjacency,
-        contribution_bound=plan.guarantee.contribution_bound,
+        adjacency=claim.adjacency,
+        contribution_bound=claim.contribution_bound,
     )
 
 
@@ -244,9 +241,7 @@ def area_under_curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> float:
 
 def _losses(model: Model, parameters: Mapping[str, Any], content: CanaryContent) -> npt.NDArray[np.float64]:
     """(canary examples,) of each as if it were in."""
-    import jax
-
-    return np.asarray(jax.jit(model.losses)(dict(parameters), dict(content.arrays))[0], np.float64)
+    return np.asarray(compiled_for(model, model.losses)(dict(parameters), dict(content.arrays))[0], np.float64)
 
 
 def _with_names(names: pa.Array | None, added: list[str]) -> pa.Array | None:

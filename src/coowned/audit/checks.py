@@ -21,13 +21,17 @@ class Check:
     p_value: float  # probability of something as far off if all is right; 0 for what cannot happen at all
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class CheckedLaw:
     """Checks of one law; an alarm where a p-value is below alpha over their number, so at most alpha are false."""
 
     law: str
+    checks: Sequence[Check]
     alpha: float
-    checks: tuple[Check, ...]
+
+    def __post_init__(self) -> None:
+        validate.in_range(0, 1, open_low=True, open_high=True, alpha=self.alpha)
+        validate.positive(number_of_checks=len(self.checks))
 
     @property
     def level(self) -> float:
@@ -59,22 +63,21 @@ def binomial_check(name: str, count: int, trials: int, probability: float, *, to
     return Check(name=name, observed=float(count), expected=float(trials * probability), p_value=p_value)
 
 
+def share_check(name: str, happened: npt.ArrayLike, probability: float) -> Check:
+    """The same of an array of coins."""
+    return binomial_check(name, int(np.count_nonzero(happened)), np.size(happened), probability)
+
+
 def any_of(name: str, checks: Sequence[Check]) -> Check:
     """The worst of several checks as one, corrected for multiple testing."""
     worst = min(checks, key=lambda check: check.p_value)
     return dataclasses.replace(worst, name=name, p_value=min(1.0, len(checks) * worst.p_value))
 
 
-def certain_check(name: str, holds: bool, *, observed: float, expected: float) -> Check:
+def certain_check(name: str, holds: bool, *, observed: float, expected: float = 0.0) -> Check:
     """Something that is so or not, without chance."""
     observed = float(np.nan_to_num(observed, nan=np.inf, posinf=1e300, neginf=-1e300))
     return Check(name=name, observed=min(observed, 1e300), expected=float(expected), p_value=1.0 if holds else 0.0)
-
-
-def checked_law(law: str, checks: Sequence[Check], alpha: float) -> CheckedLaw:
-    validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
-    validate.positive(number_of_checks=len(checks))
-    return CheckedLaw(law=law, alpha=alpha, checks=tuple(checks))
 
 
 def lower_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDArray[np.float64]:
@@ -88,8 +91,7 @@ def lower_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDAr
     """
     validate.positive(trials=trials)
     count = np.asarray(successes, np.float64)
-    found = beta.ppf(alpha, np.maximum(count, 1), trials - count + 1)
-    return np.where(count > 0, found, 0.0)
+    return np.nan_to_num(beta.ppf(alpha, count, trials - count + 1), nan=0.0)  # without successes
 
 
 def upper_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDArray[np.float64]:
@@ -100,5 +102,4 @@ def upper_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDAr
     """
     validate.positive(trials=trials)
     count = np.asarray(successes, np.float64)
-    found = beta.isf(alpha, count + 1, np.maximum(trials - count, 1))
-    return np.where(count < trials, found, 1.0)
+    return np.nan_to_num(beta.isf(alpha, count + 1, trials - count), nan=1.0)  # without failures

@@ -24,6 +24,7 @@ from coowned.training.plan import TrainingPlan
 
 USERS = ("steady", "alternating")
 """Worst-case users: every gradient +clip_norm e1, or +, -, +, ... in turn, which the claim allows just as well."""
+_epsilon, _epsilon_curve = functools.lru_cache(maxsize=64)(epsilon), functools.lru_cache(maxsize=64)(epsilon_curve)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,11 +68,6 @@ class MechanismClaim:
     def iterations(self) -> int:
         return self.mechanism.iterations
 
-    @property
-    def coefficients(self) -> npt.NDArray[np.float64]:
-        """(num_bands,) coefficients of the noise strategy."""
-        return np.ones(1) if self.strategy is None else self.strategy.coefficients
-
     @functools.cached_property
     def worst_user(self) -> WorstUser:
         """The worst-off user: their copies, probability, rounds and group."""
@@ -114,19 +110,17 @@ class MechanismClaim:
 
     def deltas(self, epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """delta claimed at each epsilon: proven upper bounds, largest over directions and groups."""
-        points = tuple(float(value) for value in epsilons)
-        return np.array(_deltas(self.mechanism, self.noise_multiplier, self.adjacency, points))
+        terms = {"noise_multiplier": self.noise_multiplier, "adjacency": self.adjacency}
+        return _epsilon_curve(self.mechanism, **terms, epsilons=tuple(epsilons.tolist())).copy()
 
     def epsilon_at(self, delta: float) -> float:
         """The claimed epsilon at one delta."""
-        return _epsilon(self.mechanism, self.noise_multiplier, self.adjacency, delta)
+        return _epsilon(self.mechanism, noise_multiplier=self.noise_multiplier, adjacency=self.adjacency, delta=delta)
 
     @functools.cached_property
     def _whitening(self) -> scipy.sparse.csr_array:
-        """(iterations, iterations) C, which makes the noise white."""
-        bands = [np.full(self.iterations - lag, c) for lag, c in enumerate(self.coefficients)]
-        offsets: Any = -np.arange(len(bands))
-        return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
+        assert self.strategy is not None
+        return whitening(self.strategy.coefficients, self.iterations)
 
     @functools.cached_property
     def _columns(self) -> scipy.sparse.csr_array:
@@ -134,17 +128,11 @@ class MechanismClaim:
         return self._whitening[:, self.worst_user.rounds]
 
 
-@functools.lru_cache(maxsize=64)
-def _deltas(
-    mechanism: Mechanism, noise_multiplier: float, adjacency: str, epsilons: tuple[float, ...]
-) -> tuple[float, ...]:
-    found = epsilon_curve(mechanism, noise_multiplier=noise_multiplier, adjacency=adjacency, epsilons=epsilons)
-    return tuple(found.tolist())
-
-
-@functools.lru_cache(maxsize=64)
-def _epsilon(mechanism: Mechanism, noise_multiplier: float, adjacency: str, delta: float) -> float:
-    return epsilon(mechanism, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
+def whitening(coefficients: npt.NDArray[np.float64], steps: int) -> scipy.sparse.csr_array:
+    """(steps, steps) C of a noise strategy, which makes its noise white."""
+    bands = [np.full(steps - lag, c) for lag, c in enumerate(coefficients[:steps])]
+    offsets: Any = -np.arange(len(bands))
+    return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.audit.checks import CheckedLaw, checked_law, lower_bound, upper_bound
+from coowned.audit.checks import CheckedLaw, lower_bound, upper_bound
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.audit.driving import audited, drive
 from coowned.audit.trainer_laws import too_small, whiten
@@ -34,11 +34,17 @@ ALPHA = 1e-3
 TRIALS = 200_000
 NUM_EPSILONS = 9
 DIRECTIONS = ("in", "out")
+_STORED = ("adjacency", "holds", "alpha", "trials", "iterations", "resolution", "noise_multiplier")
 _CANDIDATES = 400  # thresholds, of which the best is used
 _MOST_USERS = 1024  # side by side in one training
 _BATCH_NUMBERS = 2**21  # features in a batch
 _KEPT_NUMBERS = 2**23  # users times steps that are kept
 _MICROBATCH = 128  # copies whose gradients JAX computes together
+Scores = dict[str, npt.NDArray[np.float64]]
+"""By kind of user: (2, trials) log ratios of the claim with them, and without them or with the opposite.
+
+Both sides share coins and noise; a test may use what each side does alone, never their difference.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +93,6 @@ class CurveAudit:
         return not any(event.alarm for event in self.events)
 
     @property
-    def worst(self) -> Event:
-        """The event that is nearest to an alarm, or furthest beyond it."""
-        return max(self.events, key=lambda event: event.measured_delta - event.delta)
-
-    @property
     def resolution(self) -> float:
         """About the smallest delta that could have been contradicted: even what was never seen may be this likely."""
         return float(upper_bound(0, self.trials // 2, self.alpha / (2 * len(self.events))))
@@ -106,32 +107,8 @@ class CurveAudit:
             dataclasses.asdict(event) | {"measured_delta": event.measured_delta, "alarm": event.alarm}
             for event in self.events
         ]
-        return {
-            "adjacency": self.adjacency,
-            "holds": self.holds,
-            "alpha": self.alpha,
-            "trials": self.trials,
-            "iterations": self.iterations,
-            "resolution": self.resolution,
-            "noise_multiplier": self.noise_multiplier,
-            "mechanism": self.mechanism.to_dict(),
-            "events": events,
-        }
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scores:
-    """Log ratios of the claim for each kind of user: (trials,) with them, and (trials,) without or with the opposite.
-
-    Both sides share coins and noise; a test may use what each side does alone, never their difference.
-    """
-
-    present: dict[str, npt.NDArray[np.float64]]
-    absent: dict[str, npt.NDArray[np.float64]]
-
-    @property
-    def trials(self) -> int:
-        return len(self.present[USERS[0]])
+        plain = {name: getattr(self, name) for name in _STORED}
+        return {**plain, "mechanism": self.mechanism.to_dict(), "events": events}
 
 
 def audit_curves(
@@ -185,14 +162,14 @@ def audit_curves(
             noise_multiplier=plan.noise_multiplier,
             adjacency=claim.adjacency,
             alpha=alpha,
-            trials=found.trials,
+            trials=found[USERS[0]].shape[1],
             iterations=mechanism.iterations,
             events=judge(claim, found, alpha=alpha),
         )
         for claim, found in zip(claims, scores, strict=True)
     )
     size = too_small("mean square", side.squares, side.normals)
-    return curves, checked_law("noise of all trials", [size], alpha)
+    return curves, CheckedLaw("noise of all trials", [size], alpha)
 
 
 class _SideBySide:
@@ -202,7 +179,7 @@ class _SideBySide:
         room = max(16, min(_MOST_USERS, _BATCH_NUMBERS // plan.batch_size, _KEPT_NUMBERS // plan.iterations))
         users = room if model is None else min(room, content_for(model).users)
         self._plan = plan
-        self._world = World.like(plan.certificate, MechanismClaim.of(plan, "zero-out"), users=users)
+        self._world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
         self._model = _linear_model(plan, self._world.users + 1) if model is None else model
         self._content = content_for(self._model)
         self.squares, self.normals = 0.0, 0  # sum and number of squares of noise
@@ -228,19 +205,20 @@ class _SideBySide:
     ) -> list[Scores]:
         """So many trials for every claim, or as many (at least one training's) as fit the time."""
         started = time.monotonic()
-        found: list[list[Scores]] = [[] for _ in claims]
-        done, portions = 0, 0
+        found: list[list[Scores]] = []  # by portion, then by claim
+        done = 0
         # Another portion starts only if it can be expected to end in time.
-        while not done or (done < trials and (time.monotonic() - started) * (1 + 1 / portions) < seconds):
-            portions += 1
+        while not done or (done < trials and (time.monotonic() - started) * (1 + 1 / len(found)) < seconds):
             key, steps = next_key(), claims[0].iterations
             released = {held: self._released(key, held, steps) for held in (IN, BLANK, OPPOSITE)}
             white = whiten(released[BLANK], self._plan)
             self.squares, self.normals = self.squares + float((white**2).sum()), self.normals + white.size
-            for claim, own in zip(claims, found, strict=True):
-                own.append(_scores(claim, released))
+            found.append([_scores(claim, released) for claim in claims])
             done += self._world.users
-        return [_joined(own, trials) for own in found]
+        return [
+            {user: np.concatenate([part[user] for part in parts], axis=1)[:, :trials] for user in USERS}
+            for parts in zip(*found, strict=True)
+        ]
 
     def _released(self, run_key: RunKey, held: int, steps: int) -> npt.NDArray[np.float64]:
         """(steps, users) what is released at each user's coordinate."""
@@ -261,34 +239,25 @@ def _linear_model(plan: TrainingPlan, coordinates: int) -> Model:
 
 
 def _scores(claim: MechanismClaim, released: dict[int, npt.NDArray[np.float64]]) -> Scores:
-    present, absent = {}, {}
+    scores = {}
     for user in USERS:
         up = claim.signs(user)[:, None] > 0
-        present[user] = claim.log_ratio(np.where(up, released[IN], released[OPPOSITE]), user)
-        without = released[BLANK] if claim.adjacency == "zero-out" else np.where(up, released[OPPOSITE], released[IN])
-        absent[user] = claim.log_ratio(without, user)
-    return Scores(present, absent)
-
-
-def _joined(parts: list[Scores], trials: int) -> Scores:
-    return Scores(
-        *(
-            {user: np.concatenate([getattr(part, side)[user] for part in parts])[:trials] for user in USERS}
-            for side in ("present", "absent")
-        )
-    )
+        present = np.where(up, released[IN], released[OPPOSITE])
+        absent = released[BLANK] if claim.adjacency == "zero-out" else np.where(up, released[OPPOSITE], released[IN])
+        scores[user] = np.stack([claim.log_ratio(side, user) for side in (present, absent)])
+    return scores
 
 
 def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Event, ...]:
     """Chooses events on the first half of the trials and measures them on the second."""
-    half = scores.trials // 2
+    half = scores[USERS[0]].shape[1] // 2
     epsilons = _epsilons(claim, half)
     deltas = claim.deltas(epsilons)
     level = alpha / (2 * len(epsilons) * len(DIRECTIONS) * len(USERS))
     events = []
     for user in USERS:
         for direction in DIRECTIONS:
-            likelier, other = scores.present[user], scores.absent[user]
+            likelier, other = scores[user]
             if direction == "out":
                 likelier, other = -other, -likelier
             thresholds, rates, other_rates = _candidates(likelier[:half], other[:half], epsilons, level)

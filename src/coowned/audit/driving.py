@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -133,8 +133,7 @@ def _noise(plan: TrainingPlan) -> float:
     return plan.noise_multiplier * plan.clip_norm / plan.batch_size
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Seen:
+class _Seen(NamedTuple):
     """What is read of a state; every array has a leading axis for the members."""
 
     parameters: dict[str, npt.NDArray[np.float32]]

@@ -39,10 +39,11 @@ def epsilon_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delta
       >>> round(epsilon_lower_bound(included, included, delta=1e-5, alpha=0.01), 2)
       4.3
     """
-    return _best(
-        scores, included, delta, alpha,
-        lambda m, n, right, level: _largest(lambda epsilon: _p_value(epsilon, delta, m, n, right) <= level),
-    )  # fmt: skip
+
+    def refutes(epsilon: float, m: int, n: int, right: int, level: float) -> bool:
+        return _p_value(epsilon, delta, m, n, right) <= level
+
+    return _best(scores, included, delta, alpha, refutes)
 
 
 def gaussian_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delta: float, alpha: float) -> float:
@@ -53,36 +54,33 @@ def gaussian_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delt
       >>> round(gaussian_lower_bound(included, included, delta=1e-5, alpha=0.01), 2)
       7.14
     """
-    mu = _best(
-        scores, included, delta, alpha,
-        lambda m, n, right, level: _largest(lambda mu: _refutes_gaussian(mu, m, n, right, level)),
-    )  # fmt: skip
+    mu = _best(scores, included, delta, alpha, _refutes_gaussian)
     return gaussian_epsilon(mu, delta) if mu else 0.0
 
 
 def _best(
-    scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, alpha: float, bound: Callable[..., float]
+    scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, alpha: float, refutes: Callable[..., bool]
 ) -> float:
-    """The largest of bound(canaries, guesses, right guesses, level) over all numbers of guesses."""
+    """The largest value that any number of guesses refutes: refutes(value, canaries, guesses, right ones, level)."""
     known, inside = np.asarray(scores, np.float64), np.asarray(included, bool)
     validate.same_length(len(known), included=inside)
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha, delta=delta)
     m = len(known)
     right = np.cumsum(inside[np.argsort(-known, kind="stable")])  # (m,) right ones among the first 1, 2, ... guesses
     counts = [(math.ceil(share * m), part * alpha) for share, part in _GUESSED]
-    return max(bound(m, n, int(right[n - 1]), level) for n, level in counts)
+    return max(_largest(refutes, m, n, int(right[n - 1]), level) for n, level in counts)
 
 
-def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest parameter that is refuted, all smaller ones being refuted too; 0 if none is."""
-    if not refuted(0.0):
+def _largest(refutes: Callable[..., bool], *seen: float) -> float:
+    """The largest value that what was seen refutes, all smaller ones being refuted too; 0 if none is."""
+    if not refutes(0.0, *seen):
         return 0.0
     low, high = 0.0, 1.0
-    while refuted(high):
+    while refutes(high, *seen):
         low, high = high, 2 * high
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if refutes(middle, *seen) else (low, middle)
     return low
 
 

@@ -4,6 +4,7 @@ The whole-curve audit sees too much participation of one user. It hardly sees sa
 has the right rates, such as shuffling (each copy once an epoch) or batches cut to a size; here they show at once.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from coowned import validate
-from coowned.audit.checks import Check, CheckedLaw, binomial_check, certain_check, checked_law
+from coowned.audit.checks import Check, CheckedLaw, binomial_check, certain_check, share_check
 from coowned.errors import InputError
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.coins import PoissonCoins
@@ -75,13 +76,13 @@ def audit_participation(
         raise InputError(f"{len(drawn)} steps with {copies} copies are too few to count; give at least 8 of both")
     p = float(probability)
     checks = [
-        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),
+        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders),
         binomial_check("participations", int(sizes.sum()), len(sizes) * copies, p),
         *_coincidences(drawn, p),
         *_extremes("copies", drawn.sum(axis=0), len(drawn), p),
         *_extremes("batches", sizes, copies, p),
     ]
-    return checked_law("participation", checks, alpha)
+    return CheckedLaw("participation", checks, alpha)
 
 
 def audit_allocation(
@@ -111,51 +112,44 @@ def audit_allocation(
       rounds_per_epoch: among which one is drawn.
     """
     validate.integer(at_least=2, rounds_per_epoch=rounds_per_epoch)
-    t, epochs, rest, outsiders, copies = rounds_per_epoch, [], [], 0, 0
-    consecutive = []  # of whole epochs, whether the one before is of the same sampler
+    t, epochs, rest, again, outsiders, copies = rounds_per_epoch, [], [], [], 0, 0
     for batches in samplers:
         most = max(rounds, t)
         drawn, _, out, copies = _draw([batches], selection, num_groups, group, most, most=_KEPT // most)
-        whole = len(drawn) // t
-        consecutive += [number > 0 for number in range(whole)]
-        epochs += [drawn[number * t : (number + 1) * t] for number in range(whole)]
-        rest += [drawn[whole * t :]] if len(drawn) % t else []
+        *whole, last = np.split(drawn, range(t, len(drawn) + 1, t))
+        again += [(one & two).any(axis=0) for one, two in itertools.pairwise(whole)]
+        epochs += whole
+        rest += [last] if len(last) else []
         outsiders += out
         if len(epochs) * t + sum(map(len, rest)) >= rounds:
             break
     parts = epochs + rest
     if not parts or parts[0].shape[1] < 8:
         raise InputError(f"{len(parts)} epochs with {copies} copies are too few to count; give at least 8 copies")
-    often = [part.sum(axis=0) for part in epochs]  # of each epoch, (kept copies,)
-    wrong = sum(int(np.count_nonzero(times != 1)) for times in often)
+    wrong = sum(int(np.count_nonzero(part.sum(axis=0) != 1)) for part in epochs)
     wrong += sum(int(np.count_nonzero(part.sum(axis=0) > 1)) for part in rest)
     checks = [
-        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders, expected=0),
-        certain_check("copies not in exactly one round of an epoch", wrong == 0, observed=wrong, expected=0),
+        certain_check("copies drawn out of turn", outsiders == 0, observed=outsiders),
+        certain_check("copies not in exactly one round of an epoch", wrong == 0, observed=wrong),
     ]
     if rest:  # all of one length: samplers are of one plan
-        late = sum(int(part.any(axis=0).sum()) for part in rest)
-        trials = sum(part.shape[1] for part in rest)
-        checks.append(binomial_check("copies in the last epoch", late, trials, len(rest[0]) / t))
+        late = [part.any(axis=0) for part in rest]
+        checks.append(share_check("copies in the last epoch", late, len(rest[0]) / t))
     started = np.array([part[0] for part in parts])  # (epochs, kept copies) in the first round
-    checks.append(binomial_check("copies in the first round", int(started.sum()), started.size, 1 / t))
+    checks.append(share_check("copies in the first round", started, 1 / t))
     checks += _extremes("first rounds", started.sum(axis=1), started.shape[1], 1 / t)
     if epochs:
-        last = np.array([part[-1] for part in epochs])
-        checks.append(binomial_check("copies in the last round", int(last.sum()), last.size, 1 / t))
+        checks.append(share_check("copies in the last round", [part[-1] for part in epochs], 1 / t))
         half = epochs[0].shape[1] // 2
         for name, one, two in (
             ("neighbouring copies together", np.s_[: 2 * half : 2], np.s_[1 : 2 * half : 2]),
             ("distant copies together", np.s_[:half], np.s_[half : 2 * half]),
         ):
-            together = np.array([(part[:, one] & part[:, two]).any(axis=0) for part in epochs])
-            checks.append(binomial_check(name, int(together.sum()), together.size, 1 / t))
-        pairs = [number for number in range(1, len(epochs)) if consecutive[number]]
-        again = np.array([(epochs[number] & epochs[number - 1]).any(axis=0) for number in pairs])
-        if again.size:
-            # Each epoch's rounds are independent of those before, so equal rounds are independent coins.
-            checks.append(binomial_check("the same round as an epoch before", int(again.sum()), again.size, 1 / t))
-    return checked_law("participation", checks, alpha)
+            together = [(part[:, one] & part[:, two]).any(axis=0) for part in epochs]
+            checks.append(share_check(name, together, 1 / t))
+    if again:  # each epoch's rounds are independent of those before, so equal rounds are independent coins
+        checks.append(share_check("the same round as an epoch before", again, 1 / t))
+    return CheckedLaw("participation", checks, alpha)
 
 
 def audit_coin_words(coins: PoissonCoins) -> CheckedLaw:
@@ -183,7 +177,7 @@ def audit_coin_words(coins: PoissonCoins) -> CheckedLaw:
             "copies skipped by the smallest word", extreme, observed=skips[0], expected=len(coins.thresholds)
         ),
     ]
-    return checked_law("coin words", checks, 1e-3)  # certain
+    return CheckedLaw("coin words", checks, 1e-3)  # certain
 
 
 def _draw(
@@ -207,11 +201,10 @@ def _draw(
         for step in range(batches.iterations):
             batch = batches.batch(step)
             examples, numbers = batch.examples[batch.mask], batch.copy_numbers[batch.mask]
-            known = inside[examples] if step % num_groups == group else np.zeros(len(examples), bool)
-            outsiders += int(np.count_nonzero(inside[examples] != known))
-            if step % num_groups != group:
+            known, turn = inside[examples], step % num_groups == group
+            outsiders += int(np.count_nonzero(known != turn))
+            if not turn:
                 continue
-            outsiders += int(np.count_nonzero(~known))
             numbers = first[examples[known]] + numbers[known]
             outsiders += len(numbers) - len(np.unique(numbers))
             row = np.zeros(len(ends), bool)
@@ -227,17 +220,15 @@ def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
     """Disjoint pairs, so that every pair has its own coins."""
     rounds, copies = drawn.shape
     half = copies // 2
-    checks = []
-
-    def add(name: str, together: npt.NDArray[np.bool_] | np.bool_, chance: float) -> None:
-        checks.append(binomial_check(name, int(together.sum()), together.size, chance))
-
-    add("neighbouring copies together", drawn[:, : half * 2].reshape(rounds, -1, 2).all(axis=2), p * p)
-    add("three copies in a row together", drawn[:, : copies // 3 * 3].reshape(rounds, -1, 3).all(axis=2), p**3)
-    add("distant copies together", drawn[:, :half] & drawn[:, half : 2 * half], p * p)
+    pairs, triples = drawn[:, : half * 2].reshape(rounds, -1, 2), drawn[:, : copies // 3 * 3].reshape(rounds, -1, 3)
+    checks = [
+        share_check("neighbouring copies together", pairs.all(axis=2), p * p),
+        share_check("three copies in a row together", triples.all(axis=2), p**3),
+        share_check("distant copies together", drawn[:, :half] & drawn[:, half : 2 * half], p * p),
+    ]
     for lag in sorted({1, 2, min(rounds // 2, max(1, round(1 / p)))}):
         first = np.flatnonzero(np.arange(rounds - lag) // lag % 2 == 0)  # blocks of `lag` steps, each with the next
-        add(f"a copy again {lag} steps later", drawn[first] & drawn[first + lag], p * p)
+        checks.append(share_check(f"a copy again {lag} steps later", drawn[first] & drawn[first + lag], p * p))
     return checks
 
 

@@ -1,4 +1,4 @@
-"""The audit of a training run: reads its claim, drives its plan through the trainer, and writes `audit.json`."""
+"""Audits of a training run: of its plan, on synthetic data, and of its data, with canaries. Writes `audit.json`."""
 
 import contextlib
 import dataclasses
@@ -14,9 +14,8 @@ import msgspec
 import coowned
 from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
-from coowned.audit.canaries import CanaryAudit
+from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
-from coowned.audit.claims import MechanismClaim
 from coowned.audit.curve import ALPHA, TRIALS, CurveAudit, audit_curves
 from coowned.audit.driving import audited
 from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
@@ -28,12 +27,16 @@ from coowned.extras import require
 from coowned.files import check_writable
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import Purpose, RunKey
+from coowned.mechanism.mechanism import WorstUser
 from coowned.selection.selector import Selection
+from coowned.training.config import TrainConfig
+from coowned.training.configured_run import make_plan
 from coowned.training.model import Model
 from coowned.training.models.registry import model_from_description
 from coowned.training.plan import TrainingPlan
 from coowned.training.records import AuditRecord
 from coowned.training.run import StoredRun
+from coowned.training.splits import split_examples
 
 _NOT_SEEN = (
     "Trials cannot see events rarer than about 1 in 10,000; the tails of noise and coins are tested on extreme bit "
@@ -192,16 +195,16 @@ def audit_plan(
         raise InputError("the plan has no guarantee: there is no claim to audit; train with privacy")
     asked = seconds if trials is None else math.inf
     clock, keys = _Clock(), _keys(seed)
-    claim = MechanismClaim.of(plan, plan.guarantee.adjacency)
-    drawn = claim.worst_user.copies * claim.worst_user.probability  # copies of one user in a step, on average
-    world = World.like(plan.certificate, claim, users=max(_USERS, math.ceil(_DRAWN / drawn)))
+    worst = plan.mechanism.worst_user(plan.strategy)
+    users = max(_USERS, math.ceil(_DRAWN / (worst.copies * worst.probability)))  # copies of one user in a step
+    world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
     trained = audited_model(model)
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
     share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
     with clock.part("drawing batches"):
-        found += _sampler_laws(plan, claim, world, keys, share)
+        found += _sampler_laws(plan, worst, world, keys, share)
     with clock.part("compiling and training without gradients"):
         found.append(laws.noise(next(keys), alpha=share))
     with clock.part("comparing trainings with one another"):
@@ -215,7 +218,7 @@ def audit_plan(
         curves, beside = audit_curves(
             plan,
             keys.__next__,
-            adjacencies=(claim.adjacency, OTHER_ADJACENCY[claim.adjacency]),
+            adjacencies=(plan.guarantee.adjacency, OTHER_ADJACENCY[plan.guarantee.adjacency]),
             alpha=share,
             trials=TRIALS if trials is None else trials,
             seconds=max(asked - clock.taken(), 0.4 * asked),  # also where compiling took all of the time
@@ -250,29 +253,79 @@ def plan_of(run: StoredRun) -> TrainingPlan:
     """
     if run.guarantee is None:
         raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
-    described = run.record.plan
-    claim = MechanismClaim(
-        mechanism=run.mechanism,
-        noise_multiplier=run.guarantee.noise_multiplier,
-        adjacency=run.guarantee.adjacency,
-    )
-    optimizer, learning_rate, *options = described["optimizer"]
+    chosen = run.plan
     plan = TrainingPlan(
         certificate=run.certificate,
-        selected=World.like(run.certificate, claim, users=1).selected,
+        selected=World.like(run.certificate, run.mechanism, users=1).selected,
         mechanism=run.mechanism,
         guarantee=run.guarantee,
-        clip_norm=described["clip_norm"],
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        **(options[0] if options else {}),
+        clip_norm=chosen.clip_norm,
+        optimizer=chosen.optimizer,
+        learning_rate=chosen.learning_rate,
+        **chosen.optimizer_options,
         run_key=RunKey.from_seed(0) if run.guarantee.test_run else RunKey.from_operating_system(),
     )
-    if codec.to_plain(plan.describe()) != described:
+    if codec.to_plain(plan.describe()) != run.record.plan:
         raise CertificateMismatchError(
             f"{run.path}: run.json and guarantee.json describe different plans; restore the original files"
         )
     return plan
+
+
+def audit_configured_run(
+    path: str | os.PathLike[str],
+    config: TrainConfig,
+    *,
+    canaries: int = 200,
+    alpha: float = ALPHA,
+    seed: int | None = None,
+) -> CanaryAudit:
+    """Trains the run's configuration once more with canary users, and keeps what that proves in RUN/audit.json.
+
+    The model it trains is thrown away. What it finds was learned from the data: no guarantee covers it.
+
+    Guarantees:
+      - Another configuration than the run's is refused.   (test_another_configuration_is_refused)
+      - Every canary user has as many examples as the run's bound allows.   (test_canaries_of_a_run)
+    Cost: one training.
+
+    Args:
+      path, alpha: as for `audit_run`.
+      config: the run's configuration, read from where its data can be found.
+      canaries: number of canary users.
+      seed: makes it repeatable, for tests; without it keys are the operating system's.
+    """
+    if seed is not None:
+        validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
+    run = StoredRun.open(path)
+    clip_norm, per_user = plan_of(run).clip_norm, run.certificate.contribution_bound
+    if run.config(config.folder).digest != config.digest:
+        raise InputError(
+            f"{run.path}: trained with a different configuration; compare it with {run.path / 'config.toml'}"
+        )
+    examples = config.source().read()
+    task = config.task(examples.payload.schema)
+    own = task.load(examples, {"train": split_examples(examples.graph, config.splits)["train"]})
+    make = getattr(own.model, "with_canaries", None)
+    if make is None:
+        kind = type(own.model).__name__
+        raise InputError(f"no canaries are defined for {kind}; call audit_with_canaries with your own")
+    model, content = make(canaries, per_user, clip_norm)
+    run_key, coins = (
+        RunKey.from_operating_system() if seed is None else RunKey.from_seed(2 * seed + number) for number in range(2)
+    )
+    found = audit_with_canaries(
+        model,
+        own.parts["train"],
+        lambda graph: make_plan(config, graph, run_key),
+        content,
+        per_user=per_user,
+        alpha=alpha,
+        initial=task.initial,
+        coins=coins,
+    )
+    store_canaries(run, found)
+    return found
 
 
 def store_canaries(run: StoredRun, found: CanaryAudit) -> None:
@@ -285,11 +338,10 @@ def store_canaries(run: StoredRun, found: CanaryAudit) -> None:
 
 
 def _sampler_laws(
-    plan: TrainingPlan, claim: MechanismClaim, world: World, keys: Iterator[RunKey], alpha: float
+    plan: TrainingPlan, user: WorstUser, world: World, keys: Iterator[RunKey], alpha: float
 ) -> list[CheckedLaw]:
     if not isinstance(world.selected, Selection):  # a schedule has no coins
         return []
-    user = claim.worst_user
     samplers = (audited(plan, world.selected, key).batches() for key in keys)
     looked_at: dict[str, Any] = {"alpha": alpha, "num_groups": plan.mechanism.cycle_length, "group": user.group}
     if user.rounds_per_epoch > 1:

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from scipy.stats import chi2, norm
 
 from coowned.audit import worlds
-from coowned.audit.checks import Check, CheckedLaw, any_of, binomial_check, certain_check, checked_law
+from coowned.audit.checks import Check, CheckedLaw, any_of, binomial_check, certain_check, share_check
+from coowned.audit.claims import whitening
 from coowned.audit.driving import Released, audited, drive, first_scales
 from coowned.audit.worlds import World, WorldData
 from coowned.mechanism.keys import RunKey
-from coowned.training.model import Model
+from coowned.training.model import Model, num_parameters
 from coowned.training.plan import TrainingPlan
 from coowned.training.probes import BLANK, HUGE, IN, INFINITE, NOT_A_NUMBER, OPPOSITE, QUIET
 
@@ -56,14 +57,12 @@ class TrainerLaws:
           - Noise that is too small, at one coordinate alone too, repeated on resumption, or shared by two tensors is
             caught.   (test_planted_bugs_are_caught)
         """
-        num_parameters = sum(math.prod(shape) for shape in self.model.shapes().values())
-        steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // num_parameters))
+        steps = min(self.plan.iterations, _MOST_STEPS, max(4, _MOST_NUMBERS // num_parameters(self.model)))
         resumed = min(16, steps // 2)
         released = self._drive(
             [self._plan(run_key)], BLANK, QUIET, steps=steps, resume_at=resumed, seconds=0.25 * self.seconds
         )
-        checks = noise_checks(released, self.plan, resumed=resumed)
-        return checked_law("noise", checks, alpha)
+        return CheckedLaw("noise", noise_checks(released, self.plan, resumed=resumed), alpha)
 
     def contributions(self, run_key: RunKey, *, steps: int) -> CheckedLaw:
         """Trains with users whose examples hold gradients of full length, their opposite, or what is not finite.
@@ -84,7 +83,7 @@ class TrainerLaws:
             for held, what in _CONTENTS.items():
                 full = self._drive([plan], held, crowd, steps=some, resume_at=some // 2 if held == IN else None)
                 checks += self._compare(empty, full, drawn, held, f"{what}, in {name}")
-        return checked_law("contributions", checks, 0.5)  # certain
+        return CheckedLaw("contributions", checks, 0.5)  # certain
 
     def sweep(self, run_key: RunKey, *, steps: int, alpha: float) -> CheckedLaw:
         """Trains members with several clip norms at once: each must have its own clip norm and its own noise.
@@ -110,7 +109,7 @@ class TrainerLaws:
         for one, other in itertools.combinations(range(len(plans)), 2):
             pairs = [_same_sign(rows[:, one], rows[:, other]) for rows in white]
             checks.append(any_of(f"same sign for members {one} and {other}", pairs))
-        return checked_law("sweep", checks, alpha)
+        return CheckedLaw("sweep", checks, alpha)
 
     def gradient(self, run_key: RunKey) -> CheckedLaw:
         """One step from the model's own start with one ordinary example, against the gradient computed by JAX.
@@ -150,11 +149,8 @@ class TrainerLaws:
         times = np.count_nonzero(drawn == drawn[0]) / max(length, plan.clip_norm)
         moved = {name: released[1][name][0] - released[0][name][0] for name in expected}
         off = math.sqrt(sum(float(((moved[name] - times * expected[name]) ** 2).sum()) for name in moved))
-        return checked_law(
-            "gradient",
-            [certain_check("clip norms from the gradient", off <= _FAR, observed=off, expected=0.0)],
-            0.5,  # certain
-        )
+        check = certain_check("clip norms from the gradient", off <= _FAR, observed=off)
+        return CheckedLaw("gradient", [check], 0.5)  # certain
 
     def step_seconds(self, run_key: RunKey) -> float:
         """How long a step takes once it is compiled."""
@@ -168,18 +164,9 @@ class TrainerLaws:
     def _plan(self, run_key: RunKey) -> TrainingPlan:
         return audited(self.plan, self.world.selected, run_key)
 
-    def _drive(
-        self,
-        plans: Sequence[TrainingPlan],
-        held: int,
-        crowd: int,
-        *,
-        steps: int,
-        resume_at: int | None = None,
-        seconds: float = math.inf,
-    ) -> Released:
+    def _drive(self, plans: Sequence[TrainingPlan], held: int, crowd: int, **settings: Any) -> Released:
+        """What `drive` gives with these settings for worst-case users and a crowd that hold this."""
         data = WorldData(world=self.world, content=worlds.content_for(self.model), held=held, crowd=crowd)
-        settings: dict[str, Any] = {"steps": steps, "resume_at": resume_at, "seconds": seconds}
         return drive(plans, self.model, data.in_memory(), devices=self.devices, **settings)
 
     def _drawn(self, plan: TrainingPlan, steps: int) -> npt.NDArray[np.float64]:
@@ -210,10 +197,8 @@ class TrainerLaws:
         missing = float(np.max(-beyond / np.maximum(1, np.abs(expected)), initial=0.0))
         most = float(np.max([np.max(beyond), *(np.abs(rows).max() for rows in moved.values())]))
         return [
-            certain_check(f"clip norms beyond one a copy: {what}", most <= tolerance, observed=most, expected=0.0),
-            certain_check(
-                f"share that is missing of a clip norm: {what}", missing <= _SHORT, observed=missing, expected=0.0
-            ),
+            certain_check(f"clip norms beyond one a copy: {what}", most <= tolerance, observed=most),
+            certain_check(f"share that is missing of a clip norm: {what}", missing <= _SHORT, observed=missing),
         ]
 
 
@@ -228,11 +213,8 @@ _CONTENTS = {
 
 def whiten(released: npt.NDArray[np.float64], plan: TrainingPlan) -> npt.NDArray[np.float64]:
     """(steps, ...) independent unit normals where what was released is noise of the claimed law."""
-    white = np.zeros_like(released)
-    coefficients = np.ones(1) if plan.strategy is None else plan.strategy.coefficients
-    for lag, coefficient in enumerate(coefficients[: len(released)]):
-        white[lag:] += coefficient * released[: len(released) - lag]
-    return white / plan.noise_multiplier
+    white = whitening(plan.coefficients, len(released)) @ released.reshape(len(released), -1)
+    return white.reshape(released.shape) / plan.noise_multiplier
 
 
 def noise_checks(released: Released, plan: TrainingPlan, *, resumed: int = 0) -> list[Check]:
@@ -246,17 +228,14 @@ def noise_checks(released: Released, plan: TrainingPlan, *, resumed: int = 0) ->
             "mean square of one coordinate",
             [too_small("", rows.sum(axis=0), steps) for rows in squares.values()],
         ),
-        any_of(
-            "mean square of one step",
-            [too_small("", sum(rows.sum(axis=1) for rows in squares.values()), count // steps)],
-        ),
+        too_small("mean square of one step", sum(rows.sum(axis=1) for rows in squares.values()), count // steps),
     ]
     for limit in _LIMITS:
         beyond = sum(int(np.count_nonzero(np.abs(rows) > limit)) for rows in white.values())
         share = 2 * float(norm.sf(limit))
         checks.append(binomial_check(f"values beyond {limit:g}", beyond, count, share, too_few=True))
     joined = np.concatenate(list(white.values()), axis=1) > 0  # (steps, all parameters) signs
-    checks.append(binomial_check("positive values", int(joined.sum()), joined.size, 0.5))
+    checks.append(share_check("positive values", joined, 0.5))
     # Products of independent signs along a chain are themselves independent signs.
     lags = [lag for lag in range(1, steps) if lag <= _LONGEST_LAG or lag == resumed]
     checks += [_same_sign(joined[lag:], joined[:-lag], f"same sign {lag} steps later") for lag in lags]
@@ -277,5 +256,4 @@ def too_small(name: str, squares: Any, degrees: int) -> Check:
 
 
 def _same_sign(one: npt.NDArray[Any], other: npt.NDArray[Any], name: str = "") -> Check:
-    same = (one > 0) == (other > 0)
-    return binomial_check(name, int(same.sum()), same.size, 0.5)
+    return share_check(name, (one > 0) == (other > 0), 0.5)

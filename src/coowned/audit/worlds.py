@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.attribution.graph import AttributionGraph
-from coowned.audit.claims import MechanismClaim
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
+from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.mechanism import Mechanism, WorstUser
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.data import Draw, TrainingData
 from coowned.training.model import Model
@@ -34,16 +35,23 @@ class World:
     users: int
 
     @classmethod
-    def like(cls, certificate: ContributionCertificate, claim: MechanismClaim, *, users: int) -> "World":
+    def like(
+        cls,
+        certificate: ContributionCertificate,
+        mechanism: Mechanism,
+        *,
+        users: int,
+        strategy: BandedStrategy | None = None,
+    ) -> "World":
         """As many copies, distinct examples and groups (or batches) as were certified; up to so many users.
 
         Guarantees:
           - Every worst-case user is in as many copies as the bound allows.   (test_worst_case_users_are_at_the_bound)
           - Size, distinct examples, groups and batches are the run's.   (test_world_has_the_shape_of_the_run)
         """
-        if claim.mechanism.needs_schedule:
-            return cls._scheduled(claim, users)
-        worst = claim.worst_user
+        worst = mechanism.worst_user(strategy)
+        if mechanism.needs_schedule:
+            return cls._scheduled(mechanism, worst, users)
         sizes = certificate.group_sizes or (certificate.size,)
         size = sizes[worst.group]
         users = max(1, min(users, size // worst.copies))
@@ -63,14 +71,14 @@ class World:
         return cls(graph=graph, selected=Selection.from_copies(graph, copies, groups), owner=owner, users=users)
 
     @classmethod
-    def _scheduled(cls, claim: MechanismClaim, users: int) -> "World":
+    def _scheduled(cls, mechanism: Mechanism, worst: WorstUser, users: int) -> "World":
         """Users in the same rounds, at the first positions of each batch, and the crowd everywhere else."""
-        iterations, size = claim.iterations, claim.mechanism.batch_size
+        iterations, size = mechanism.iterations, mechanism.batch_size
         assert size is not None
-        users, own = max(1, min(users, size)), len(claim.worst_user.rounds)
+        users, own = max(1, min(users, size)), len(worst.rounds)
         owner = np.concatenate([np.repeat(np.arange(users), own), np.full(iterations * size, -1)])
         slots = users * own + np.arange(iterations * size).reshape(iterations, size)
-        slots[claim.worst_user.rounds, :users] = np.arange(users * own).reshape(users, own).T
+        slots[worst.rounds, :users] = np.arange(users * own).reshape(users, own).T
         graph = _graph(owner, users)
         return cls(graph=graph, selected=Schedule.from_batches(graph, slots), owner=owner, users=users)
 

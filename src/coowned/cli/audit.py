@@ -68,7 +68,7 @@ def run(
         found = audit_run(folder, alpha=alpha, trials=trials, seconds=seconds, seed=seed)
     known = None
     if config is not None:
-        from coowned.audit.configured_canaries import audit_configured_run
+        from coowned.audit.run_audit import audit_configured_run
 
         with show.progress("training with canaries"):
             known = audit_configured_run(folder, config, canaries=canary_users, alpha=alpha, seed=seed)

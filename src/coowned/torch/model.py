@@ -15,14 +15,13 @@ from coowned.errors import BatchCoupledLossError, InputError
 from coowned.extras import require
 from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
 from coowned.training.columns import column_type
-from coowned.training.example_table import ExampleTable
+from coowned.training.example_table import ExampleTable, number_array
 from coowned.training.model import Model
 from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.example_specification import AskedExample, ExampleSpecification
+from coowned.training.models.example_specification import ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree
 from coowned.training.models.python_model import PythonModel
 
-_LARGEST = 2**31 - 1
 _AT_ONCE = 1024  # rows that are encoded together
 
 
@@ -97,23 +96,15 @@ class TorchModel(ExampleSpecification):
 
         return torch.zeros(shape, dtype=torch.int64 if whole else torch.float32)
 
-    def attempt(self, tree: ParameterTree, example: AskedExample, *, label: str | None, with_loss: bool) -> Any:
+    def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
         import torch
 
         with torch.no_grad():
-            output = None if self.predict is None else self.predict(self.module, example)
-            if with_loss:
-                if self.class_names(output):  # a class is its index, whatever the type of its column
-                    example.whole.add(label)
-                self.loss(self.module, example)
-        return output
+            return function(self.module, example)
 
-    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        import torch
-
+    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
         assert self.predict is not None
-        with torch.no_grad():
-            return np.asarray(self.predict(self.module, tensors(example)))
+        return self.call(self.predict, tree, tensors(example))
 
     # ---- text and whatever else is no number
 
@@ -131,7 +122,7 @@ class TorchModel(ExampleSpecification):
         usable = np.ones(count, bool)
         for number, row in enumerate(self._rows(payload)):
             try:
-                encoded = {name: _encoded(value) for name, value in self.encode(row).items()}
+                encoded = self._encoded(row)
                 fits = all(
                     name in encoded and encoded[name].shape == array.shape and encoded[name].dtype == array.dtype
                     for name, array in wanted.items()
@@ -153,12 +144,16 @@ class TorchModel(ExampleSpecification):
             return {}
         row = {name: _nothing(column_type(schema, name)) for name in self.encode_columns or schema.names}
         try:
-            return {name: _encoded(value) for name, value in self.encode(row).items()}
+            return self._encoded(row)
         except Exception as error:
             raise InputError(
                 f"encode must take a row without content, which says what shapes an example has; for {row} it raised "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _encoded(self, row: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        assert self.encode is not None
+        return {name: number_array(name, np.asarray(value)[None])[0] for name, value in self.encode(row).items()}
 
     def _rows(self, payload: pa.Table) -> Iterator[dict[str, Any]]:
         columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
@@ -192,8 +187,7 @@ class TorchFactory(PythonModel):
     def from_description(cls, **described: Any) -> Model:
         """A stand-in for audits, with the same parameters and microbatch, that takes the same steps in PyTorch."""
         require("torch", "the audit of a PyTorch model")
-        shapes = {name: tuple(shape) for name, shape in described["parameters"].items()}
-        return linear_stand_in(shapes, described["microbatch"])
+        return linear_stand_in(described["parameters"], described["microbatch"])
 
 
 def _refuse_batch_statistics(module: Any) -> None:
@@ -205,8 +199,7 @@ def _refuse_batch_statistics(module: Any) -> None:
             raise BatchCoupledLossError(
                 f"layer {name!r} is a {type(layer).__name__}, whose output for one example depends on others of the "
                 "batch: clipping would not bound its contribution; use GroupNorm or LayerNorm, or freeze public "
-                "statistics with "
-                "module.eval()"
+                "statistics with module.eval()"
             )
 
 
@@ -220,16 +213,3 @@ def _nothing(kind: pa.DataType) -> Any:
     if pa.types.is_floating(kind):
         return 0.0
     return [] if pa.types.is_nested(kind) else None
-
-
-def _encoded(value: Any) -> npt.NDArray[Any]:
-    """As float32 or int32; refuses what has no room there."""
-    array = np.asarray(value)
-    if array.dtype.kind in "iub":
-        if array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
-            raise InputError("integers beyond 32 bits")
-        return array.astype(np.int32)
-    if array.dtype.kind != "f":
-        raise InputError(f"encode must return numbers, not {array.dtype}")
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,33 +66,14 @@ class ModuleModel(ExampleModel):
         import torch
 
         trained = {name: parameter.requires_grad_() for name, parameter in tensors(parameters).items()}
-        kept = torch.tensor(np.asarray(mask) & np.asarray(batch[USABLE]))
-        for rows, part in self._in_parts({**self._rows(batch), "": kept}, self.rows_at_once):
-            losses = self._vmap(self.loss)(trained, self._frozen, rows)
-            torch.where(part, losses, 0.0).sum().backward()
+        losses = torch.func.vmap(self._loss, in_dims=(None, None, 0))
+        kept = np.asarray(mask) & np.asarray(batch[USABLE])
+        for rows in _in_parts({**self._rows(batch), USABLE: kept}, self.rows_at_once):
+            torch.where(rows[USABLE], losses(trained, self._frozen, rows), 0.0).sum().backward()
         return {
             name: np.zeros(parameter.shape, np.float32) if parameter.grad is None else parameter.grad.numpy()
             for name, parameter in trained.items()
         }
-
-    def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        usable = np.asarray(batch[USABLE])
-        losses = np.where(usable, self._over_rows(self.loss, parameters, batch), np.float32(np.nan))
-        if self.label is None or self.classes is None or self.predictor is None:
-            return losses, np.zeros(len(losses), bool)
-        return losses, self.predict(parameters, batch)[0] == np.asarray(batch[self.label])
-
-    def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        if self.predictor is None:
-            raise InputError("the model has no predict function; pass predict=...")
-        usable = np.asarray(batch[USABLE])
-        found = self._over_rows(self.predictor, parameters, batch).astype(np.float32)
-        nothing = np.full(len(usable), np.nan, np.float32)
-        if self.classes is None:
-            return np.where(usable, found, nothing), nothing
-        if found.ndim == 1:
-            found = np.stack([1 - found, found], axis=1)
-        return found.argmax(axis=1).astype(np.int32), np.where(usable, found.max(axis=1), nothing)
 
     def stand_in(self) -> "ModuleModel":
         return linear_stand_in(self.shapes(), self.rows_at_once)
@@ -110,11 +91,14 @@ class ModuleModel(ExampleModel):
         trained = {name: np.asarray(array)[0] for name, array in parameters.items()}
         return {"trained": tensors(trained), "frozen": self._frozen}
 
-    def _all_parameters(self) -> dict[str, Any]:
-        return {"trained": tensors(self.tree.trained), "frozen": self._frozen}
+    def _loss(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
+        return self._call(self.loss, trained, frozen, row)
 
-    def _function(self, function: Callable[[Any, Any], Any]) -> Callable[[Arrays, Arrays, Arrays], Any]:
-        """(trained, frozen, rows of one example) -> function(the module with these parameters, the example)."""
+    def _predict(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
+        return self._call(self.predictor, trained, frozen, row)
+
+    def _call(self, function: Any, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
+        """function(the module with these parameters, the example)."""
         import torch
 
         class Called(torch.nn.Module):
@@ -125,35 +109,21 @@ class ModuleModel(ExampleModel):
             def forward(self, example: Arrays) -> Any:
                 return function(self.module, example)
 
-        called, names = Called(self.module), [entry.name for entry in self.entries]
+        tensors_by_name = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # vmap loops over the others
+            return torch.func.functional_call(Called(self.module), tensors_by_name, (self._example(row),))
 
-        def of_example(trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
-            tensors_by_name = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # vmap loops over the others
-                return torch.func.functional_call(called, tensors_by_name, ({name: row[name] for name in names},))
+    @property
+    def _numpy(self) -> Any:
+        return np
 
-        return of_example
-
-    def _vmap(self, function: Callable[[Any, Any], Any]) -> Callable[[Arrays, Arrays, Arrays], Any]:
+    def _over_rows(self, function: Callable[..., Any], parameters: Arrays, batch: Arrays) -> npt.NDArray[Any]:
         import torch
 
-        return torch.func.vmap(self._function(function), in_dims=(None, None, 0))
-
-    def _over_rows(self, function: Callable[[Any, Any], Any], parameters: Arrays, batch: Arrays) -> npt.NDArray[Any]:
-        """What a function of one example gives for each, part by part."""
-        import torch
-
-        trained, many = tensors(parameters), self._vmap(function)
-        parts = self._in_parts({**self._rows(batch), "": torch.zeros(0)}, _FORWARD)
+        trained, many = tensors(parameters), torch.func.vmap(function, in_dims=(None, None, 0))
         with torch.no_grad():
-            return np.concatenate([np.asarray(many(trained, self._frozen, rows)) for rows, _ in parts])
-
-    def _in_parts(self, batch: Arrays, size: int) -> Iterator[tuple[Arrays, Any]]:
-        """Rows of the entries, and of what is there as ""."""
-        arrays, count = tensors(batch), len(next(iter(batch.values())))
-        for begin in range(0, max(1, count), size):
-            rows = {name: array[begin : begin + size] for name, array in arrays.items()}
-            yield rows, rows.pop("")
+            parts = _in_parts(self._rows(batch), _FORWARD)
+            return np.concatenate([np.asarray(many(trained, self._frozen, rows)) for rows in parts])
 
     # ---- the program of a microbatch
 
@@ -179,7 +149,7 @@ class ModuleModel(ExampleModel):
     def _gradients(self, parameters: Mapping[str, Any], rows: Arrays) -> Any:  # pyright: ignore
         import torch
 
-        slopes = torch.func.vmap(torch.func.grad(self._function(self.loss)), in_dims=(None, None, 0))
+        slopes = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, None, 0))
         return slopes(parameters["trained"], parameters["frozen"], rows)
 
     @functools.cached_property
@@ -213,7 +183,7 @@ class ModuleModel(ExampleModel):
 
         rows = {name: array[0] for name, array in tensors(self._made_up(1)).items()}
         with torch.no_grad():
-            result = self._function(self.loss)(tensors(self.tree.trained), self._frozen, rows)
+            result = self._loss(tensors(self.tree.trained), self._frozen, rows)
         is_tensor = isinstance(result, torch.Tensor)
         if not is_tensor or result.shape != () or result.dtype != torch.float32:
             shown = f"{result.dtype} of {tuple(result.shape)}" if is_tensor else type(result).__name__
@@ -227,8 +197,7 @@ class ModuleModel(ExampleModel):
         if self._frozen_digest != before:
             raise InputError(
                 "the module writes to its buffers while it computes, so one example would change the gradients of "
-                "others; "
-                "use layers without running statistics, or module.eval()"
+                "others; use layers without running statistics, or module.eval()"
             )
         return independent
 
@@ -265,7 +234,7 @@ class ModuleModel(ExampleModel):
         return counted.peak + 4 * size + 16 * size  # parameters; sums on the host: float64, then int64
 
 
-def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> ModuleModel:
+def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> ModuleModel:
     """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
 
     As `coowned.training.models.example_model.linear_stand_in`, in PyTorch.
@@ -297,6 +266,12 @@ def tensors(arrays: Arrays) -> dict[str, Any]:
         array = np.asarray(values)
         found[name] = torch.tensor(array.astype(np.int64) if array.dtype.kind in "iu" else array)
     return found
+
+
+def _in_parts(batch: Arrays, size: int) -> Iterator[Arrays]:
+    arrays, count = tensors(batch), len(next(iter(batch.values())))
+    for begin in range(0, max(1, count), size):
+        yield {name: array[begin : begin + size] for name, array in arrays.items()}
 
 
 def live_bytes() -> Any:

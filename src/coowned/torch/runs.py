@@ -9,7 +9,6 @@ import numpy.typing as npt
 from coowned import runs
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
-from coowned.extras import require
 from coowned.torch.model import TorchModel
 from coowned.training import loop
 from coowned.training.example_table import ExampleTable
@@ -47,7 +46,6 @@ def fit(
       predict, encode, encode_columns, columns, shapes, label, classes, memory_limit, microbatch: as `TorchModel` says.
       settings: those of `coowned.fit`: epsilon, delta, adjacency, selector, batch_size, iterations, folder, ...
     """
-    require("torch", "coowned.torch")
     model = TorchModel(
         module=module,
         loss=loss,

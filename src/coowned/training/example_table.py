@@ -88,7 +88,7 @@ class ExampleTable(RowTable):
     usable: npt.NDArray[np.bool_] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        arrays = {name: _array(name, values) for name, values in self.arrays.items()}
+        arrays = {name: number_array(name, values) for name, values in self.arrays.items()}
         if not arrays:
             raise InputError("an example needs at least one array")
         count = len(next(iter(arrays.values())))
@@ -176,7 +176,8 @@ def copy_keys(key, rows, copies, out):
         out[i, 1] = np.uint32(word[0] >> np.uint64(32))
 
 
-def _array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+def number_array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """(rows, ...) as float32 or int32; refuses, with InputError, what has no room there."""
     array = np.asarray(values)
     if name in (KEY, USABLE):
         raise InputError(f"{name!r} is a reserved array name; choose another")

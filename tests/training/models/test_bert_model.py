@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.clipping import clipped_grad
+from tests.training.models.any_company import check_any_company
 
 from coowned.errors import InputError
 from coowned.training.models import bert_gradients
@@ -334,16 +335,7 @@ def test_what_lies_past_the_end_does_not_count():
 
 
 def test_an_example_counts_the_same_in_any_company():
-    """To the last integer: alone, in a full batch, in another order and in a larger batch of other padding."""
-    batch, own = make_batch(), parameters()
-    total, _, _ = integer_sum(own, batch, np.ones(SIZE, bool), 1.0)
-    rows = [integer_sum(own, batch, np.arange(SIZE) == row, 1.0)[0] for row in range(SIZE)]
-    for name, array in total.items():
-        assert np.array_equal(array, sum(row[name] for row in rows)), name
-    order = np.random.default_rng(0).permutation(SIZE)
-    moved = {name: np.concatenate([np.zeros_like(array[:5]), array[order]]) for name, array in batch.items()}
-    again, _, _ = integer_sum(own, moved, np.arange(SIZE + 5) >= 5, 1.0)
-    assert all(np.array_equal(again[name], total[name]) for name in total)
+    check_any_company(integer_sum, parameters(), make_batch())
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from tests.training.models.any_company import check_any_company
 
 from coowned.errors import InputError
 from coowned.training.models.bert_files import BertConfig
@@ -87,15 +88,7 @@ def test_no_text_adds_more(clip_norm):
 
 
 def test_a_text_counts_the_same_in_any_company():
-    own, batch = parameters(), make_batch()
-    total, _, _ = integer_sum(own, batch, np.ones(SIZE, bool), 1.0)
-    rows = [alone(own, batch, row, 1.0)[0] for row in range(SIZE)]
-    for name, array in total.items():
-        assert np.array_equal(array, sum(row[name] for row in rows)), name
-    order = np.random.default_rng(0).permutation(SIZE)
-    moved = {name: np.concatenate([np.zeros_like(array[:5]), array[order]]) for name, array in batch.items()}
-    again, _, _ = integer_sum(own, moved, np.arange(SIZE + 5) >= 5, 1.0)
-    assert all(np.array_equal(again[name], total[name]) for name in total)
+    check_any_company(integer_sum, parameters(), make_batch())
 
 
 def test_unknown_labels_add_zero():

@@ -12,7 +12,7 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import ConfigError, InputError
 from coowned.training.columns import check_text_columns, joined_text
-from coowned.training.labels import Classes, check_label_column, declared_classes, read_labels
+from coowned.training.labels import check_label_column, declared_classes, read_labels
 from coowned.training.masking import max_predictions
 from coowned.training.model import Model
 from coowned.training.models import bert_files
@@ -66,10 +66,8 @@ class _Bert(Specification):
         """What the model predicts."""
 
     @abc.abstractmethod
-    def table(
-        self, examples: AttributedExamples, vocabulary: Vocabulary, *, labels: bool
-    ) -> TokenTable | LabelledTokenTable:
-        """The tokens of the examples, and what is to be predicted of them."""
+    def table(self, examples: AttributedExamples, *, labels: bool, **tokens: Any) -> TokenTable | LabelledTokenTable:
+        """What is to be predicted of the examples, with their tokens: `TokenizedExamples.from_examples` takes these."""
 
     def check_files(self, folder: Path) -> None:
         if self.checkpoint is not None:
@@ -116,7 +114,14 @@ class _Bert(Specification):
             model, initial = model.training_only(self.trainable, initial or model.initial())
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
-            table = self.table(examples, vocabulary, labels=labels)
+            table = self.table(
+                examples,
+                labels=labels,
+                text=self.text,
+                vocabulary=vocabulary,
+                sequence_length=self.sequence_length,
+                lowercase=self.lowercase,
+            )
             return model, table, table.counts()
 
         files = {
@@ -188,14 +193,8 @@ class BertMaskedLM(_Bert):
 
         return MaskedLMHead(max_predictions=max_predictions(self.sequence_length))
 
-    def table(self, examples: AttributedExamples, vocabulary: Vocabulary, *, labels: bool) -> TokenTable:
-        return TokenTable.from_examples(
-            examples,
-            text=self.text,
-            vocabulary=vocabulary,
-            sequence_length=self.sequence_length,
-            lowercase=self.lowercase,
-        )
+    def table(self, examples: AttributedExamples, *, labels: bool, **tokens: Any) -> TokenTable:
+        return TokenTable.from_examples(examples, **tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +218,7 @@ class BertClassifier(_Bert):
 
     kind: ClassVar[str] = "bert-classifier"
     label: str = "label"
-    classes: Classes = 2
+    classes: Any = 2  # becomes a tuple
     sequence_length: int = 128
 
     def __post_init__(self) -> None:
@@ -230,18 +229,12 @@ class BertClassifier(_Bert):
     def head(self) -> "Head":
         from coowned.training.models.bert_network import ClassifierHead
 
-        return ClassifierHead(classes=declared_classes(self.classes))
+        return ClassifierHead(classes=self.classes)
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        check_label_column(schema, self.label if labels else None, declared_classes(self.classes))
+        check_label_column(schema, self.label if labels else None, self.classes)
         return super().task(schema, folder=folder, is_private=is_private, labels=labels)
 
-    def table(self, examples: AttributedExamples, vocabulary: Vocabulary, *, labels: bool) -> LabelledTokenTable:
-        return LabelledTokenTable.from_examples(
-            examples,
-            text=self.text,
-            vocabulary=vocabulary,
-            sequence_length=self.sequence_length,
-            lowercase=self.lowercase,
-            labels=read_labels(examples.payload, self.label if labels else None, declared_classes(self.classes)),
-        )
+    def table(self, examples: AttributedExamples, *, labels: bool, **tokens: Any) -> LabelledTokenTable:
+        found = read_labels(examples.payload, self.label if labels else None, self.classes)
+        return LabelledTokenTable.from_examples(examples, **tokens, labels=found)

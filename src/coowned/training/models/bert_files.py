@@ -148,16 +148,15 @@ def read_config(path: str | os.PathLike[str]) -> BertConfig:
     if missing:
         raise InputError(f"{path}: no {missing[0]}; this is not a BERT's configuration")
     supported = {
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "tie_word_embeddings": True,
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+        "hidden_act": ACTIVATIONS,
     }
-    for name, value in supported.items():
-        if found.get(name, value) not in (value, None):
-            raise InputError(f"{path}: {name} is {found[name]!r}; only {value!r} is supported")
-    if found.get("hidden_act", "gelu") not in ACTIVATIONS:
-        raise InputError(f"{path}: hidden_act is {found['hidden_act']!r}; supported are {', '.join(ACTIVATIONS)}")
+    for name, values in supported.items():
+        if found.get(name) not in (None, *values):
+            raise InputError(f"{path}: {name} is {found[name]!r}; supported: {', '.join(map(repr, values))}")
     names = {field.name for field in dataclasses.fields(BertConfig)}
     try:
         return BertConfig(**{name: value for name, value in found.items() if name in names})
@@ -179,7 +178,11 @@ def parameters_from(
     from coowned.training.models.bert_network import encoder_shapes
 
     unused = (_UNUSED, *head.ignored)
-    found = {_name_today(name): array for name, array in arrays.items() if not name.startswith(unused)}
+    found = {
+        name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): array
+        for name, array in arrays.items()
+        if not name.startswith(unused)
+    }
     decoder_weight, decoder_bias = found.pop(_DECODER_WEIGHT, None), found.pop(_DECODER_BIAS, None)
     if decoder_bias is not None:
         found.setdefault(_BIAS, decoder_bias)
@@ -206,13 +209,6 @@ def parameters_from(
         if own is not None and not np.array_equal(np.asarray(own, np.float32), parameters[tied]):
             raise InputError(f"{name} is not {tied}; only a decoder tied to the word embedding can be trained here")
     return parameters
-
-
-def _name_today(name: str) -> str:
-    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
-        if name.endswith(f"LayerNorm{old}"):
-            return name.removesuffix(old) + new
-    return name
 
 
 def describe_config(config: BertConfig, head: "Head") -> str:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
-from coowned.training.labels import Classes, declared_classes
 from coowned.training.model import Model, sums_of_members
 from coowned.training.models import bert_gradients, microbatches
 from coowned.training.models.bert_files import BertConfig, parameters_from
@@ -103,9 +102,9 @@ class BertModel:
         return cls(head=head, sequence_length=sequence_length, **settings)
 
     @classmethod
-    def classifier(cls, *, classes: Classes, **settings: Any) -> "BertModel":
+    def classifier(cls, *, classes: Any, **settings: Any) -> "BertModel":
         """A model that tells classes apart."""
-        return cls(head=ClassifierHead(classes=declared_classes(classes)), **settings)
+        return cls(head=ClassifierHead(classes=classes), **settings)
 
     @classmethod
     def from_description(cls, kind: str, **described: Any) -> "BertModel":

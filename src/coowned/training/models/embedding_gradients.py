@@ -103,6 +103,7 @@ class _Factors(NamedTuple):
     """The arrays of `EmbeddingGradients` as the compiled loops read them."""
 
     residuals: npt.NDArray[np.float32]  # (copies, m, words)
+    projected: npt.NDArray[np.float32]  # (copies, m, width)
     panels: npt.NDArray[np.float32]  # (copies, panels, m, COLUMNS) projected, its width in panels filled up by zeros
     tokens: npt.NDArray[np.int64]  # (copies, t) in increasing order
     order: npt.NDArray[np.int64]  # (copies, t) where each was
@@ -111,13 +112,14 @@ class _Factors(NamedTuple):
 
 class Embedding:
     def __init__(self, given: EmbeddingGradients):
-        projected = np.asarray(given.projected)
+        projected = np.ascontiguousarray(given.projected)
         copies, rows, width = projected.shape
         panels = -(-width // COLUMNS)
         filled = np.zeros((copies, rows, panels * COLUMNS), np.float32)
         filled[:, :, :width] = projected
         self._given = _Factors(
             np.ascontiguousarray(given.residuals),
+            projected,
             np.ascontiguousarray(filled.reshape(copies, rows, panels, COLUMNS).transpose(0, 2, 1, 3)),
             *_in_order(given.tokens),
             np.ascontiguousarray(given.looked_up),
@@ -147,12 +149,9 @@ def _square_embeddings(given, squares, taken, done):
     """
     copies, rows, words = given.residuals.shape
     length, width = given.looked_up.shape[1:]
-    same, projected, among = np.empty(width, np.float32), np.empty((rows, width), np.float32), np.empty((rows, rows))
-    own = np.empty(rows)
+    same, among, own = np.empty(width, np.float32), np.empty((rows, rows)), np.empty(rows)
     for i in parts_left(copies, taken, done):
-        for m in range(rows):
-            for h in range(width):
-                projected[m, h] = given.panels[i, h // COLUMNS, m, h % COLUMNS]
+        projected = given.projected[i]
         for m in range(rows):
             for n in range(m + 1):
                 among[m, n] = _dot(projected[m], projected[n]) * (1 if m == n else 2)

@@ -17,7 +17,6 @@ from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.example_table import KEY, USABLE, ExampleColumn
 from coowned.training.model import digest_arrays, num_parameters, sums_of_members
-from coowned.training.models import microbatches
 from coowned.training.models.parameter_trees import ParameterTree
 from coowned.training.probes import CanaryContent, StandInContent, random_canaries
 
@@ -76,6 +75,7 @@ class ExampleModel:
     memory_limit: int = 10**9
     microbatch: int | None = None
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    _programs: dict[int, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)  # by rows
 
     # ---- what the loop asks
 
@@ -138,6 +138,8 @@ class ExampleModel:
         import jax
         import jax.numpy as jnp
 
+        from coowned.training.models import microbatches
+
         def loss(own: Arrays, rows: Arrays) -> Any:
             losses = jax.vmap(functools.partial(self._loss, own, self.tree.frozen))(rows)
             return jnp.where(rows[USABLE], losses, 0).sum()
@@ -146,40 +148,31 @@ class ExampleModel:
         return microbatches.gradient_sum(loss, parameters, rows, _AT_ONCE)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        import jax.numpy as jnp
-
-        def one(row: Arrays) -> Any:
-            return self._loss(parameters, self.tree.frozen, row)
-
-        losses = jnp.where(batch[USABLE], _over_rows(one, self._rows(batch)), jnp.nan)
-        if self.label is None or self.classes is None or self.predictor is None:
-            return losses, jnp.zeros(len(losses), bool)
-        return losses, self.predict(parameters, batch)[0] == batch[self.label]
+        numpy = self._numpy
+        losses = numpy.where(batch[USABLE], self._over_rows(self._loss, parameters, batch), numpy.nan)
+        if self._class_label is None:
+            return losses, numpy.zeros(len(losses), bool)
+        return losses, self.predict(parameters, batch)[0] == batch[self._class_label]
 
     def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any] | None:
         """The classes; of a number nothing is known, since its loss may be any."""
-        if self.label is None or self.classes is None or self.predictor is None:
-            return None
-        return np.where(batch[USABLE], batch[self.label], np.nan)
+        return None if self._class_label is None else np.where(batch[USABLE], batch[self._class_label], np.nan)
+
+    @property
+    def _class_label(self) -> str | None:
+        """The entry that predictions are compared with."""
+        return None if self.classes is None or self.predictor is None else self.label
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        import jax.numpy as jnp
-
         if self.predictor is None:
             raise InputError("the model has no predict function; pass predict=...")
-
-        def one(row: Arrays) -> tuple[Any, Any]:
-            found = jnp.asarray(self._predict(parameters, self.tree.frozen, row))
-            if self.classes is None:
-                return found.astype(jnp.float32), jnp.float32(jnp.nan)
-            if found.ndim == 0:
-                found = jnp.stack([1 - found, found])
-            return found.argmax().astype(jnp.int32), found.max().astype(jnp.float32)
-
-        value, probability = _over_rows(one, self._rows(batch))
+        numpy, usable = self._numpy, batch[USABLE]
+        found = self._over_rows(self._predict, parameters, batch).astype(numpy.float32)
         if self.classes is None:
-            return jnp.where(batch[USABLE], value, jnp.nan), probability
-        return value, jnp.where(batch[USABLE], probability, jnp.nan)
+            return numpy.where(usable, found, numpy.nan), numpy.full(len(found), numpy.nan, numpy.float32)
+        if found.ndim == 1:
+            found = numpy.stack([1 - found, found], axis=1)
+        return found.argmax(axis=1).astype(numpy.int32), numpy.where(usable, found.max(axis=1), numpy.nan)
 
     def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
         """The trained parameters by their paths in the tree; frozen ones are where the model was made."""
@@ -187,10 +180,7 @@ class ExampleModel:
 
     def from_arrays(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
         """Reads `to_arrays` back."""
-        found = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
-        if {name: array.shape for name, array in found.items()} != self.shapes():
-            raise InputError(f"these are not the arrays of this model, which are {', '.join(self.shapes())}")
-        return found
+        return self.tree.read(arrays)
 
     def stand_in(self) -> "ExampleModel":
         """The same parameters, microbatch and clipper with a loss whose gradients are known: for audits."""
@@ -206,21 +196,39 @@ class ExampleModel:
         del clip_norm
         return self, random_canaries(self.entries, users, per_user, classes=len(self.classes or ()), seed=0)
 
-    # ---- one example
+    # ---- one example, and many
+
+    def _example(self, row: Arrays) -> dict[str, Any]:
+        return {entry.name: row[entry.name] for entry in self.entries}
 
     def _rows(self, batch: Arrays) -> dict[str, Any]:
-        return {name: batch[name] for name in (*(entry.name for entry in self.entries), KEY)}
+        return {**self._example(batch), KEY: batch[KEY]}
 
     def _loss(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
         import jax
 
-        example = {entry.name: row[entry.name] for entry in self.entries}
         key = jax.random.wrap_key_data(row[KEY], impl="threefry2x32")
-        return self.loss(self.tree.whole(trained, frozen), example, key)
+        return self.loss(self.tree.whole(trained, frozen), self._example(row), key)
 
     def _predict(self, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
         assert self.predictor is not None
-        return self.predictor(self.tree.whole(trained, frozen), {entry.name: row[entry.name] for entry in self.entries})
+        return self.predictor(self.tree.whole(trained, frozen), self._example(row))
+
+    @property
+    def _numpy(self) -> Any:
+        """What `losses` and `predict` compute with."""
+        import jax.numpy as jnp
+
+        return jnp
+
+    def _over_rows(self, function: Callable[..., Any], parameters: Arrays, batch: Arrays) -> Any:
+        """What a function of trained parameters, frozen ones and one row gives for each row."""
+        import jax
+
+        from coowned.training.models import microbatches
+
+        many = jax.vmap(functools.partial(function, parameters, self.tree.frozen))
+        return microbatches.over_parts(many, self._rows(batch), _AT_ONCE)
 
     def _placed(self, parameters: Arrays) -> Mapping[str, Any]:
         """All parameters as the programs take them."""
@@ -250,10 +258,6 @@ class ExampleModel:
             keep_compiled_programs()
             self._programs[rows] = self._gradients.lower(self._all_parameters(), self._made_up(rows)).compile()
         return self._programs[rows]
-
-    @functools.cached_property
-    def _programs(self) -> dict[int, Any]:
-        return {}
 
     # ---- checks before training, on made-up data of the data's shapes
 
@@ -335,8 +339,8 @@ class ExampleModel:
                         )
         return True
 
-    def _all_parameters(self) -> dict[str, Any]:
-        return {"trained": {name: array[None] for name, array in self.tree.trained.items()}, "frozen": self.tree.frozen}
+    def _all_parameters(self) -> Mapping[str, Any]:
+        return self._placed({name: array[None] for name, array in self.tree.trained.items()})
 
     def _made_up(self, rows: int, *, seed: int = 0, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
         """A batch of random numbers: normal, or 0 and 1 (any class) for integers."""
@@ -351,7 +355,7 @@ class ExampleModel:
         return {**arrays, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
 
 
-def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> ExampleModel:
+def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> ExampleModel:
     """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
 
     The gradient of {"coordinate": j, "length": a, "everywhere": b} is a at number j of the largest parameter, plus b
@@ -373,7 +377,7 @@ def linear_stand_in(shapes: Mapping[str, tuple[int, ...]], microbatch: int) -> E
     return ExampleModel(loss=loss, tree=tree, entries=STAND_IN_ENTRIES, microbatch=microbatch)
 
 
-def largest_tensor(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def largest_tensor(shapes: Mapping[str, Sequence[int]]) -> str:
     """The name of the parameter with the most numbers, the first of them."""
     return max(sorted(shapes), key=lambda name: math.prod(shapes[name]))
 
@@ -390,13 +394,6 @@ def refuse_collectives() -> Iterator[None]:
             f"the loss uses other examples of the batch ({error}), but it sees only one; use layers without batch "
             "statistics, such as layer norm or group norm"
         ) from error
-
-
-def _over_rows(function: Callable[[Any], Any], rows: Arrays) -> Any:
-    """What a function of one row gives for each."""
-    import jax
-
-    return microbatches.over_parts(jax.vmap(function), rows, _AT_ONCE)
 
 
 def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

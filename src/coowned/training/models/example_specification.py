@@ -88,16 +88,16 @@ class ExampleSpecification(Specification):
         """The model with these settings, besides the loss and the predictor."""
 
     @abc.abstractmethod
-    def attempt(self, tree: ParameterTree, example: "AskedExample", *, label: str | None, with_loss: bool) -> Any:
-        """Calls `predict`, and the loss unless told otherwise, on an example of zeros; gives what `predict` gave."""
+    def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
+        """What `loss` or `predict` gives for an example; its shape is enough."""
 
     @abc.abstractmethod
-    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
         """What `predict` gives for an example under the parameters that training starts from."""
 
     def lengths(self, tree: ParameterTree) -> list[int]:
-        """What the length of a list may be that nobody says."""
-        return tree.sizes
+        """What the length of a list may be that nobody says, in increasing order: those of the parameters' axes."""
+        return sorted({size for array in (*tree.trained.values(), *tree.frozen.values()) for size in array.shape})
 
     def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Entries of an example that are no column of the data: shape, and whether they hold integers."""
@@ -197,7 +197,12 @@ class ExampleSpecification(Specification):
             example = AskedExample(kinds, tries.pop(), self.zeros)
             try:
                 with refuse_collectives():
-                    fitting.append((example, self.attempt(tree, example, label=label, with_loss=labels)))
+                    output = None if self.predict is None else self.call(self.predict, tree, example)
+                    if labels:
+                        if self.class_names(output):  # a class is its index, whatever the type of its column
+                            example.whole.add(label)
+                        self.call(self.loss, tree, example)
+                    fitting.append((example, output))
             except UnknownLengthError as missing:
                 unknown.append(str(missing))
                 tries, fitting = _lengths(unknown, self.lengths(tree)), []

@@ -1,15 +1,14 @@
 """Any model in JAX: a loss of one example, a tree of parameters, and a function that predicts."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coowned.errors import InputError
 from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.example_specification import AskedExample, ExampleSpecification
+from coowned.training.models.example_specification import ExampleSpecification
 from coowned.training.models.parameter_trees import ParameterTree, Trainable
 
 
@@ -68,30 +67,23 @@ class JaxModel(ExampleSpecification):
     def with_arrays(self, arrays: Mapping[str, Any]) -> Any:
         """The tree of parameters with the trained ones from a model file: what `loss` and `predict` take."""
         tree = self.parameter_tree()
-        found = {name: np.shape(array) for name, array in arrays.items()}
-        if found != {name: array.shape for name, array in tree.trained.items()}:
-            raise InputError(f"these are not the arrays of this model, which are {', '.join(tree.trained)}")
-        return tree.whole(arrays, tree.frozen)
+        return tree.whole(tree.read(arrays), tree.frozen)
 
     def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
         import jax.numpy as jnp
 
         return jnp.zeros(shape, jnp.int32 if whole else jnp.float32)
 
-    def attempt(self, tree: ParameterTree, example: AskedExample, *, label: str | None, with_loss: bool) -> Any:
-        """Traces both functions: nothing is computed."""
+    def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
+        """Traces it: nothing is computed."""
         import jax
 
-        predict, output = self.predict, None
-        if predict is not None:
-            output = jax.eval_shape(lambda t, f: predict(tree.whole(t, f), example), tree.trained, tree.frozen)
-        if with_loss:
-            key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
-            if self.class_names(output):  # a class is its index, whatever the type of its column
-                example.whole.add(label)
-            jax.eval_shape(lambda t, f, k: self.loss(tree.whole(t, f), example, k), tree.trained, tree.frozen, key)
-        return output
+        def traced(trained: Any, frozen: Any) -> Any:
+            more = [jax.random.key(0, impl="threefry2x32")] if function is self.loss else []
+            return function(tree.whole(trained, frozen), example, *more)
 
-    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return jax.eval_shape(traced, tree.trained, tree.frozen)
+
+    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
         assert self.predict is not None
         return np.asarray(self.predict(tree.whole(tree.trained, tree.frozen), example))

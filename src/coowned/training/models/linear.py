@@ -14,6 +14,7 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
+from coowned.mechanism.linear_sums import clipped_linear_sums
 from coowned.training.columns import check_number_columns
 from coowned.training.data import FeatureTable
 from coowned.training.labels import check_label_column
@@ -246,8 +247,6 @@ class FeatureModel(LinearModel):
     def _clipped_sums(
         self, coefficients: npt.NDArray[np.float32], batch: dict[str, Any], mask: Any, grids: Sequence[Grid]
     ) -> tuple[npt.NDArray[np.int64], int]:
-        from coowned.mechanism.linear_sums import clipped_linear_sums
-
         labels, norms, is_number = self._labels(batch), batch.get("norms"), self.classes is None
         return clipped_linear_sums(coefficients, batch["features"], labels, mask, grids, norms, squared_loss=is_number)
 

@@ -7,12 +7,12 @@ batch, so that a batch divided among devices is divided in every part.
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 
 def in_parts(batch: Any, most: int, *, spread: bool = False) -> tuple[Callable[[Any], Any], int]:
     """(the rows of a part by its number, how many parts there are): at most so many rows each, padded with zeros."""
-    import jax
-    import jax.numpy as jnp
-
     count = len(jax.tree.leaves(batch)[0])
     parts = max(1, -(-count // most))
     size = max(1, -(-count // parts))
@@ -32,9 +32,6 @@ def in_parts(batch: Any, most: int, *, spread: bool = False) -> tuple[Callable[[
 
 def over_parts(function: Callable[[Any], Any], batch: Any, most: int, *, spread: bool = False) -> Any:
     """What a function of some rows gives for each of them, in the order of the batch."""
-    import jax
-    import jax.numpy as jnp
-
     count = len(jax.tree.leaves(batch)[0])
     rows, parts = in_parts(batch, most, spread=spread)
     found = jax.lax.map(lambda part: function(rows(part)), jnp.arange(parts))  # (parts, rows of a part, ...)
@@ -50,9 +47,6 @@ def gradient_sum(
     loss: Callable[[Any, Any], Any], parameters: Any, batch: Any, most: int, *, spread: bool = False
 ) -> Any:
     """The sum over all parts of the gradients of `loss(parameters, rows)`, the summed loss of some rows."""
-    import jax
-    import jax.numpy as jnp
-
     rows, parts = in_parts(batch, most, spread=spread)
 
     def add(part: Any, sums: Any) -> Any:

@@ -72,11 +72,12 @@ class ParameterTree:
         leaves = {**self._static, **frozen, **trained}
         return jax.tree.unflatten(self._structure, [leaves[name] for name in self._names])
 
-    @property
-    def sizes(self) -> list[int]:
-        """The lengths of the axes of all arrays, in increasing order."""
-        arrays = (*self.trained.values(), *self.frozen.values())
-        return sorted({size for array in arrays for size in array.shape})
+    def read(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
+        """The trained leaves from a model file; refuses those of another model with InputError."""
+        found = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+        if {name: array.shape for name, array in found.items()} != {name: a.shape for name, a in self.trained.items()}:
+            raise InputError(f"these are not the arrays of this model, which are {', '.join(self.trained)}")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -106,8 +106,7 @@ class PythonModel(Specification):
     @classmethod
     def from_description(cls, **described: Any) -> Model:
         """A stand-in for audits, with the same parameters and microbatch: the functions are not in a description."""
-        shapes = {name: tuple(shape) for name, shape in described["parameters"].items()}
-        return linear_stand_in(shapes, described["microbatch"])
+        return linear_stand_in(described["parameters"], described["microbatch"])
 
 
 @contextlib.contextmanager
