@@ -293,7 +293,7 @@ def fit(
     select = None
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)
-    report = reporting(progress)
+    tell = functools.partial(reporting(progress), 0.0)
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     try:
@@ -305,8 +305,8 @@ def fit(
                 select=select,
                 progress=progress,
                 on_metrics=on_metrics,
-                announce=lambda text: report(0.0, text),
-                advise=lambda text: report(0.0, text),
+                announce=tell,
+                advise=tell,
             )
         run = Run(stored=StoredRun.open(path), specification=model)
     except BaseException:

@@ -154,10 +154,9 @@ class FeatureTable(RowTable):
     Cost: `fill` copies the rows once, without Python's lock.
 
     Attributes:
-      graph: whose examples these are.
       features: (n, num_features) float32.
       labels: (n,) float32: 0 or 1, the index of the class, or the target of a regression.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
+      rows: as `RowTable` has it.
 
     Example:
       >>> from coowned import from_table

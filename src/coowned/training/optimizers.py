@@ -120,8 +120,6 @@ class Rule:
     """The form of an update, which all models of a run share.
 
     Attributes:
-      optimizer: name of the optimizer.
-      momentum: of sgd.
       counts: whether steps are counted, for anything that is not the same in all of them.
       averages: whether an average is kept beside the parameters: memory of the parameters once more.
       scales: whether gradients are scaled before they are clipped.
@@ -141,12 +139,9 @@ class Rule:
         scales = clips and members[0].scale_gradients
         return cls(optimizer, members[0].momentum, decays or averages or scales, averages, scales)
 
-    def make(self, learning_rate: Any) -> "optax.GradientTransformation":
-        return make_optimizer(self.optimizer, learning_rate, momentum=self.momentum)
-
     def initial(self, parameters: Arrays) -> State:
         """The state of one model before the first step."""
-        state: dict[str, Any] = {"optimizer": self.make(1.0).init(parameters)}
+        state: dict[str, Any] = {"optimizer": make_optimizer(self.optimizer, 1.0, momentum=self.momentum).init(parameters)}
         if self.counts:
             state["count"] = np.int32(0)
         if self.averages:
@@ -171,8 +166,9 @@ class Rule:
             gradients = {name: array / scales[name] for name, array in gradients.items()}
             squares = mean_squares(kept, scales, gradients, rates.noise)
         rate = learning_rate_at(rates, kept["count"]) if self.counts else rates.learning_rate
-        updates, optimizer = self.make(rate).update(gradients, kept["optimizer"], parameters)
-        after: dict[str, Any] = {"optimizer": optimizer, **squares}
+        optimizer = make_optimizer(self.optimizer, rate, momentum=self.momentum)
+        updates, optimizer_state = optimizer.update(gradients, kept["optimizer"], parameters)
+        after: dict[str, Any] = {"optimizer": optimizer_state, **squares}
         if self.counts:
             after["count"] = kept["count"] + 1
             shrink = 1 - rate * rates.weight_decay
@@ -309,12 +305,9 @@ def optimizer_names() -> tuple[str, ...]:
         if not inspect.isfunction(function) or name.startswith("_") or name in _NO_OPTIMIZERS:
             continue
         parameters = inspect.signature(function).parameters
-        needed = [
-            p
-            for p in parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        if "learning_rate" in parameters and {p.name for p in needed} <= {"learning_rate"}:
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = {p.name for p in parameters.values() if p.default is p.empty and p.kind not in variable}
+        if "learning_rate" in parameters and needed <= {"learning_rate"}:
             names.append(name)
     return tuple(names)
 
