@@ -208,12 +208,9 @@ class FeatureTable(RowTable):
     @property
     def num_unusable(self) -> int:
         """Rows with a value that is missing or not finite, or a label that is no class: for a private log alone."""
-        unusable = 0
-        for begin in range(0, len(self.labels), 4096):
-            piece = slice(begin, begin + 4096)
-            finite = np.isfinite(self.labels[piece]) & np.isfinite(self.features[piece]).all(axis=1)
-            unusable += int(np.count_nonzero(~finite))
-        return unusable
+        with np.errstate(invalid="ignore"):  # of infinities with both signs
+            sums = self.labels + self.features.sum(axis=1, dtype=np.float64)  # of float32, it is never too large
+        return int(np.count_nonzero(~np.isfinite(sums)))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
@@ -239,11 +236,9 @@ class FeatureTable(RowTable):
         """Features together with their rows' norms."""
         rows = self._rows_or_first(np.arange(self.graph.num_examples))
         norms = np.empty(rows.size, np.float32)
-
-        def piece(begin: int, end: int) -> None:
-            fill_norms(self.features, rows[begin:end], norms[begin:end])
-
-        threads.over_ranges(piece, rows.size, parts=threads.cores())
+        threads.over_ranges(
+            lambda a, b: fill_norms(self.features, rows[a:b], norms[a:b]), rows.size, parts=threads.cores()
+        )
         sides = np.stack([self.labels[rows], norms], axis=1)
         return WithNorms(graph=self.graph, rows=self.rows, features=self.features, labels=self.labels, sides=sides)
 
@@ -332,8 +327,7 @@ class WorldData(RowTable):
 
 def with_norms(data: TrainingData) -> TrainingData:
     """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
-    prepare = getattr(data, "with_norms", None)
-    return data if prepare is None else prepare()
+    return getattr(data, "with_norms", lambda: data)()
 
 
 def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
@@ -355,8 +349,7 @@ def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDAr
 
 def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> InPlace | None:
     """Where the content of these examples lies in memory, for data that can say so."""
-    find = getattr(data, "in_place", None)
-    return None if find is None else find(examples)
+    return getattr(data, "in_place", lambda examples: None)(examples)
 
 
 def _gather(
@@ -367,19 +360,12 @@ def _gather(
     out: dict[str, npt.NDArray[Any]],
 ) -> None:
     """Fills out with rows of features, if it has room for them, and with rows of `sides`."""
-    labels = out["labels"][: rows.size]
-    norms = out["norms"][: rows.size] if sides.shape[1] > 1 else labels[:0]
-    if "features" not in out:
-        gather_sides(sides, indices, labels, norms)
-        return
-    into = out["features"]
-
-    def piece(begin: int, end: int) -> None:
-        gather_rows(features, rows[begin:end], into[begin:end])
-        gather_sides(sides, indices[begin:end], labels[begin:end], norms[begin:end])
-
-    parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
-    threads.over_ranges(piece, rows.size, parts=parts)
+    for name, column in zip(("labels", "norms"), np.take(sides, indices, axis=0).T, strict=False):
+        out[name][: rows.size] = column
+    into = out.get("features")
+    if into is not None:
+        parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
+        threads.over_ranges(lambda a, b: gather_rows(features, rows[a:b], into[a:b]), rows.size, parts=parts)
 
 
 @compiled()
@@ -393,17 +379,6 @@ def gather_rows(source, rows, out):
         row = rows[i]
         for j in range(width):
             out[i, j] = source[row, j]
-
-
-@compiled()
-def gather_sides(sides, indices, out_labels, out_norms):
-    """out_labels[i] = sides[indices[i], 0]; out_norms[i] = sides[indices[i], 1], if there are norms."""
-    for i in range(indices.size):
-        if i + _AHEAD < indices.size:
-            prefetch(sides, indices[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
-        out_labels[i] = sides[indices[i], 0]
-        if out_norms.size:
-            out_norms[i] = sides[indices[i], 1]
 
 
 def _row_order(graph: AttributionGraph) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -243,7 +243,6 @@ class Trainer:
             )
         self._plans, self._model = tuple(plans), model
         plan = self._plans[0]
-        self._noisy = any(p.noise_multiplier for p in plans)
         self._clips = plan.clip_norm is not None and plan.clip_norm < math.inf
         self._split, self._replicated = _shardings(devices)
         self._step = Step(
@@ -330,7 +329,7 @@ class Trainer:
         return state
 
     def _noise(self, start: int) -> NoiseStream | None:
-        if not self._noisy or self._step.grids is None:
+        if self._step.grids is None or not any(p.noise_multiplier for p in self._plans):
             return None
         plan = self._plans[0]
         return NoiseStream(

@@ -189,22 +189,19 @@ def _row_shape(array: Any) -> tuple[int, ...]:
 def mean_squares(kept: Mapping[str, Any], scales: Arrays, gradients: Arrays, noise: Any) -> dict[str, Arrays]:
     """What `row_scales` reads of a state, after one more step: of the rows' noisy gradients, and of their noise alone.
 
-    Args:
-      kept: the same before the step.
-      scales: of the step.
-      gradients: that it released, unscaled.
-      noise: standard deviation of the noise in the scaled mean gradient.
+    Before the step it was `kept`; `gradients` are released and unscaled, `noise` is the standard deviation in the scaled
+    mean gradient.
     """
     import jax.numpy as jnp
-
-    def remembered(which: str, new: Arrays) -> Arrays:
-        return {name: _MEMORY * kept[which][name] + (1 - _MEMORY) * array for name, array in new.items()}
 
     squares = {
         name: jnp.mean(array**2, -1, keepdims=True) if array.ndim else array**2 for name, array in gradients.items()
     }
     noises = {name: (noise / scale) ** 2 for name, scale in scales.items()}
-    return {"squares": remembered("squares", squares), "noise": remembered("noise", noises)}
+    return {
+        which: {name: _MEMORY * kept[which][name] + (1 - _MEMORY) * array for name, array in new.items()}
+        for which, new in {"squares": squares, "noise": noises}.items()
+    }
 
 
 def row_scales(kept: Mapping[str, Any], parameters: Arrays) -> Arrays:
