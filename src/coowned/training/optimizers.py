@@ -139,9 +139,12 @@ class Rule:
         scales = clips and members[0].scale_gradients
         return cls(optimizer, members[0].momentum, decays or averages or scales, averages, scales)
 
+    def make(self, learning_rate: Any) -> "optax.GradientTransformation":
+        return make_optimizer(self.optimizer, learning_rate, momentum=self.momentum)
+
     def initial(self, parameters: Arrays) -> State:
         """The state of one model before the first step."""
-        state: dict[str, Any] = {"optimizer": make_optimizer(self.optimizer, 1.0, momentum=self.momentum).init(parameters)}
+        state: dict[str, Any] = {"optimizer": self.make(1.0).init(parameters)}
         if self.counts:
             state["count"] = np.int32(0)
         if self.averages:
@@ -166,9 +169,8 @@ class Rule:
             gradients = {name: array / scales[name] for name, array in gradients.items()}
             squares = mean_squares(kept, scales, gradients, rates.noise)
         rate = learning_rate_at(rates, kept["count"]) if self.counts else rates.learning_rate
-        optimizer = make_optimizer(self.optimizer, rate, momentum=self.momentum)
-        updates, optimizer_state = optimizer.update(gradients, kept["optimizer"], parameters)
-        after: dict[str, Any] = {"optimizer": optimizer_state, **squares}
+        updates, optimizer = self.make(rate).update(gradients, kept["optimizer"], parameters)
+        after: dict[str, Any] = {"optimizer": optimizer, **squares}
         if self.counts:
             after["count"] = kept["count"] + 1
             shrink = 1 - rate * rates.weight_decay
@@ -189,8 +191,8 @@ def _row_shape(array: Any) -> tuple[int, ...]:
 def mean_squares(kept: Mapping[str, Any], scales: Arrays, gradients: Arrays, noise: Any) -> dict[str, Arrays]:
     """What `row_scales` reads of a state, after one more step: of the rows' noisy gradients, and of their noise alone.
 
-    Before the step it was `kept`; `gradients` are released and unscaled, `noise` is the standard deviation in the scaled
-    mean gradient.
+    Before the step it was `kept`; `gradients` are released and unscaled; `noise` is the standard deviation in the
+    scaled mean gradient.
     """
     import jax.numpy as jnp
 
