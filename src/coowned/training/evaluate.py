@@ -133,17 +133,11 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
 
 
 class TrivialAnswer(NamedTuple):
-    """One answer to every example of a split, made from the split itself: not covered by any guarantee.
+    """One answer to every example of a split, made from the split itself: not covered by any guarantee."""
 
-    Attributes:
-      name: what it is, in words.
-      losses: (examples,) NaN where an example has nothing to predict.
-      right: (examples,) whether it is right; None for numbers.
-    """
-
-    name: str
-    losses: npt.NDArray[np.float64]
-    right: npt.NDArray[np.bool_] | None
+    name: str  # what it is, in words
+    losses: npt.NDArray[np.float64]  # (examples,) NaN where an example has nothing to predict
+    right: npt.NDArray[np.bool_] | None  # (examples,) whether it is right; None for numbers
 
 
 def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
