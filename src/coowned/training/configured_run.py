@@ -242,4 +242,3 @@ def _prepare_files(
     folder.prepare("guarantee.json", claim.encode(), mode=0o644)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
     folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())
-
