@@ -301,8 +301,9 @@ def grid(
         for epsilon, noise_multiplier in [*((e, None) for e in epsilons), *((None, s) for s in noise_multipliers)]
     ]
     plans = []
-    for claim, clip_norm, rate, *values in itertools.product(claims, clip_norms, learning_rates, *options.values()):
-        chosen = dict(zip(options, values, strict=True))
+    settings = itertools.product(claims, clip_norms, learning_rates)
+    for (claim, clip_norm, rate), values in itertools.product(settings, itertools.product(*options.values())):
+        chosen: dict[str, Any] = dict(zip(options, values, strict=True))
         named = {"learning_rate": rate, "clip_norm": clip_norm, "noise_multiplier": claim.noise_multiplier, **chosen}
         plan = TrainingPlan(
             certificate=certificate,
