@@ -360,8 +360,8 @@ def _gather(
     out: dict[str, npt.NDArray[Any]],
 ) -> None:
     """Fills out with rows of features, if it has room for them, and with rows of `sides`."""
-    for name, column in zip(("labels", "norms"), np.take(sides, indices, axis=0).T, strict=False):
-        out[name][: rows.size] = column
+    labels = out["labels"][: rows.size]
+    gather_sides(sides, indices, labels, out["norms"][: rows.size] if sides.shape[1] > 1 else labels[:0])
     into = out.get("features")
     if into is not None:
         parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
@@ -379,6 +379,17 @@ def gather_rows(source, rows, out):
         row = rows[i]
         for j in range(width):
             out[i, j] = source[row, j]
+
+
+@compiled()
+def gather_sides(sides, indices, out_labels, out_norms):
+    """out_labels[i] = sides[indices[i], 0]; out_norms[i] = sides[indices[i], 1], if there are norms."""
+    for i in range(indices.size):
+        if i + _AHEAD < indices.size:
+            prefetch(sides, indices[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
+        out_labels[i] = sides[indices[i], 0]
+        if out_norms.size:
+            out_norms[i] = sides[indices[i], 1]
 
 
 def _row_order(graph: AttributionGraph) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
