@@ -208,9 +208,12 @@ class FeatureTable(RowTable):
     @property
     def num_unusable(self) -> int:
         """Rows with a value that is missing or not finite, or a label that is no class: for a private log alone."""
-        with np.errstate(invalid="ignore"):  # of infinities with both signs
-            sums = self.labels + self.features.sum(axis=1, dtype=np.float64)  # of float32, it is never too large
-        return int(np.count_nonzero(~np.isfinite(sums)))
+        unusable = 0
+        for begin in range(0, len(self.labels), 4096):
+            piece = slice(begin, begin + 4096)
+            finite = np.isfinite(self.labels[piece]) & np.isfinite(self.features[piece]).all(axis=1)
+            unusable += int(np.count_nonzero(~finite))
+        return unusable
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
