@@ -96,8 +96,7 @@ class Run:
         """
         import polars as pl
 
-        examples = self._examples(table, example_id)
-        model, parameters, data = self._read(examples, labels=False)
+        examples, model, parameters, data = self._read(table, example_id, labels=False)
         found = evaluation.predictions(model, parameters, data)
         return found.insert_column(0, pl.Series("id", examples.ids))
 
@@ -110,8 +109,7 @@ class Run:
           table, example_id: as for `predict`, with the label column.
           split: what to call the data in the result.
         """
-        examples = self._examples(table, example_id)
-        model, parameters, data = self._read(examples, labels=True)
+        examples, model, parameters, data = self._read(table, example_id, labels=True)
         found = evaluation.evaluate(model, parameters, data, split=split)
         return found if examples.graph.num_users else found.head(1)
 
@@ -129,22 +127,21 @@ class Run:
         export_model(self.folder, folder)
         return Path(folder)
 
-    def _examples(self, table: Any, example_id: str | None) -> AttributedExamples:
+    def _read(
+        self, table: Any, example_id: str | None, *, labels: bool
+    ) -> tuple[AttributedExamples, Model, Parameters, Table]:
         if not isinstance(table, AttributedExamples):
-            return examples_without_users(table, example_id)
-        if example_id is not None:
+            table = examples_without_users(table, example_id)
+        elif example_id is not None:
             raise InputError("AttributedExamples have ids of their own; leave example_id out")
-        return table
-
-    def _read(self, examples: AttributedExamples, *, labels: bool) -> tuple[Model, Parameters, Table]:
         require("train", "prediction")
         self.stored.model_files()  # refuses what was changed, before any of it is used
         specification = self.specification or self.stored.config(self.folder).model
         task = specification.from_run(self.folder).task(
-            examples.payload.schema, folder=self.folder, is_private=False, labels=labels
+            table.payload.schema, folder=self.folder, is_private=False, labels=labels
         )
-        model, data, _ = task.read(examples)
-        return model, model.from_arrays(self.stored.arrays()), data
+        model, data, _ = task.read(table)
+        return table, model, model.from_arrays(self.stored.arrays()), data
 
 
 def open_run(folder: str | os.PathLike[str], *, model: Specification | None = None) -> Run:
@@ -293,7 +290,7 @@ def fit(
     select = None
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)
-    report = reporting(progress)
+    tell = functools.partial(reporting(progress), 0.0)
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     try:
@@ -305,8 +302,8 @@ def fit(
                 select=select,
                 progress=progress,
                 on_metrics=on_metrics,
-                announce=lambda text: report(0.0, text),
-                advise=lambda text: report(0.0, text),
+                announce=tell,
+                advise=tell,
             )
         run = Run(stored=StoredRun.open(path), specification=model)
     except BaseException:

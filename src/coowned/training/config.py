@@ -296,14 +296,12 @@ def _model_type(word: Any) -> type[Any]:
 
 def _selection_type(word: Any) -> type[Any]:
     """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
-    if word == GIVEN:  # written by `fit`; a file cannot choose it, so no error offers it
-        fields: list[Any] = [("selector", Literal["given"]), ("seed", int, 0)]
-        return msgspec.defstruct("Selection", fields, kw_only=True)
-    words = Literal[tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
-    fields = [("selector", words, "greedy"), ("seed", int, 0)]
+    # GIVEN is written by `fit`; a file cannot choose it, so no error offers it.
+    words = Literal[(GIVEN,) if word == GIVEN else tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
+    fields: list[Any] = [("selector", words, "greedy"), ("seed", int, 0)]
     kind = selector_class(word if isinstance(word, str) and word in CLASSES else "greedy")
     hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
+    for field in () if word == GIVEN else dataclasses.fields(kind):
         if field.name not in ("batch_size", "iterations", "min_separation"):
             default = () if field.default is dataclasses.MISSING else (field.default,)
             fields.append((field.name, hints[field.name], *default))

@@ -22,7 +22,7 @@ from coowned.selection.selector import Schedule, Selection
 from coowned.training import evaluate as evaluation
 from coowned.training.checkpoint import RunFolder
 from coowned.training.config import GIVEN, TrainConfig
-from coowned.training.loop import TrainedModel, train, train_without_privacy
+from coowned.training.loop import TrainedModel, check_devices, train, train_without_privacy
 from coowned.training.model import num_parameters, num_scores
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import OnMetrics, claim, parquet_bytes
@@ -78,7 +78,7 @@ def run_configuration(
 
     require("train", "training")
     folder.refuse_if_finished()
-    _check_devices(config.run.devices)
+    check_devices(config.run.devices)  # selecting may take long
     config.model.check_files(config.folder)
     run_key = folder.run_key(config.run.seed)
     if examples is None:
@@ -242,12 +242,3 @@ def _prepare_files(
     folder.prepare("guarantee.json", claim.encode(), mode=0o644)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
     folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())
-
-
-def _check_devices(devices: int) -> None:
-    """Before anything is read: selecting may take long."""
-    if devices > 1:
-        import jax
-
-        if devices > len(jax.devices()):
-            raise InputError(f"[run] devices: there are {len(jax.devices())} devices, not {devices}; use fewer")

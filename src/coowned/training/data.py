@@ -154,10 +154,9 @@ class FeatureTable(RowTable):
     Cost: `fill` copies the rows once, without Python's lock.
 
     Attributes:
-      graph: whose examples these are.
       features: (n, num_features) float32.
       labels: (n,) float32: 0 or 1, the index of the class, or the target of a regression.
-      rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
+      rows: as `RowTable` has it.
 
     Example:
       >>> from coowned import from_table
@@ -240,11 +239,9 @@ class FeatureTable(RowTable):
         """Features together with their rows' norms."""
         rows = self._rows_or_first(np.arange(self.graph.num_examples))
         norms = np.empty(rows.size, np.float32)
-
-        def piece(begin: int, end: int) -> None:
-            fill_norms(self.features, rows[begin:end], norms[begin:end])
-
-        threads.over_ranges(piece, rows.size, parts=threads.cores())
+        threads.over_ranges(
+            lambda a, b: fill_norms(self.features, rows[a:b], norms[a:b]), rows.size, parts=threads.cores()
+        )
         sides = np.stack([self.labels[rows], norms], axis=1)
         return WithNorms(graph=self.graph, rows=self.rows, features=self.features, labels=self.labels, sides=sides)
 
@@ -333,8 +330,7 @@ class WorldData(RowTable):
 
 def with_norms(data: TrainingData) -> TrainingData:
     """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
-    prepare = getattr(data, "with_norms", None)
-    return data if prepare is None else prepare()
+    return getattr(data, "with_norms", lambda: data)()
 
 
 def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
@@ -356,8 +352,7 @@ def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDAr
 
 def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> InPlace | None:
     """Where the content of these examples lies in memory, for data that can say so."""
-    find = getattr(data, "in_place", None)
-    return None if find is None else find(examples)
+    return getattr(data, "in_place", lambda examples: None)(examples)
 
 
 def _gather(
@@ -369,18 +364,11 @@ def _gather(
 ) -> None:
     """Fills out with rows of features, if it has room for them, and with rows of `sides`."""
     labels = out["labels"][: rows.size]
-    norms = out["norms"][: rows.size] if sides.shape[1] > 1 else labels[:0]
-    if "features" not in out:
-        gather_sides(sides, indices, labels, norms)
-        return
-    into = out["features"]
-
-    def piece(begin: int, end: int) -> None:
-        gather_rows(features, rows[begin:end], into[begin:end])
-        gather_sides(sides, indices[begin:end], labels[begin:end], norms[begin:end])
-
-    parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
-    threads.over_ranges(piece, rows.size, parts=parts)
+    gather_sides(sides, indices, labels, out["norms"][: rows.size] if sides.shape[1] > 1 else labels[:0])
+    into = out.get("features")
+    if into is not None:
+        parts = max(1, min(threads.cores(), rows.size * into.shape[1] // _NUMBERS_A_THREAD))
+        threads.over_ranges(lambda a, b: gather_rows(features, rows[a:b], into[a:b]), rows.size, parts=parts)
 
 
 @compiled()

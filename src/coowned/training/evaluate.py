@@ -1,9 +1,9 @@
-"""How good a model is on examples it was not trained on: overall, and by users per example."""
+"""How good a model is on examples it was not trained on: overall, by users per example, and beside a trivial answer."""
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ from coowned import validate
 from coowned.errors import InputError
 from coowned.training.data import TrainingData, content_pieces
 from coowned.training.model import Model, compiled_for
-from coowned.training.trivial import trivial_answer
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,6 +21,7 @@ NOT_COVERED = (
     "validation, report on test, and show both only to people who may see the data."
 )
 _Z = 1.959963984540054  # 97.5% of a standard normal lie below
+_LABELS, _WORDS, _WEIGHTS = "labels", "targets", "weights"  # arrays of the data that say what is to be predicted
 
 
 def evaluate(
@@ -106,7 +106,7 @@ def example_losses(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
-    loss, correct = _of_every_example(_compiled(model, "losses"), parameters, data)
+    loss, correct = _of_every_example(functools.partial(_compiled(model, "losses"), dict(parameters)), data)
     loss = loss.astype(np.float64)
     return loss, correct.astype(bool) & np.isfinite(loss)
 
@@ -122,7 +122,7 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
     import polars as pl
 
     model.check_data(data.shapes())
-    found, probability = _of_every_example(_compiled(model, "predict"), parameters, data)
+    found, probability = _of_every_example(functools.partial(_compiled(model, "predict"), dict(parameters)), data)
     if model.classes is None:
         values = pl.Series("prediction", found.astype(np.float32)).fill_nan(None)
         return pl.DataFrame([values, pl.Series("probability", [None] * len(found), pl.Float32)])
@@ -132,15 +132,62 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
     return table.with_columns(pl.when(pl.Series(usable)).then(pl.all()))
 
 
+class TrivialAnswer(NamedTuple):
+    """One answer to every example of a split, made from the split itself: not covered by any guarantee."""
+
+    name: str  # what it is, in words
+    losses: npt.NDArray[np.float64]  # (examples,) NaN where an example has nothing to predict
+    right: npt.NDArray[np.bool_] | None  # (examples,) whether it is right; None for numbers
+
+
+def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
+    """The most frequent class, the mean of a number, or how often each word occurs; None where data show none of them.
+
+    The loss of classes and words is the cross-entropy of their frequencies: the smallest that one answer for all
+    examples can have. That of a number is the squared error of the mean.
+
+    Guarantees:
+      - No constant has a smaller loss on these examples, and no class more right answers.
+        (test_no_constant_is_better)
+      - Words count as in the loss of a masked model: the mean over an example, then over examples.
+        (test_words_count_as_in_a_masked_model)
+    Cost: one pass over the data.
+    """
+    if {_WORDS, _WEIGHTS} <= data.shapes().keys():
+        words, weights = _of_every_example(lambda batch: (batch[_WORDS], batch[_WEIGHTS]), data)
+        return _most_frequent("word frequencies alone", words, weights)
+    # A model whose data do not hold what it predicts as "labels" says what it is; None where no array holds it.
+    labels_of = getattr(model, "labels_of", lambda batch: batch.get(_LABELS))
+    known = _of_every_example(lambda batch: [part for part in (labels_of(batch),) if part is not None], data)
+    if not known:
+        return None
+    labels = known[0].astype(np.float64)
+    finite = np.isfinite(labels)
+    if model.classes is not None:
+        return _most_frequent("the most frequent class", np.where(finite, labels, 0)[:, None], finite[:, None])
+    mean = float(labels[finite].mean()) if finite.any() else 0.0
+    return TrivialAnswer("the mean of the targets", np.where(finite, (labels - mean) ** 2, np.nan), None)
+
+
+def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> TrivialAnswer:
+    """Of (examples, entries) values, each example counting once, by the weights of its entries."""
+    values = values.astype(np.int64)
+    totals = weights.sum(axis=1, dtype=np.float64)
+    shares = np.divide(weights, totals[:, None], out=np.zeros(values.shape), where=totals[:, None] > 0)
+    counts = np.bincount(values.ravel(), weights=shares.ravel(), minlength=1)
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(counts / max(1e-300, counts.sum()))
+    losses = np.where(totals > 0, (shares * np.where(shares > 0, surprise[values], 0.0)).sum(axis=1), np.nan)
+    right = (shares * (values == counts.argmax())).sum(axis=1) >= 0.5 - 1e-6  # shares are rounded
+    return TrivialAnswer(name, losses, right)
+
+
 def _of_every_example(
-    compute: Any, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The two arrays that a compiled function of (parameters, batch) gives, for all examples."""
-    pieces = []
-    for count, arrays in content_pieces(data):
-        pieces.append([np.asarray(values)[:count] for values in compute(dict(parameters), arrays)])
-    first, second = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return first, second
+    compute: Callable[[dict[str, npt.NDArray[Any]]], Iterable[Any]], data: TrainingData
+) -> list[npt.NDArray[Any]]:
+    """The arrays that a function gives of a batch, for all examples."""
+    pieces = [[np.asarray(values)[:count] for values in compute(arrays)] for count, arrays in content_pieces(data)]
+    return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ What a step gets is a pure function of the step, so timing changes no bit. Array
 when the step that read it has ended, since a device may read the host's memory in place.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class StepInput(NamedTuple):
     slot: Any  # give it back with `Feeder.release`
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Feeder:
     """Gives the inputs of the steps from `start` to `stop`, in order.
 
@@ -43,31 +45,26 @@ class Feeder:
     Cost: four batches of memory at most.
     """
 
-    def __init__(
-        self,
-        data: TrainingData,
-        batches: Batches,
-        noise: NoiseStream | None,
-        *,
-        run_key: RunKey,
-        start: int,
-        stop: int,
-        in_place: bool = False,
-    ):
-        self._data, self._batches, self._noise, self._run_key = data, batches, noise, run_key
-        self._start, self._stop, self._in_place = start, stop, in_place
-        self._free: list[dict[int, dict[str, npt.NDArray[Any]]]] = []
+    data: TrainingData
+    batches: Batches
+    noise: NoiseStream | None
+    _: dataclasses.KW_ONLY
+    run_key: RunKey
+    start: int
+    stop: int
+    in_place: bool = False
+    _free: list[dict[int, dict[str, npt.NDArray[Any]]]] = dataclasses.field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[StepInput]:
-        steps = range(self._start, self._stop)
-        if not self._in_place:
+        steps = range(self.start, self.stop)
+        if not self.in_place:
             yield from map(self._make, steps)
             return
         coming = None
         try:
             for step in steps:
                 step_input = self._make(step) if coming is None else coming.result()
-                coming = threads.step_workers().submit(self._make, step + 1) if step + 1 < self._stop else None
+                coming = threads.step_workers().submit(self._make, step + 1) if step + 1 < self.stop else None
                 yield step_input
         finally:
             if coming is not None:  # if it has begun, it ends by itself: its arrays are nobody's
@@ -79,23 +76,23 @@ class Feeder:
 
     def _make(self, step: int) -> StepInput:
         slot = self._free.pop() if self._free else {}
-        drawn = self._batches.batch(step)
+        drawn = self.batches.batch(step)
         size, count = drawn.physical_size, drawn.num_copies
-        in_place = rows_in_place(self._data, drawn.examples) if self._in_place else None
+        in_place = rows_in_place(self.data, drawn.examples) if self.in_place else None
         if size not in slot:
             if len(slot) >= 4:  # rare sizes do not pile up
                 slot.clear()
-            kinds = self._data.dtypes()
+            kinds = self.data.dtypes()
             elsewhere = () if in_place is None else in_place.names
-            shapes = {name: shape for name, shape in self._data.shapes().items() if name not in elsewhere}
+            shapes = {name: shape for name, shape in self.data.shapes().items() if name not in elsewhere}
             slot[size] = {name: _aligned((size, *shape), kinds[name]) for name, shape in shapes.items()}
         arrays = slot[size]
-        draw = Draw(self._run_key, step, drawn.copy_numbers[:count])
-        self._data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
+        draw = Draw(self.run_key, step, drawn.copy_numbers[:count])
+        self.data.fill(drawn.examples[:count], {name: array[:count] for name, array in arrays.items()}, draw)
         batch: dict[str, Any] = arrays if in_place is None else {**arrays, "features": in_place}
         for array in arrays.values():
             array[count:] = 0
-        noise = None if self._noise is None else self._noise.next()
+        noise = None if self.noise is None else self.noise.next()
         return StepInput(step, batch, drawn.mask, count, noise, slot)
 
 

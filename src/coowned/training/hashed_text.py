@@ -55,8 +55,6 @@ def hash_texts(
     Cost: some microseconds a text of mail's length; memory for the result and a few thousand texts.
 
     Args:
-      texts: a column of text.
-      num_features: how many features there are.
       word_ngrams: the shortest and the longest run of words; None for no words.
       character_ngrams: the shortest and the longest run of characters of a word with a space on both sides; None for
         none.

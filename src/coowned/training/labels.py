@@ -40,12 +40,9 @@ def declared_classes(classes: Classes) -> tuple[str | int, ...]:
 
 
 def check_label_column(schema: pa.Schema, label: str | None, classes: Sequence[str | int] | None) -> None:
-    """Refuses, with InputError, a column that is missing or declared to hold what cannot be these classes, or numbers.
+    """Refuses, with InputError, a column that is missing or declared to hold what cannot be these classes.
 
-    Args:
-      schema: of the payload.
-      label: the column; None: there is none to check.
-      classes: what labels there are; None: they are numbers.
+    Without a label there is no column to check; without classes labels are numbers.
     """
     if label is None:
         return

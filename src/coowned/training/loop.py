@@ -235,8 +235,7 @@ class Trainer:
 
         if devices > 1 and not model.runs_in_jax:
             raise InputError("a PyTorch model is trained on one device; remove devices")
-        if devices > len(jax.devices()):
-            raise InputError(f"there are {len(jax.devices())} devices, not {devices}; use fewer")
+        check_devices(devices)
         if plans[0].scale_gradients and (model.many_models or len(plans[0].coefficients) > 1):
             raise InputError(
                 "scale_gradients needs gradients computed by JAX and independent noise in every step; remove it for "
@@ -244,7 +243,6 @@ class Trainer:
             )
         self._plans, self._model = tuple(plans), model
         plan = self._plans[0]
-        self._noisy = any(p.noise_multiplier for p in plans)
         self._clips = plan.clip_norm is not None and plan.clip_norm < math.inf
         self._split, self._replicated = _shardings(devices)
         self._step = Step(
@@ -331,7 +329,7 @@ class Trainer:
         return state
 
     def _noise(self, start: int) -> NoiseStream | None:
-        if not self._noisy or self._step.grids is None:
+        if self._step.grids is None or not any(p.noise_multiplier for p in self._plans):
             return None
         plan = self._plans[0]
         return NoiseStream(
@@ -383,6 +381,15 @@ def _wait(results: tuple[Any, ...]) -> None:
     for result in results:
         if hasattr(result, "block_until_ready"):  # jax's function of this name looks through a tree for it
             result.block_until_ready()
+
+
+def check_devices(devices: int) -> None:
+    """Refuses more devices than there are; for one, nothing is started to find out."""
+    if devices > 1:
+        import jax
+
+        if devices > len(jax.devices()):
+            raise InputError(f"devices: there are {len(jax.devices())} devices, not {devices}; use fewer")
 
 
 def _shardings(devices: int) -> tuple[Any, Any]:

@@ -120,8 +120,6 @@ class Rule:
     """The form of an update, which all models of a run share.
 
     Attributes:
-      optimizer: name of the optimizer.
-      momentum: of sgd.
       counts: whether steps are counted, for anything that is not the same in all of them.
       averages: whether an average is kept beside the parameters: memory of the parameters once more.
       scales: whether gradients are scaled before they are clipped.
@@ -193,22 +191,19 @@ def _row_shape(array: Any) -> tuple[int, ...]:
 def mean_squares(kept: Mapping[str, Any], scales: Arrays, gradients: Arrays, noise: Any) -> dict[str, Arrays]:
     """What `row_scales` reads of a state, after one more step: of the rows' noisy gradients, and of their noise alone.
 
-    Args:
-      kept: the same before the step.
-      scales: of the step.
-      gradients: that it released, unscaled.
-      noise: standard deviation of the noise in the scaled mean gradient.
+    Before the step it was `kept`; `gradients` are released and unscaled; `noise` is the standard deviation in the
+    scaled mean gradient.
     """
     import jax.numpy as jnp
-
-    def remembered(which: str, new: Arrays) -> Arrays:
-        return {name: _MEMORY * kept[which][name] + (1 - _MEMORY) * array for name, array in new.items()}
 
     squares = {
         name: jnp.mean(array**2, -1, keepdims=True) if array.ndim else array**2 for name, array in gradients.items()
     }
     noises = {name: (noise / scale) ** 2 for name, scale in scales.items()}
-    return {"squares": remembered("squares", squares), "noise": remembered("noise", noises)}
+    return {
+        which: {name: _MEMORY * kept[which][name] + (1 - _MEMORY) * array for name, array in new.items()}
+        for which, new in {"squares": squares, "noise": noises}.items()
+    }
 
 
 def row_scales(kept: Mapping[str, Any], parameters: Arrays) -> Arrays:
@@ -309,12 +304,9 @@ def optimizer_names() -> tuple[str, ...]:
         if not inspect.isfunction(function) or name.startswith("_") or name in _NO_OPTIMIZERS:
             continue
         parameters = inspect.signature(function).parameters
-        needed = [
-            p
-            for p in parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        if "learning_rate" in parameters and {p.name for p in needed} <= {"learning_rate"}:
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        needed = {p.name for p in parameters.values() if p.default is p.empty and p.kind not in variable}
+        if "learning_rate" in parameters and needed <= {"learning_rate"}:
             names.append(name)
     return tuple(names)
 

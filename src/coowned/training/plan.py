@@ -84,19 +84,16 @@ class TrainingPlan(OptimizerOptions):
             )
         self.check_options(self.optimizer, self.learning_rate)
         object.__setattr__(self, "learning_rate", float(self.learning_rate))
-        if self.guarantee is None:
-            if self.clip_norm is not None:
-                validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
-        else:
+        if self.guarantee is not None:
             self._check_guarantee(self.guarantee)
         if self.clip_norm is not None:
+            validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
             object.__setattr__(self, "clip_norm", float(self.clip_norm))
         object.__setattr__(self, "strategy", self.mechanism.check_strategy(self.strategy))
 
     def _check_guarantee(self, guarantee: PrivacyGuarantee) -> None:
         if not isinstance(guarantee, PrivacyGuarantee):
             raise InputError(f"guarantee must come from guarantee(...), not {type(guarantee).__name__}")
-        validate.positive_number(clip_norm=self.clip_norm)
         if guarantee.certificate != self.certificate:
             raise CertificateMismatchError("the guarantee is for another certificate; compute it again for this one")
         if guarantee.mechanism != self.mechanism:
@@ -191,10 +188,8 @@ class RunPlan:
     """What a finished run chose, as its record has it.
 
     Attributes:
-      mechanism: how batches were drawn; its batch size and iterations are also here.
       noise_multiplier: 0 without privacy.
       clip_norm: longest gradient of one copy; None or infinite where nothing was clipped.
-      optimizer, learning_rate, optimizer_options: how noisy gradients moved the parameters.
       coefficients: of the correlated noise; (1.0,) is independent noise.
       public: without a guarantee because the data are public.
       test_run: noise and coins came from a given seed.
@@ -219,14 +214,12 @@ class RunPlan:
         clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
         return cls(
             mechanism=mechanism,
-            noise_multiplier=described["noise_multiplier"],
             clip_norm=None if clip_norm is None else float(clip_norm),
             optimizer=optimizer,
             learning_rate=learning_rate,
             optimizer_options=dict(*options),
             coefficients=tuple(described["coefficients"]),
-            public=described["public"],
-            test_run=described["test_run"],
+            **{name: described[name] for name in ("noise_multiplier", "public", "test_run")},
             graph_digest=described["graph"],
             selection_digest=described["selection"],
         )

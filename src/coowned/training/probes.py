@@ -3,6 +3,7 @@
 A model that can be audited says so itself, by the methods of `Auditable`.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -27,34 +28,34 @@ BLANK, IN, NOT_A_NUMBER, INFINITE, HUGE, QUIET, OPPOSITE = range(7)
 SIGNS = np.array([0, 1, 0, 0, 1, 0, -1])  # what a copy of each adds, in clip norms
 
 
-class WorstCase(Protocol):
+class WorstCase(abc.ABC):
     """What examples of one kind of model hold so that their clipped gradients are known."""
 
-    @property
-    def tensor(self) -> str:
-        """The parameter that worst-case gradients lie in."""
-        ...
+    tensor: Any
+    """The parameter that worst-case gradients lie in."""
+    size: Any
+    """How many coordinates its gradients can lie along; the last is the crowd's where there is more than one."""
 
     @property
     def users(self) -> int:
         """How many users can have a coordinate of their own."""
-        ...
+        return max(1, self.size - 1)
 
+    @abc.abstractmethod
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         """Rows whose gradients, with all parameters near zero, lie along a coordinate (-1: the crowd's)."""
-        ...
 
+    @abc.abstractmethod
     def released(self, drawn: npt.NDArray[np.float64], held: int) -> npt.NDArray[np.float64]:
         """(steps, size of the tensor) sums of clipped gradients in clip norms, for (steps, users) copies drawn."""
-        ...
 
+    @abc.abstractmethod
     def example(self) -> dict[str, Any]:
         """Arrays of one ordinary example with a long gradient, in all parameters; all examples have their shapes."""
-        ...
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
         """These arrays, (examples, ...), as the table that a run would read; None where there is none."""
-        ...
+        return None
 
 
 class Auditable(Protocol):
@@ -68,8 +69,8 @@ class Auditable(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearContent:
-    """Of a linear model: feature j is user j's; the last is the crowd's where there is more than one.
+class LinearContent(WorstCase):
+    """Of a linear model: feature j is user j's.
 
     Attributes:
       residuals: one for each score, of an example with this label where all parameters are zero.
@@ -86,8 +87,8 @@ class LinearContent:
     tensor = "coefficients"
 
     @property
-    def users(self) -> int:
-        return max(1, self.num_features - 1)
+    def size(self) -> int:
+        return self.num_features
 
     @property
     def _direction(self) -> npt.NDArray[np.float64]:
@@ -146,7 +147,7 @@ class SparseContent(LinearContent):
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenContent:
+class TokenContent(WorstCase):
     """Word or class j is user j's: with all parameters zero, BERT's gradient is that of its last bias, 1/n - e_j."""
 
     model: Any  # a `BertModel`
@@ -159,10 +160,6 @@ class TokenContent:
     def size(self) -> int:
         """How many words or classes there are."""
         return self.model.shapes()[self.tensor][0]
-
-    @property
-    def users(self) -> int:
-        return self.size - 1
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         # The gradient along -e_j is turned by a negative weight.
@@ -194,20 +191,13 @@ class TokenContent:
         }
         return {name: np.asarray(found[name], kind) for name, (_, kind) in arrays.items()}
 
-    def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
-        return None
-
 
 @dataclasses.dataclass(frozen=True)
-class StandInContent:
-    """Number j of the largest parameter is user j's; the last is the crowd's where there is more than one."""
+class StandInContent(WorstCase):
+    """Number j of the largest parameter is user j's."""
 
     tensor: str
     size: int
-
-    @property
-    def users(self) -> int:
-        return max(1, self.size - 1)
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         out["coordinate"][:] = np.where(coordinate < 0, self.size - 1, coordinate)
@@ -222,9 +212,6 @@ class StandInContent:
     def example(self) -> dict[str, Any]:
         spread = {"coordinate": np.int32(0), "length": np.float32(1e3), "everywhere": np.float32(1e3)}
         return spread | {KEY: np.zeros(2, np.uint32), USABLE: np.bool_(True)}
-
-    def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
-        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -33,11 +33,21 @@ _MEMBER = re.compile(r"model-\d+\.safetensors")  # of a sweep, its owner's alone
 NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
 NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
+Kind = TypeVar("Kind")
 
 
 def is_run_file(name: str) -> bool:
     """Whether a run writes files of this name."""
     return name in FILES or _MEMBER.fullmatch(name) is not None
+
+
+def read_json(kind: type[Kind], file: Path, *, remedy: str) -> Kind | None:
+    """The content of a file; None where there is none."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    return codec.decode_json(kind, content, name=str(file), remedy=remedy)
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, folder: Path) -> "RunRecord | None":
         """The record in a folder; None where there is none."""
-        file = folder / "run.json"
-        try:
-            content = file.read_bytes()
-        except FileNotFoundError:
-            return None
-        return codec.decode_json(cls, content, name=str(file), remedy="use another folder for the run")
+        return read_json(cls, folder / "run.json", remedy="use another folder for the run")
 
     def as_stored(self) -> "RunRecord":
         """As it is read back: tuples as lists."""

@@ -34,6 +34,7 @@ from coowned.training.records import (
     AuditRecord,
     NoGuarantee,
     RunRecord,
+    read_json,
 )
 
 if TYPE_CHECKING:
@@ -99,22 +100,13 @@ class StoredRun:
             raise InputError(f"{folder}: a sweep, or a run of `train(folder=...)`, without guarantee.json; use `fit`")
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
-        guarantee, public, statement, mechanism = _parsed(
-            folder, record, "guarantee.json", lambda text: _parse_guarantee(text, certificate)
-        )
-        _check_plan(folder, record, claim_terms(certificate, mechanism, guarantee))
+        claimed = _parsed(folder, record, "guarantee.json", lambda text: _parse_guarantee(text, certificate))
+        run = cls(path=folder, record=record, certificate=certificate, **claimed)
+        _check_plan(folder, record, claim_terms(certificate, run.mechanism, run.guarantee))
         if finished:
-            same_version = guarantee is None or guarantee.version == coowned.__version__
-            _check_model(folder, record, statement if same_version else None)
-        return cls(
-            path=folder,
-            record=record,
-            certificate=certificate,
-            guarantee=guarantee,
-            public=public,
-            mechanism=mechanism,
-            statement=statement,
-        )
+            same_version = run.guarantee is None or run.guarantee.version == coowned.__version__
+            _check_model(folder, record, run.statement if same_version else None)
+        return run
 
     @property
     def claims(self) -> bool:
@@ -207,12 +199,7 @@ class StoredRun:
 
     def audit(self) -> AuditRecord | None:
         """What audits have found; None before the first."""
-        file = self.path / "audit.json"
-        try:
-            content = file.read_bytes()
-        except FileNotFoundError:
-            return None
-        return codec.decode_json(AuditRecord, content, name=str(file), remedy="audit again or remove it")
+        return read_json(AuditRecord, self.path / "audit.json", remedy="audit again or remove it")
 
     def write_audit(self, found: AuditRecord) -> None:
         """Writes audit.json; what canaries found was learned from the data, and is readable by its owner alone."""
@@ -295,15 +282,15 @@ def _parsed(folder: Path, record: RunRecord, name: str, parse: Any) -> Any:
         raise type(error)(f"{folder / name}: {error}") from None
 
 
-def _parse_guarantee(
-    text: bytes, certificate: ContributionCertificate
-) -> tuple[PrivacyGuarantee | None, bool, str, Mechanism]:
+def _parse_guarantee(text: bytes, certificate: ContributionCertificate) -> dict[str, Any]:
+    """The fields of a `StoredRun` that guarantee.json says."""
     stored = codec.decode_json(dict[str, Any], text, name="guarantee", remedy="train again")
     if stored.get("format") == NO_GUARANTEE_FORMAT:
         absent = codec.decode_json(NoGuarantee, text, name="guarantee", remedy="train again")
-        return None, absent.public, PUBLIC if absent.public else NO_GUARANTEE, mechanism_from_dict(absent.mechanism)
-    guarantee = PrivacyGuarantee.from_json(text, certificate=certificate)
-    return guarantee, False, guarantee.statement(), guarantee.mechanism
+        statement, mechanism = PUBLIC if absent.public else NO_GUARANTEE, mechanism_from_dict(absent.mechanism)
+        return {"guarantee": None, "public": absent.public, "statement": statement, "mechanism": mechanism}
+    claim = PrivacyGuarantee.from_json(text, certificate=certificate)
+    return {"guarantee": claim, "public": False, "statement": claim.statement(), "mechanism": claim.mechanism}
 
 
 def _check_plan(folder: Path, record: RunRecord, terms: dict[str, Any]) -> None:

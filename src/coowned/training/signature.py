@@ -16,6 +16,7 @@ import msgspec
 from coowned import codec
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import refusing_unwritable, write_file
+from coowned.training.records import read_json
 
 FILE = "signature.json"
 _KEY_BYTES = 32
@@ -75,14 +76,11 @@ def verify_run(folder: Path, key: bytes) -> None:
     Guarantees:
       - A folder forged as a whole, with every digest made again, is refused.   (test_forged_runs_are_refused)
     """
-    file = folder / FILE
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
+    stored = read_json(Signature, folder / FILE, remedy="restore the run's own")
+    if stored is None:
         raise CertificateMismatchError(
             f"{folder}: the run is not signed (no {FILE}), so anyone who can write there could have created it"
-        ) from None
-    stored = codec.decode_json(Signature, content, name=str(file), remedy="restore the run's own")
+        )
     if not hmac.compare_digest(stored.mac.encode(), _mac(folder, key).encode()):
         raise CertificateMismatchError(
             f"{folder}: not signed with this key, or changed since; restore the original files"

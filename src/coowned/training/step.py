@@ -25,9 +25,6 @@ class Step:
         batches.   (test_one_program_whatever_the_batch, test_the_padded_size_leaves_no_trace)
 
     Attributes:
-      model: whose gradients are summed.
-      rule: the form of the update.
-      rates: of every model.
       batch_size: the public one.
       grids: of each model; None: gradients are not clipped and have no noise.
       devices: that share the work on clipped gradients; none: the default one.

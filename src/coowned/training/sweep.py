@@ -32,7 +32,7 @@ from coowned.training.plan import TrainingPlan
 if TYPE_CHECKING:
     import polars as pl
 
-_SHARED = ("certificate", "mechanism", "optimizer", "momentum", "scale_gradients", "run_key")
+_SHARED = ("certificate", "selected", "mechanism", "strategy", "optimizer", "momentum", "scale_gradients", "run_key")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -232,15 +232,12 @@ def _check(plans: tuple[TrainingPlan, ...]) -> None:
         raise InputError("every plan of a sweep needs its own `configuration`: two equal ones would share noise")
     for plan in plans[1:]:
         for name in _SHARED:
-            if getattr(plan, name) != getattr(first, name):
+            own, others = getattr(plan, name), getattr(first, name)
+            if own is not others and own != others:
                 raise InputError(
                     f"the plans {first.configuration!r} and {plan.configuration!r} differ in {name}; sweep them "
                     "separately"
                 )
-        if plan.selected is not first.selected and plan.selected != first.selected:
-            raise InputError("the plans differ in what is selected; sweep them separately")
-        if not np.array_equal(plan.coefficients, first.coefficients):
-            raise InputError("the plans differ in their strategies; sweep them separately")
         if plan.guarantee and first.guarantee and plan.guarantee.run_id != first.guarantee.run_id:
             raise InputError(
                 "the models of a sweep share their coins and are ONE run; give their guarantees the same run_id=..., "
@@ -303,8 +300,12 @@ def grid(
         )
         for epsilon, noise_multiplier in [*((e, None) for e in epsilons), *((None, s) for s in noise_multipliers)]
     ]
-    return [
-        TrainingPlan(
+    plans = []
+    settings = itertools.product(claims, clip_norms, learning_rates)
+    for (claim, clip_norm, rate), values in itertools.product(settings, itertools.product(*options.values())):
+        chosen: dict[str, Any] = dict(zip(options, values, strict=True))
+        named = {"learning_rate": rate, "clip_norm": clip_norm, "noise_multiplier": claim.noise_multiplier, **chosen}
+        plan = TrainingPlan(
             certificate=certificate,
             selected=selected,
             mechanism=mechanism,
@@ -313,15 +314,8 @@ def grid(
             learning_rate=rate,
             run_key=run_key,
             optimizer=optimizer,
-            configuration=_named(
-                learning_rate=rate, clip_norm=clip_norm, noise_multiplier=claim.noise_multiplier, **chosen
-            ),
+            configuration=" ".join(f"{name}={value!r}" for name, value in named.items()),
             **chosen,
         )
-        for claim, clip_norm, rate in itertools.product(claims, clip_norms, learning_rates)
-        for chosen in (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
-    ]
-
-
-def _named(**settings: Any) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in settings.items())
+        plans.append(plan)
+    return plans

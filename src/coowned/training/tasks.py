@@ -30,7 +30,6 @@ class Content:
     """A model and what it is trained and evaluated on.
 
     Attributes:
-      model: what is trained.
       parts: the data of each split.
       private_log: counts of what the examples hold, for those who may see the data alone.
     """

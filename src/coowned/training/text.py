@@ -31,7 +31,7 @@ _LONGEST_WORD = 100  # characters; beyond, BERT takes a word for unknown
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The tokens a model knows; a token's id is its index.
+    """The `size` tokens a model knows; a token's id is its index, or `ids[token]`.
 
     Guarantees:
       - The five special tokens are there, and no token is there twice.   (test_bad_vocabularies)
@@ -77,12 +77,10 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
         return len(self.tokens)
 
     @functools.cached_property
     def ids(self) -> dict[str, int]:
-        """The id of every token."""
         return {token: number for number, token in enumerate(self.tokens)}
 
     @property
@@ -133,7 +131,6 @@ class TokenizedTexts:
     A text without any token is an empty row. Both arrays are read-only.
 
     Attributes:
-      vocabulary: whose ids these are.
       sequence_length: most ids of a text.
       ids: (total,) uint16, or int32 where the vocabulary is larger.
       offsets: (texts + 1,) int64.
@@ -182,8 +179,6 @@ def tokenize(
     Cost: linear in the first characters of the texts, on all cores (unless TOKENIZERS_PARALLELISM says false).
 
     Args:
-      texts: a column of text.
-      vocabulary: of the model.
       sequence_length: most ids of a text, [CLS] and [SEP] included.
       lowercase: False for a cased vocabulary.
 

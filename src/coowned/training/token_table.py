@@ -1,7 +1,6 @@
 """Texts as training data: tokens with a label, or masked anew for every copy of every step."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -105,12 +104,9 @@ class TokenTable(TokenizedExamples):
       {'tokens': (8,), 'lengths': (), 'positions': (2,), 'targets': (2,), 'weights': (2,)}
     """
 
-    @functools.cached_property
-    def _most(self) -> int:
-        return max_predictions(self.texts.sequence_length)
-
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {**super().shapes(), "positions": (self._most,), "targets": (self._most,), "weights": (self._most,)}
+        most = max_predictions(self.texts.sequence_length)
+        return {**super().shapes(), "positions": (most,), "targets": (most,), "weights": (most,)}
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
         rows = self._rows_in(examples, out)
