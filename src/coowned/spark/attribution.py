@@ -18,6 +18,7 @@ from coowned.attribution.statistics import MOST_LISTED, HeavyUsers
 from coowned.attribution.tables import attribute_table, table_options
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.spark import functions as F
 from coowned.spark.checkpoints import Checkpoints, running_session
 
 if TYPE_CHECKING:
@@ -47,15 +48,11 @@ class SparkGraph:
     @functools.cached_property
     def pairs(self) -> "DataFrame":
         """id, user: one row per pair."""
-        from pyspark.sql import functions as F
-
         return self.examples.select("id", F.explode("users").alias("user"))
 
     @functools.cached_property
     def counts(self) -> tuple[int, int, int]:
         """Examples, pairs, and examples without users."""
-        from pyspark.sql import functions as F
-
         size = F.size("users")
         row = self.examples.agg(F.count(F.lit(1)), F.sum(size.cast("bigint")), F.count_if(size == 0)).collect()[0]
         return row[0], row[1] or 0, row[2]
@@ -76,8 +73,6 @@ class SparkGraph:
     @functools.cached_property
     def digest(self) -> str:
         """The digest that `AttributionGraph.digest` has for the same data."""
-        from pyspark.sql import functions as F
-
         keys = F.array_sort(F.transform("users", lambda user: user.cast("string")))  # strings sort by their bytes
         lists = F.concat(F.array(F.col("id").cast("string")), keys)
         texts = F.transform(lists, lambda text: F.concat(F.octet_length(text).cast("string"), F.lit(":"), text))
@@ -86,8 +81,6 @@ class SparkGraph:
 
     def heavy_users(self) -> HeavyUsers:
         """The heaviest users and what they cost; of equally heavy ones those whose keys come first."""
-        from pyspark.sql import functions as F
-
         by_user = self.pairs.groupBy("user").count()
         heaviest = by_user.orderBy(F.desc("count"), "user").limit(MOST_LISTED).collect()
         listed = (F.when(F.array_contains("users", row["user"]), rank) for rank, row in enumerate(heaviest))
@@ -190,8 +183,6 @@ def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
 
     A decimal of 38 digits holds the sum of 10^18 lanes of 64 bits.
     """
-    from pyspark.sql import functions as F
-
     hashed = table.select(F.sha2(text, 256).alias("hash"))  # 64 hexadecimal digits
     lanes = [F.conv(F.substring("hash", 1 + 16 * lane, 16), 16, 10).cast("decimal(20, 0)") for lane in range(4)]
     row = hashed.agg(F.count(F.lit(1)), *(F.sum(lane.cast("decimal(38, 0)")) for lane in lanes)).collect()[0]
@@ -200,8 +191,6 @@ def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
 
 def column_named(name: str) -> "Column":
     """The column of this name, whatever characters the name has."""
-    from pyspark.sql import functions as F
-
     return F.col("`" + name.replace("`", "``") + "`")
 
 
@@ -239,8 +228,6 @@ def _internal(kind: pa.DataType) -> str:
 
 def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
     """id, users, problem, by Spark alone; users are given as they are."""
-    from pyspark.sql import functions as F
-
     name = reading.names[0]
     kind = reading.types[name]
     entry = _internal(kind.value_type if pa.types.is_list(kind) else kind)
@@ -267,8 +254,6 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
 
 def _not_utf8(reading: _Reading) -> "list[Column]":
     """For each text column read, the problem of a row in which it is not UTF-8, else null."""
-    from pyspark.sql import functions as F
-
     found = []
     for name, kind in reading.types.items():
         column = column_named(name)
@@ -282,8 +267,6 @@ def _not_utf8(reading: _Reading) -> "list[Column]":
 
 def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
     """id, users, problem, by the code that one machine runs, on batches of rows."""
-    from pyspark.sql import functions as F
-
     names = [reading.example_id, *reading.names]
     wrong = F.coalesce(F.lit(None).cast("string"), *_not_utf8(reading))
     given = data.select(*map(column_named, names), wrong.alias("problem"))
@@ -331,8 +314,6 @@ class _RowsById(Location):
 
 def _merge_copies(rows: "DataFrame", example_id: str) -> "DataFrame":
     """Rows with the same id become one, with the users of all."""
-    from pyspark.sql import functions as F
-
     several = (F.col("id").cast("string") == "") & (F.count(F.lit(1)) > 1)
     empty = F.when(several, F.lit(f"column {example_id!r} is empty in several rows; give every row an id"))
     return rows.groupBy("id").agg(
@@ -342,8 +323,6 @@ def _merge_copies(rows: "DataFrame", example_id: str) -> "DataFrame":
 
 
 def _refuse_problems(examples: "DataFrame") -> None:
-    from pyspark.sql import functions as F
-
     found = examples.where(F.col("problem").isNotNull()).select("problem").limit(1).collect()
     if found:
         raise InputError(found[0][0])
@@ -353,8 +332,6 @@ def _without(
     examples: "DataFrame", unprotected: list[Any], rules: UserKeyRules, checkpoints: Checkpoints
 ) -> tuple["DataFrame", int]:
     """The examples without these users, and how many of them the data have."""
-    from pyspark.sql import functions as F
-
     if not unprotected:
         return examples, 0
     wanted = rules.canonical([str(key) for key in unprotected]).unique().to_arrow()

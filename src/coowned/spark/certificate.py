@@ -11,6 +11,7 @@ from coowned.attribution import digest as digests
 from coowned.certificate import MOST_COPIES, ContributionCertificate, CountedGroups, CountedSchedule, not_counted
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Selector
+from coowned.spark import functions as F
 from coowned.spark.attribution import SparkGraph, as_graph, sum_rows
 from coowned.spark.checkpoints import Checkpoints
 
@@ -40,8 +41,6 @@ def certify(
 
     Cost: a hash of every pair, a join of S with the examples, a count by user.
     """
-    from pyspark.sql import functions as F
-
     if not {"example_id", "copies"} <= set(getattr(selection, "columns", ())):
         raise InputError("selected must be a table with the columns example_id and copies")
     graph = as_graph(data, checkpoint_dir)
@@ -85,8 +84,6 @@ def certify(
 
 def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
     """Rows, copies in all, most copies of one."""
-    from pyspark.sql import functions as F
-
     copies = F.col("copies")
     wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
     rows, bad, size, most = selected.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
@@ -110,8 +107,6 @@ def _refuse_unknown(selected: "DataFrame", joined: "DataFrame", rows: int) -> No
 
 def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:
     """How many users are in 0, 1, … copies."""
-    from pyspark.sql import functions as F
-
     per_user = joined.select(F.explode("users").alias("user"), "copies").groupBy("user").agg(F.sum("copies").alias("n"))
     most = per_user.agg(F.max("n")).collect()[0][0] or 0
     if most > MOST_COPIES:

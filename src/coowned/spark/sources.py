@@ -24,6 +24,7 @@ from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.codec import unique_keys
 from coowned.errors import InputError
+from coowned.spark import functions as F
 from coowned.spark.attribution import SparkGraph, attribute, column_named
 from coowned.spark.checkpoints import hadoop_path
 from coowned.spark.session import spark_errors
@@ -203,8 +204,6 @@ def _delimiter(address: str) -> str:
 
 def _read_csv(spark: "SparkSession", addresses: list[str], names: list[str], columns: list[str]) -> "DataFrame":
     """Every column as text, an empty cell as the empty text; names: the header that all files have."""
-    from pyspark.sql import functions as F
-
     # Quotes doubled inside quotes, line breaks allowed in cells; whole rows, so that a ragged one is seen.
     table = _reader(spark).option("columnPruning", "false").csv(
         _literal(addresses), schema=", ".join(f"c{at} string" for at in range(len(names))), header=True,
@@ -263,8 +262,6 @@ def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
 
 def _lines(spark: "SparkSession", files: dict[str, str]) -> "DataFrame":
     """text, file, valid (whether the text is UTF-8): a break of lines is never inside a letter."""
-    from pyspark.sql import functions as F
-
     text = _reader(spark).text(_literal(files))
     return text.select("value", F.col("_metadata.file_path").alias("file"), F.is_valid_utf8("value").alias("valid"))
 
@@ -278,7 +275,6 @@ def _named(address: str, files: dict[str, str]) -> str:
 def _read_json_lines(
     spark: "SparkSession", source: DataSource, files: dict[str, str], columns: list[str]
 ) -> "DataFrame":
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
     found = {_named(file, files): part for file, part in _survey(_lines(spark, files), columns).items()}
