@@ -303,14 +303,13 @@ def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -
         )
     indptr = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(users)), dtype=np.int64)])
     entries = pc.list_flatten(users)
-    missing = entries.is_null() if entries.null_count else None
-    if missing is None:
-        codes, spellings = unify(entries)
-        if not spellings.null_count:
-            return Mentions(indptr, codes, spellings)
-        missing = pa.array(np.asarray(spellings.is_null())[codes])  # a dictionary may hide its null among its values
-    row = int(np.searchsorted(indptr, first_true(missing), side="right")) - 1
-    raise InputError(f"{where}null user in {column} at {where.row(row)}; fill it in or remove the entry")
+    chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
+    if pa.types.is_dictionary(entries.type) and any(chunk.dictionary.null_count for chunk in chunks):
+        entries = entries.cast(entries.type.value_type)  # Arrow neither counts nor unifies nulls among the values
+    if entries.null_count:
+        row = int(np.searchsorted(indptr, first_true(entries.is_null()), side="right")) - 1
+        raise InputError(f"{where}null user in {column} at {where.row(row)}; fill it in or remove the entry")
+    return Mentions(indptr, *unify(entries))
 
 
 def _merge_copies(

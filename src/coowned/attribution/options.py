@@ -6,7 +6,8 @@ import typing
 from typing import Annotated, NamedTuple
 
 FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
-TABLES = ("parquet", "csv", "jsonl", "sql")
+SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
+TABLES = (*SUFFIXES, "sql")
 MAIL_USERS = ("everyone", "sender", "recipients", "thread")
 SLACK_USERS = ("participants", "channel")
 _ADDRESS_WORDS = frozenset(

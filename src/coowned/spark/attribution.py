@@ -1,5 +1,6 @@
 """From tables on a cluster to who owns which example, by the rules of one machine."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -194,13 +195,26 @@ def column_named(name: str) -> "Column":
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def as_graph(data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None) -> SparkGraph:
-    """A graph as it is, a table attributed by default rules."""
-    if isinstance(data, SparkGraph):
-        return data
-    if not hasattr(data, "sparkSession"):
+@contextlib.contextmanager
+def working_on(
+    data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None
+) -> Iterator[tuple[SparkGraph, Checkpoints]]:
+    """A graph, or a table attributed by default rules, and checkpoints for one piece of work on it.
+
+    After an error nothing is left of them; otherwise the graph of a table is released.
+    """
+    if not isinstance(data, SparkGraph) and not hasattr(data, "sparkSession"):
         raise InputError(f"data must be a Spark table or a SparkGraph, not {type(data).__name__}")
-    return attribute(data, checkpoint_dir=checkpoint_dir)
+    graph = data if isinstance(data, SparkGraph) else attribute(data, checkpoint_dir=checkpoint_dir)
+    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
+    try:
+        yield graph, checkpoints
+    except BaseException:
+        checkpoints.clear()
+        raise
+    finally:
+        if graph is not data:
+            graph.release()
 
 
 def _checked_types(data: "DataFrame", options: DataOptions) -> dict[str, pa.DataType]:

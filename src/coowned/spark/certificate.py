@@ -12,8 +12,7 @@ from coowned.certificate import MOST_COPIES, ContributionCertificate, CountedGro
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Selector
 from coowned.spark import functions as F
-from coowned.spark.attribution import SparkGraph, as_graph, sum_rows
-from coowned.spark.checkpoints import Checkpoints
+from coowned.spark.attribution import SparkGraph, sum_rows, working_on
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,9 +42,7 @@ def certify(
     """
     if not {"example_id", "copies"} <= set(getattr(selection, "columns", ())):
         raise InputError("selected must be a table with the columns example_id and copies")
-    graph = as_graph(data, checkpoint_dir)
-    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
-    try:
+    with working_on(data, checkpoint_dir) as (graph, checkpoints):
         selected = selection.select(F.col("example_id").cast("string").alias("text"), F.col("copies").cast("bigint"))
         rows, size, most = _count_rows(selected)
         text = F.col("id").cast("string").alias("text")
@@ -56,7 +53,7 @@ def certify(
         levels = _levels(joined, graph.num_users)
         row = F.concat(F.lit("copies:"), copies.cast("string"), F.lit(":"), F.col("text"))
         selection_digest = digests.finish("selection", sum_rows(selected, row))
-        return ContributionCertificate(
+        certificate = ContributionCertificate(
             contribution_bound=max(len(levels) - 1, 0),
             size=size,
             num_distinct=rows,
@@ -76,10 +73,8 @@ def certify(
             version=coowned.__version__,
             **not_counted(CountedSchedule, CountedGroups),
         )
-    finally:
         checkpoints.clear()
-        if graph is not data:
-            graph.release()
+    return certificate
 
 
 def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:

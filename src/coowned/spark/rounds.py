@@ -176,7 +176,7 @@ def finish_locally(
     Returns the selected examples, columns as `undecided` and `copies`.
     """
     rows = pl.DataFrame(undecided.toArrow())
-    walk = rows.with_columns(pl.col("id").cast(pl.String).alias("text")).sort("first", "second", "text").drop("text")
+    walk = rows.sort("first", "second", pl.col("id").cast(pl.String))
     entries = walk["users"].explode()
     keys = entries.unique(maintain_order=True)
     users = pl.DataFrame({"user": entries}).join(

@@ -14,7 +14,7 @@ from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.selector import Selector
 from coowned.spark import functions as F
 from coowned.spark import rounds
-from coowned.spark.attribution import SparkGraph, as_graph
+from coowned.spark.attribution import SparkGraph, working_on
 from coowned.spark.checkpoints import Checkpoints
 from coowned.spark.rounds import finish_locally, interleaved, ordered
 
@@ -70,9 +70,7 @@ def select(
     validate.integer(at_least=0, at_most=1 << 31, residue=residue)
     validate.positive(heavy_user=heavy_user)
     report = reporting(progress)
-    graph = as_graph(data, checkpoint_dir)
-    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
-    try:
+    with working_on(data, checkpoint_dir) as (graph, checkpoints):
         empty = graph.counts[2]
         if supported.unattributed == "error" and empty:
             raise InputError(
@@ -89,12 +87,6 @@ def select(
             checkpoints=checkpoints,
         )
         result = _result(graph, supported, voting.run(), checkpoints)
-    except BaseException:
-        checkpoints.clear()
-        raise
-    finally:
-        if graph is not data:
-            graph.release()
     report(1.0, "selected")
     return result
 

@@ -18,8 +18,9 @@ import pyarrow.parquet
 
 from coowned.attribution.examples import read_aliases
 from coowned.attribution.identifiers import Location, one_line
+from coowned.attribution.options import SUFFIXES
 from coowned.attribution.sources import DataSource, detect_format
-from coowned.attribution.table_files import SUFFIXES, files_of, json_kind, one_schema
+from coowned.attribution.table_files import files_of, json_kind, one_schema
 from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.codec import unique_keys

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from coowned import threads, validate
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, indices
 from coowned.errors import InputError
 from coowned.synthetic.kernels import GAMMA, draw_at, exp, fill_gaussian_rows, mix, stream_key, unit
 
@@ -163,19 +163,7 @@ class LogisticWorld:
         )
 
     def _rows(self, examples: Any) -> np.ndarray:
-        rows = np.asarray(examples)
-        if rows.size == 0:
-            rows = rows.astype(np.int64)
-        if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise InputError(
-                f"examples must be a one-dimensional array of integers, not {rows.dtype} of shape {rows.shape}"
-            )
-        if rows.size and (rows.min() < 0 or rows.max() >= self.num_examples):
-            wrong = int(np.flatnonzero((rows < 0) | (rows >= self.num_examples))[0])
-            raise InputError(
-                f"examples must be indices of the graph, 0..{self.num_examples - 1}, but entry {wrong} is {rows[wrong]}"
-            )
-        return np.ascontiguousarray(rows, dtype=np.int64)
+        return np.ascontiguousarray(indices(examples, "examples", self.num_examples), dtype=np.int64)
 
     def _generate(self, rows: np.ndarray, *, with_probabilities: bool) -> tuple[np.ndarray, np.ndarray]:
         d = self.data.num_features
