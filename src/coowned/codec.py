@@ -256,7 +256,8 @@ class _Reader:
             if key in value:
                 self._check(field.type, value[key], (*path, key))
             elif field.required:
-                self._refuse_missing(path, key)
+                needed = f"the section [{key}]" if self.toml and not path else f"the key {key!r}"
+                self.refuse(path, f"needs {needed}")
 
     def _check_word(self, known: tuple[Any, ...], value: Any, path: Path) -> None:
         if value in known:
@@ -270,9 +271,6 @@ class _Reader:
         if value not in known:
             shown = "another" if self.secret else repr(value)
             self.refuse((), f"expected the format {one_of(map(repr, known))}, not {shown}")
-
-    def _refuse_missing(self, path: Path, key: str) -> NoReturn:
-        self.refuse(path, f"needs the section [{key}]" if self.toml and not path else f"needs the key {key!r}")
 
     def _refuse_type(self, path: Path, expected: str, value: Any) -> NoReturn:
         words = [_WORDS.get(word, word) for word in expected.split(" | ")]

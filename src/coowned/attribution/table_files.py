@@ -18,13 +18,7 @@ import pyarrow.parquet
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import SUFFIXES, DataOptions
-from coowned.attribution.tables import (
-    attribute_table,
-    table_options,
-    valid_table,
-    values_to_arrow,
-    with_inferred_types,
-)
+from coowned.attribution.tables import attribute_table, table_options, valid_table, values_to_arrow, with_inferred_types
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
 from coowned.errors import InputError
