@@ -47,7 +47,12 @@ def certify(
         rows, size, most = _count_rows(selected)
         text = F.col("id").cast("string").alias("text")
         joined = checkpoints.save(graph.examples.select(text, "users").join(selected, "text"), "chosen")
-        _refuse_unknown(selected, joined, rows)
+        if joined.count() != rows:
+            stranger = selected.join(joined.select("text"), "text", "left_anti").limit(1).collect()
+            named = repr(stranger[0][0]) if stranger else "one"
+            raise CertificateMismatchError(
+                f"example {named} of the selection is not in the data; check the data and the example_id"
+            )
         copies = F.col("copies")
         without = joined.where(F.size("users") == 0).agg(F.sum(copies)).collect()[0][0] or 0
         levels = _levels(joined, graph.num_users)
@@ -88,16 +93,6 @@ def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
     if repeated:
         raise InputError(f"the example_id {repeated[0][0]!r} is in several rows; put its copies in one row")
     return rows, size or 0, most or 0
-
-
-def _refuse_unknown(selected: "DataFrame", joined: "DataFrame", rows: int) -> None:
-    if joined.count() == rows:
-        return
-    stranger = selected.join(joined.select("text"), "text", "left_anti").limit(1).collect()
-    named = repr(stranger[0][0]) if stranger else "one"
-    raise CertificateMismatchError(
-        f"example {named} of the selection is not in the data; check the data and the example_id"
-    )
 
 
 def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:

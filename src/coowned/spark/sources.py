@@ -1,6 +1,5 @@
 """Data sources read by Spark: the same files, options and columns as on one machine."""
 
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -86,27 +85,22 @@ def attribute_source(spark: "SparkSession", source: DataSource) -> SparkGraph:
     unprotected = [] if source.unprotected is None else read_keys(source.unprotected)
     aliases = read_aliases(source.aliases)
     named = str(source.path)
-    with spark_errors(named, unreadable=_UNREADABLE[kind]), _errors_name(named):
-        return attribute(
-            _read(spark, source, kind),
-            None if source.user is not None and not source.users else source.users or ["users"],
-            source.user,
-            source.example_id or "",
-            source.separator,
-            aliases=aliases,
-            addresses=source.addresses,
-            unprotected=unprotected,
-        )
-
-
-@contextlib.contextmanager
-def _errors_name(path: str) -> Iterator[None]:
     try:
-        yield
+        with spark_errors(named, unreadable=_UNREADABLE[kind]):
+            return attribute(
+                _read(spark, source, kind),
+                None if source.user is not None and not source.users else source.users or ["users"],
+                source.user,
+                source.example_id or "",
+                source.separator,
+                aliases=aliases,
+                addresses=source.addresses,
+                unprotected=unprotected,
+            )
     except InputError as error:
-        if str(error).startswith(path):
+        if str(error).startswith(named):
             raise
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{named}: {error}") from error
 
 
 def read_parquet(

@@ -98,10 +98,7 @@ class LogisticWorld:
     def features(self, examples: Any) -> np.ndarray:
         """(n, num_features) float32."""
         rows = self._rows(examples)
-        if self.stored is not None:
-            return self.stored[0][rows]
-        features, _ = self._generate(rows, with_probabilities=False)
-        return features
+        return self._generate(rows, with_probabilities=False)[0] if self.stored is None else self.stored[0][rows]
 
     def labels(self, examples: Any) -> np.ndarray:
         """(n,) int8, 0 or 1."""
