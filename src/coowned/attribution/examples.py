@@ -352,7 +352,5 @@ def _expand(
     indptr: np.ndarray, codes: np.ndarray, spelling_indptr: np.ndarray, spelling_users: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replaces the address of a list by its members."""
-    counts = np.diff(spelling_indptr)[codes]  # (entries,)
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    starts = np.repeat(spelling_indptr[codes] - ends[:-1], counts)
-    return ends[indptr], spelling_users[np.arange(ends[-1]) + starts]
+    ends, users = kernels.take_rows(spelling_indptr, spelling_users, codes)
+    return ends[indptr], users

@@ -142,7 +142,7 @@ class HeavyUsers:
 
 def _heaviest(examples_per_user: np.ndarray) -> np.ndarray:
     # By weight, ties by label; only those with an example.
-    order = np.lexsort((np.arange(len(examples_per_user)), -examples_per_user))[:MOST_LISTED]
+    order = np.argsort(-examples_per_user, kind="stable")[:MOST_LISTED]
     return order[examples_per_user[order] > 0]
 
 

@@ -1,5 +1,6 @@
 """Data sources read by Spark: the same files, options and columns as on one machine."""
 
+import collections
 import csv
 import dataclasses
 import functools
@@ -272,8 +273,10 @@ def _read_json_lines(
 ) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    found = {_named(file, files): part for file, part in _survey(_lines(spark, files), columns).items()}
-    found = {name: found[name] for name in files.values() if name in found}
+    surveys: dict[str, _Survey] = collections.defaultdict(_Survey)
+    for file, part in _lines(spark, files).rdd.mapPartitions(functools.partial(_survey_lines, columns)).collect():
+        surveys[_named(file, files)].join(part)
+    found = {name: surveys[name] for name in files.values() if name in surveys}
     for name, part in found.items():
         if part.problem is not None:
             raise InputError(f"{name}: {part.problem}")
@@ -300,7 +303,7 @@ class _Survey:
     """A summary of some lines of one file: its fields, the kinds of value in the named ones, and the first problem."""
 
     fields: set[str] = dataclasses.field(default_factory=set)
-    kinds: dict[str, set[_Kind]]
+    kinds: dict[str, set[_Kind]] = dataclasses.field(default_factory=lambda: collections.defaultdict(set))
     problem: str | None = None
 
     def join(self, other: "_Survey") -> None:
@@ -308,14 +311,6 @@ class _Survey:
         for name, kinds in other.kinds.items():
             self.kinds[name] |= kinds
         self.problem = self.problem or other.problem
-
-
-def _survey(lines: "DataFrame", names: Sequence[str]) -> dict[str, _Survey]:
-    """What each file holds; lines: text, file, valid (whether the text is UTF-8)."""
-    found: dict[str, _Survey] = {}
-    for file, part in lines.rdd.mapPartitions(functools.partial(_survey_lines, tuple(names))).collect():
-        found.setdefault(file, _Survey(kinds={name: set() for name in names})).join(part)
-    return found
 
 
 def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
@@ -332,11 +327,11 @@ def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
     return pa.list_(entry) if any(in_list for in_list, _ in known) else entry
 
 
-def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple[str, _Survey]]:
-    """Runs on the executors."""
-    found: dict[str, _Survey] = {}
+def _survey_lines(names: Sequence[str], rows: Iterable[Any]) -> Iterator[tuple[str, _Survey]]:
+    """Runs on the executors: what some lines of each file hold; rows: text, file, whether the text is UTF-8."""
+    found: dict[str, _Survey] = collections.defaultdict(_Survey)
     for text, file, valid in rows:
-        part = found.setdefault(file, _Survey(kinds={name: set() for name in names}))
+        part = found[file]
         if part.problem is not None or not text.strip():
             continue
         try:
