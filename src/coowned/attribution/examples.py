@@ -281,6 +281,8 @@ def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | 
 def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string of each code."""
     chunked = entries if isinstance(entries, pa.ChunkedArray) else pa.chunked_array([entries])
+    if pa.types.is_null(chunked.type):  # every list is empty
+        chunked = chunked.cast(pa.large_string())
     is_foreign = pa.types.is_dictionary(chunked.type)
     encoded = (chunked if is_foreign else chunked.dictionary_encode()).unify_dictionaries()
     joined = encoded.chunk(0) if encoded.num_chunks == 1 else encoded.combine_chunks()

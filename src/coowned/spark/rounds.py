@@ -116,6 +116,7 @@ def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate
     A user's first c in two levels: the first k of each of their parts, then the first c of those.
     """
     from pyspark.sql import Window
+
     bound = electorate.contribution_bound
     group = ["user"] if electorate.heavy is None else ["user", "part"]
     in_part = F.row_number().over(Window.partitionBy(*group).orderBy(*order_columns()))

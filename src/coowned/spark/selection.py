@@ -178,9 +178,7 @@ class _Voting:
         left = rounds.drop_decided(candidates, ballots, full, None, self.electorate)
         return self.checkpoints.save(left, f"rounds/{number}/0/undecided")
 
-    def _run_pass(
-        self, number: int, undecided: "DataFrame", taken: "DataFrame"
-    ) -> "tuple[list[str], DataFrame, bool]":
+    def _run_pass(self, number: int, undecided: "DataFrame", taken: "DataFrame") -> "tuple[list[str], DataFrame, bool]":
         """Rounds until all is decided: the tables of winners, the copies of each user, and whether no pass follows."""
         won: list[str] = []
         examples, pairs = _size(undecided)
