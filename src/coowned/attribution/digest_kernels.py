@@ -35,7 +35,7 @@ _INITIAL_STATE = np.array(
 _FOUR = ir.VectorType(ir.IntType(32), 4)
 _COLON = 58
 _NUMBER = 20  # most bytes of a number and its colon
-_WIDE = 32  # bytes copied or cleared at once
+_WIDE = 32  # bytes copied at once
 _PADDING = 128  # most bytes that padding adds, and what wide copies write after a text
 _ROWS_TOGETHER = 256  # rows that are fetched, written and then hashed together
 
@@ -68,30 +68,6 @@ def _copy_wide(typing_context, target, at, source, begin):
         return context.get_dummy_value()
 
     return types.none(target, types.intp, source, types.intp), generate
-
-
-@intrinsic
-def _clear_wide(typing_context, target, at):
-    """target[at:at + _WIDE] = 0, of bytes; the array must reach so far."""
-    line = ir.VectorType(ir.IntType(8), _WIDE)
-
-    def generate(context, builder, signature, arguments):
-        to = _address(context, builder, line, signature.args[0], *arguments)
-        builder.store(ir.Constant(line, None), to, align=1)
-        return context.get_dummy_value()
-
-    return types.none(target, types.intp), generate
-
-
-@intrinsic
-def _eight_bytes(typing_context, source, begin):
-    """source[begin:begin + 8], of bytes, as a number in byte order; the array must reach so far."""
-    word = ir.IntType(64)
-
-    def generate(context, builder, signature, arguments):
-        return builder.bswap(builder.load(_address(context, builder, word, signature.args[0], *arguments), align=1))
-
-    return types.uint64(source, types.intp), generate
 
 
 # ---- SHA-256 ---------------------------------------------------------------------------------------------------------
@@ -183,15 +159,11 @@ def add_hashes(message, ends, count, sums):
 
 @_njit
 def pad(message, begin, end):
-    """Pads message[begin:end] to whole blocks of 64 bytes as SHA-256 does; returns the new end.
-
-    Up to _WIDE bytes after the new end are cleared too.
-    """
+    """Pads message[begin:end] to whole blocks of 64 bytes as SHA-256 does; returns the new end."""
     length = end - begin
     padded = begin + ((length + 8) // 64 + 1) * 64
     message[end] = 0x80
-    for at in range(end + 1, padded, _WIDE):
-        _clear_wide(message, at)  # pyright: ignore[reportCallIssue]
+    message[end + 1 : padded - 8] = 0
     bits = np.uint64(length) * np.uint64(8)
     for i in range(8):
         message[padded - 1 - i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(0xFF))
@@ -262,10 +234,8 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
 @_inline
 def _head(data, begin, end):
     """The first eight bytes of data[begin:end] as a number in byte order; zeros follow a shorter text."""
-    if end - begin >= 8:
-        return _eight_bytes(data, begin)  # pyright: ignore[reportCallIssue]
     head = np.uint64(0)
-    for i in range(end - begin):
+    for i in range(min(end - begin, 8)):
         head |= np.uint64(data[begin + i]) << np.uint64(56 - 8 * i)
     return head
 
