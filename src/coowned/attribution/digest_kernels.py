@@ -70,6 +70,17 @@ def _copy_wide(typing_context, target, at, source, begin):
     return types.none(target, types.intp, source, types.intp), generate
 
 
+@intrinsic
+def _eight_bytes(typing_context, source, begin):
+    """source[begin:begin + 8], of bytes, as a number in byte order; the array must reach so far."""
+    word = ir.IntType(64)
+
+    def generate(context, builder, signature, arguments):
+        return builder.bswap(builder.load(_address(context, builder, word, signature.args[0], *arguments), align=1))
+
+    return types.uint64(source, types.intp), generate
+
+
 # ---- SHA-256 ---------------------------------------------------------------------------------------------------------
 
 
@@ -173,13 +184,6 @@ def pad(message, begin, end):
 @_inline
 def _put_decimal(message, at, value):
     """Writes an integer >= 0 in decimal digits and a colon; returns the position after it."""
-    if value < 100:  # nearly every length
-        tens = np.uint32(value) // np.uint32(10)
-        message[at] = np.uint8(48 + tens)
-        at += np.int64(tens > 0)
-        message[at] = np.uint8(48 + value - 10 * tens)
-        message[at + 1] = _COLON
-        return at + 2
     digits = 1
     rest = value
     while rest >= 10:
@@ -234,8 +238,10 @@ def hash_rows(prefix, numbers, ids, rows, begin, end):
 @_inline
 def _head(data, begin, end):
     """The first eight bytes of data[begin:end] as a number in byte order; zeros follow a shorter text."""
+    if end - begin >= 8:
+        return _eight_bytes(data, begin)  # pyright: ignore[reportCallIssue]
     head = np.uint64(0)
-    for i in range(min(end - begin, 8)):
+    for i in range(end - begin):
         head |= np.uint64(data[begin + i]) << np.uint64(56 - 8 * i)
     return head
 
