@@ -174,6 +174,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; choose {one_of(listed)}" if listed else ""
 
 
+def shortened(value: Any) -> str:
+    """What an error shows of a value."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reader:
     """One text that is being read, and how its errors are worded."""
@@ -293,10 +299,7 @@ class _Reader:
         self.refuse(path, f"must be {_WORDS.get(kinds, kinds)}{limit}{self._not(found)}")
 
     def _not(self, value: Any) -> str:
-        if self.secret:
-            return ""
-        text = repr(value)
-        return f", not {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
+        return "" if self.secret else f", not {shortened(value)}"
 
     def _where(self, path: Path) -> str:
         """[section] key of TOML, key.key[index] of JSON."""
