@@ -153,9 +153,8 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
         for field in dataclasses.fields(self):
             claimed, found = getattr(self, field.name), getattr(recount, field.name)
             if field.name not in not_counted and claimed != found:
-                raise CertificateMismatchError(
-                    f"the certificate says {field.name} = {_short(claimed)}, a recount gives {_short(found)}"
-                )
+                said = f"the certificate says {field.name} = {codec.shortened(claimed)}"
+                raise CertificateMismatchError(f"{said}, a recount gives {codec.shortened(found)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,8 +321,3 @@ def _slices(indptr: np.ndarray) -> list[tuple[int, int]]:
     cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], _PAIRS_AT_ONCE), side="left")
     cuts = np.unique(np.concatenate([cuts, [0, len(indptr) - 1]]))
     return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -174,6 +174,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; choose {one_of(listed)}" if listed else ""
 
 
+def shortened(value: Any) -> str:
+    """What an error shows of a value."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reader:
     """One text that is being read, and how its errors are worded."""
@@ -256,7 +262,8 @@ class _Reader:
             if key in value:
                 self._check(field.type, value[key], (*path, key))
             elif field.required:
-                self._refuse_missing(path, key)
+                needed = f"the section [{key}]" if self.toml and not path else f"the key {key!r}"
+                self.refuse(path, f"needs {needed}")
 
     def _check_word(self, known: tuple[Any, ...], value: Any, path: Path) -> None:
         if value in known:
@@ -270,9 +277,6 @@ class _Reader:
         if value not in known:
             shown = "another" if self.secret else repr(value)
             self.refuse((), f"expected the format {one_of(map(repr, known))}, not {shown}")
-
-    def _refuse_missing(self, path: Path, key: str) -> NoReturn:
-        self.refuse(path, f"needs the section [{key}]" if self.toml and not path else f"needs the key {key!r}")
 
     def _refuse_type(self, path: Path, expected: str, value: Any) -> NoReturn:
         words = [_WORDS.get(word, word) for word in expected.split(" | ")]
@@ -295,10 +299,7 @@ class _Reader:
         self.refuse(path, f"must be {_WORDS.get(kinds, kinds)}{limit}{self._not(found)}")
 
     def _not(self, value: Any) -> str:
-        if self.secret:
-            return ""
-        text = repr(value)
-        return f", not {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
+        return "" if self.secret else f", not {shortened(value)}"
 
     def _where(self, path: Path) -> str:
         """[section] key of TOML, key.key[index] of JSON."""

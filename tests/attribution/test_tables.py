@@ -189,6 +189,15 @@ def test_any_text_is_a_user(rows):
 
 
 NULL_INSIDE = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+LIST_INSIDE = pa.ListArray.from_arrays(pa.array([0, 1, 2]), NULL_INSIDE)
+
+
+def test_nulls_that_no_row_has():
+    """A null among a dictionary's values is a missing user only where a row has it."""
+    users = pa.chunked_array([LIST_INSIDE.slice(0, 1), LIST_INSIDE.slice(0, 1)])
+    assert users_of(from_table({"users": users})) == [{"a"}, {"a"}]
+    nobody = pa.chunked_array([[[]], [[], []]], pa.list_(pa.null()))
+    assert users_of(from_table({"users": nobody})) == [set(), set(), set()]
 
 
 @pytest.mark.parametrize(
@@ -212,6 +221,8 @@ NULL_INSIDE = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", No
         ({"users": [None, None]}, {}, "column 'users' is null; users are"),
         ({"users": ["a", None]}, {}, "no user in column 'users' at row 1; fill it in, or drop the row"),
         ({"users": NULL_INSIDE}, {}, "no user in column 'users' at row 1; fill it in"),
+        ({"users": pa.chunked_array([NULL_INSIDE, NULL_INSIDE])}, {}, "no user in column 'users' at row 1; fill it in"),
+        ({"users": pa.chunked_array([LIST_INSIDE, LIST_INSIDE])}, {}, "null user in column 'users' at row 1; fill it in"),
         ({"users": [["a"], None]}, {}, "no list of users in column 'users' at row 1; use an empty list for an example without users"),
         ({"users": [["a"], [], ["b", None]]}, {}, "null user in column 'users' at row 2; fill it in or remove"),
         ({"users": [["a"], ["b", " "]]}, {}, "blank user in column 'users' at row 1; fill it in or remove"),

@@ -169,19 +169,14 @@ def _names(examples: AttributedExamples, known: Mapping[str, Iterable[str]]) -> 
     return found
 
 
-def _candidates(people: list[_Person]) -> Iterator[tuple[int, int]]:
-    """Pairs of users that share a word, each once."""
+def _candidates(people: list[_Person]) -> set[tuple[int, int]]:
+    """Pairs of users that share a word."""
     blocks: dict[str, list[int]] = collections.defaultdict(list)
     for user, person in enumerate(people):
         for word in set(person.blocks()):
             blocks[word].append(user)
-    seen: set[tuple[int, int]] = set()
-    for members in blocks.values():
-        if len(members) <= _LARGEST_BLOCK:
-            for pair in itertools.combinations(members, 2):
-                if pair not in seen:
-                    seen.add(pair)
-                    yield pair
+    rare = (members for members in blocks.values() if len(members) <= _LARGEST_BLOCK)
+    return {pair for members in rare for pair in itertools.combinations(members, 2)}
 
 
 def _costs(graph: AttributionGraph, one: int, other: int) -> tuple[int, int]:

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
 from coowned.attribution.identifiers import one_line
-from coowned.attribution.table_files import SUFFIXES, files_of, lines_of
+from coowned.attribution.options import SUFFIXES
+from coowned.attribution.table_files import files_of, lines_of
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 

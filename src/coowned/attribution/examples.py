@@ -281,6 +281,8 @@ def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | 
 def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string of each code."""
     chunked = entries if isinstance(entries, pa.ChunkedArray) else pa.chunked_array([entries])
+    if pa.types.is_null(chunked.type):  # every list is empty
+        chunked = chunked.cast(pa.large_string())
     is_foreign = pa.types.is_dictionary(chunked.type)
     encoded = (chunked if is_foreign else chunked.dictionary_encode()).unify_dictionaries()
     joined = encoded.chunk(0) if encoded.num_chunks == 1 else encoded.combine_chunks()
@@ -303,14 +305,13 @@ def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -
         )
     indptr = np.concatenate([[0], np.cumsum(np.asarray(pc.list_value_length(users)), dtype=np.int64)])
     entries = pc.list_flatten(users)
-    missing = entries.is_null() if entries.null_count else None
-    if missing is None:
-        codes, spellings = unify(entries)
-        if not spellings.null_count:
-            return Mentions(indptr, codes, spellings)
-        missing = pa.array(np.asarray(spellings.is_null())[codes])  # a dictionary may hide its null among its values
-    row = int(np.searchsorted(indptr, first_true(missing), side="right")) - 1
-    raise InputError(f"{where}null user in {column} at {where.row(row)}; fill it in or remove the entry")
+    chunks = entries.chunks if isinstance(entries, pa.ChunkedArray) else [entries]
+    if pa.types.is_dictionary(entries.type) and any(chunk.dictionary.null_count for chunk in chunks):
+        entries = entries.cast(entries.type.value_type)  # Arrow neither counts nor unifies nulls among the values
+    if entries.null_count:
+        row = int(np.searchsorted(indptr, first_true(entries.is_null()), side="right")) - 1
+        raise InputError(f"{where}null user in {column} at {where.row(row)}; fill it in or remove the entry")
+    return Mentions(indptr, *unify(entries))
 
 
 def _merge_copies(
@@ -353,7 +354,5 @@ def _expand(
     indptr: np.ndarray, codes: np.ndarray, spelling_indptr: np.ndarray, spelling_users: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replaces the address of a list by its members."""
-    counts = np.diff(spelling_indptr)[codes]  # (entries,)
-    ends = np.concatenate([[0], np.cumsum(counts)])
-    starts = np.repeat(spelling_indptr[codes] - ends[:-1], counts)
-    return ends[indptr], spelling_users[np.arange(ends[-1]) + starts]
+    ends, users = kernels.take_rows(spelling_indptr, spelling_users, codes)
+    return ends[indptr], users

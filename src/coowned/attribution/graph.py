@@ -185,9 +185,7 @@ class AttributionGraph:
         if rows.dtype == bool:
             validate.same_length(self.num_examples, examples=rows)
             rows = np.flatnonzero(rows)
-        rows = _integers(rows, "examples")
-        if len(rows) and (rows.min() < 0 or rows.max() >= self.num_examples):
-            raise InputError(f"examples must be in 0..{self.num_examples - 1}; use the row indices of this graph")
+        rows = indices(rows, "examples", self.num_examples)
         if len(np.unique(rows)) != len(rows):
             raise InputError("examples must not repeat; a subgraph contains each example once")
         indptr, users = kernels.take_rows(self.indptr, self.users, rows)
@@ -199,9 +197,7 @@ class AttributionGraph:
 
         The list must be chosen without looking at the content of examples.
         """
-        gone = np.unique(_integers(users, "users"))
-        if len(gone) and (gone.min() < 0 or gone.max() >= self.num_users):
-            raise InputError(f"users must be in 0..{self.num_users - 1}; use the user numbers of this graph")
+        gone = np.unique(indices(users, "users", self.num_users))
         stays = np.ones(self.num_users, dtype=bool)
         stays[gone] = False
         new_label = np.cumsum(stays) - 1  # (num_users,) meaningful where stays
@@ -224,6 +220,17 @@ class AttributionGraph:
             return rows
         ids = self.example_ids.take(rows)
         return ids if self.id_type is None else ids.cast(self.id_type)
+
+
+def indices(values: Any, name: str, count: int) -> np.ndarray:
+    """A one-dimensional array of integers in 0..count - 1; anything else is refused."""
+    array = _integers(values, name)
+    if array.size and (array.min() < 0 or array.max() >= count):
+        wrong = int(np.flatnonzero((array < 0) | (array >= count))[0])
+        raise InputError(
+            f"{name} must be in 0..{count - 1}, but entry {wrong} is {array[wrong]}; use the indices of this graph"
+        )
+    return array
 
 
 def _integers(values: Any, name: str) -> np.ndarray:

@@ -151,14 +151,7 @@ def one_line(error: object) -> str:
 
 def _first_invalid(array: pa.Array) -> int:
     """The first row of an array that is known to be invalid."""
-    low, high = 0, len(array)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_valid(array.slice(low, middle - low)):
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisect.bisect_left(range(len(array)), True, key=lambda row: not is_valid(array.slice(0, row + 1)))
 
 
 def is_valid(part: pa.Array | pa.ChunkedArray) -> bool:

@@ -125,17 +125,11 @@ def _multipart_texts(part: _Part, depth: int) -> tuple[list[_Part], int]:
     if depth == _DEEPEST:
         return [], 1
     default = "message/rfc822" if part.kind == "multipart/digest" else "text/plain"
-    children: list[list[_Part]] = []
-    attachments = 0
-    pieces = 0
-    for piece in _pieces(part.body, boundary):
-        pieces += 1
-        read, ignored = _texts(_child(piece, default), depth + 1)
-        attachments += ignored
-        if read:
-            children.append(read)
+    pieces = [_texts(_child(piece, default), depth + 1) for piece in _pieces(part.body, boundary)]
     if not pieces:  # the boundary never comes: all there is, is text
         return [part._replace(kind="text/plain")], 0
+    children = [read for read, _ in pieces if read]
+    attachments = sum(ignored for _, ignored in pieces)
     if part.kind == "multipart/alternative" and children:
         # Alternatives of the same text: use the plainest one that is not empty.
         plain = [read for read in children if all(leaf.kind == "text/plain" for leaf in read)]

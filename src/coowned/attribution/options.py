@@ -1,12 +1,14 @@
 """The options of a data source, declared once for the readers, `[data]` in TOML and the command line."""
 
 import dataclasses
+import functools
 import re
 import typing
 from typing import Annotated, NamedTuple
 
 FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
-TABLES = ("parquet", "csv", "jsonl", "sql")
+SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
+TABLES = (*SUFFIXES, "sql")
 MAIL_USERS = ("everyone", "sender", "recipients", "thread")
 SLACK_USERS = ("participants", "channel")
 _ADDRESS_WORDS = frozenset(
@@ -26,6 +28,10 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()  # the values it can have, if they are few
     is_path: bool = False  # it names a file
     is_flag: bool = False  # it is true or false
+
+
+_TableOption = functools.partial(Option, formats=TABLES)
+_FileOption = functools.partial(Option, metavar="FILE", is_path=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,44 +55,33 @@ class DataOptions:
     ] = None
     users: Annotated[
         str | list[str] | None,
-        Option("The columns that name an example's users (default: users).", formats=TABLES, metavar="A[,B…]"),
+        _TableOption("The columns that name an example's users (default: users).", metavar="A[,B…]"),
     ] = None
     user: Annotated[
         str | None,
-        Option(
-            "The column with the user, if every row is one (example, user) pair.",
-            formats=TABLES,
-            metavar="COLUMN",
-        ),
+        _TableOption("The column with the user, if every row is one (example, user) pair.", metavar="COLUMN"),
     ] = None
     example_id: Annotated[
         str | None,
-        Option(
+        _TableOption(
             "The column with the ids (default: the row number; a query has none). Rows with one id are one example.",
-            formats=TABLES,
             metavar="COLUMN",
         ),
     ] = None
-    separator: Annotated[str | None, Option("The separator between several users in one cell.", formats=TABLES)] = None
+    separator: Annotated[str | None, _TableOption("The separator between several users in one cell.")] = None
     addresses: Annotated[
         bool | None,
-        Option(
+        _TableOption(
             "The user columns contain mail addresses, maybe several per cell (default: by the columns' names).",
-            formats=TABLES,
             is_flag=True,
         ),
     ] = None
     aliases: Annotated[
         str | None,
-        Option(
-            "CSV file key,user: other addresses of a person, or the members of a mailing list.",
-            metavar="FILE",
-            is_path=True,
-        ),
+        _FileOption("CSV file key,user: other addresses of a person, or the members of a mailing list."),
     ] = None
     unprotected: Annotated[
-        str | None,
-        Option("File with the keys of users who are not to be protected, one per line.", metavar="FILE", is_path=True),
+        str | None, _FileOption("File with the keys of users who are not to be protected, one per line.")
     ] = None
     attribute_to: Annotated[
         str | None,

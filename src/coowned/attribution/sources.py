@@ -7,15 +7,13 @@ from pathlib import Path
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.mail_boxes import read_head
-from coowned.attribution.options import FORMATS, MAIL_USERS, SLACK_USERS, TABLES, DataOptions, declared
+from coowned.attribution.options import FORMATS, MAIL_USERS, SLACK_USERS, SUFFIXES, TABLES, DataOptions, declared
 from coowned.attribution.user_keys import read_keys
 from coowned.errors import InputError
 from coowned.progress import Progress
 
-_BY_SUFFIX = {
-    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl",
-    ".json": "jsonl", ".mbox": "mail", ".eml": "mail", ".sqlite": "sql", ".sqlite3": "sql",
-}  # fmt: skip
+_BY_SUFFIX = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes}
+_BY_SUFFIX |= {".mbox": "mail", ".eml": "mail", ".sqlite": "sql", ".sqlite3": "sql"}
 _SQLITE = "sqlite:"
 
 

@@ -154,10 +154,7 @@ def _reading_only(action: int, *_: object) -> int:
 
 def _table_of(query: str, connection: Any, parameters: Any, where: Location, progress: Progress) -> pa.Table:
     with _named_errors(connection, where), contextlib.closing(connection.cursor()) as cursor:
-        if parameters:
-            cursor.execute(query, parameters)
-        else:
-            cursor.execute(query)
+        cursor.execute(query, *([parameters] if parameters else []))
         if hasattr(cursor, "fetch_arrow_table"):
             return to_arrow_table(cursor.fetch_arrow_table())
         if cursor.description is None:

@@ -53,6 +53,12 @@ class GraphStatistics:
     @classmethod
     def of(cls, graph: AttributionGraph) -> "GraphStatistics":
         users_per_example, examples_per_user = graph.users_per_example, graph.examples_per_user
+        of_counts: dict[str, Any] = {}
+        for name, counts in (("users_per_example", users_per_example), ("examples_per_user", examples_per_user)):
+            of_counts[f"mean_{name}"] = float(counts.mean()) if len(counts) else 0.0
+            of_counts[f"median_{name}"] = float(np.median(counts)) if len(counts) else 0.0
+            of_counts[f"max_{name}"] = int(counts.max(initial=0))
+            of_counts[f"{name}_histogram"] = histogram(counts)
         heaviest = _heaviest(examples_per_user)
         heavy = HeavyUsers.of(graph, heaviest)
         component = kernels.connected_components(graph.indptr, graph.users, graph.num_users)
@@ -66,19 +72,12 @@ class GraphStatistics:
             num_unprotected_users=graph.num_unprotected_users,
             num_examples_without_users=int((users_per_example == 0).sum()),
             num_users_without_examples=int((examples_per_user == 0).sum()),
-            mean_users_per_example=_mean(users_per_example),
-            median_users_per_example=_median(users_per_example),
-            max_users_per_example=int(users_per_example.max(initial=0)),
-            mean_examples_per_user=_mean(examples_per_user),
-            median_examples_per_user=_median(examples_per_user),
-            max_examples_per_user=int(examples_per_user.max(initial=0)),
-            users_per_example_histogram=histogram(users_per_example),
-            examples_per_user_histogram=histogram(examples_per_user),
             heaviest_users=[(int(user), int(examples_per_user[user])) for user in heaviest],
             num_components=len(component_users),
             largest_component_users=int(component_users.max(initial=0)),
             largest_component_examples=int(component_examples.max(initial=0)),
             blocked={bound: max(heavy.blocked(bound), default=0) for bound in _BOUNDS},
+            **of_counts,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +142,7 @@ class HeavyUsers:
 
 def _heaviest(examples_per_user: np.ndarray) -> np.ndarray:
     # By weight, ties by label; only those with an example.
-    order = np.lexsort((np.arange(len(examples_per_user)), -examples_per_user))[:MOST_LISTED]
+    order = np.argsort(-examples_per_user, kind="stable")[:MOST_LISTED]
     return order[examples_per_user[order] > 0]
 
 
@@ -164,11 +163,3 @@ def class_name(begin: int) -> str:
     ('4', '9–16')
     """
     return str(begin) if begin < 5 else f"{begin:,}–{2 * begin - 2:,}"
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def _median(values: np.ndarray) -> float:
-    return float(np.median(values)) if len(values) else 0.0

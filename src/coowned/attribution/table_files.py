@@ -17,20 +17,13 @@ import pyarrow.parquet
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
-from coowned.attribution.options import DataOptions
-from coowned.attribution.tables import (
-    attribute_table,
-    table_options,
-    valid_table,
-    values_to_arrow,
-    with_inferred_types,
-)
+from coowned.attribution.options import SUFFIXES, DataOptions
+from coowned.attribution.tables import attribute_table, table_options, valid_table, values_to_arrow, with_inferred_types
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
 from coowned.errors import InputError
 from coowned.progress import counted
 
-SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 _BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
 _JSON_KINDS = {
     type(None): "null", str: "text", bool: "true or false", int: "an integer", float: "a number",

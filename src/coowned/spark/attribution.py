@@ -1,5 +1,6 @@
 """From tables on a cluster to who owns which example, by the rules of one machine."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,6 +19,7 @@ from coowned.attribution.statistics import MOST_LISTED, HeavyUsers
 from coowned.attribution.tables import attribute_table, table_options
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.spark import functions as F
 from coowned.spark.checkpoints import Checkpoints, running_session
 
 if TYPE_CHECKING:
@@ -47,15 +49,11 @@ class SparkGraph:
     @functools.cached_property
     def pairs(self) -> "DataFrame":
         """id, user: one row per pair."""
-        from pyspark.sql import functions as F
-
         return self.examples.select("id", F.explode("users").alias("user"))
 
     @functools.cached_property
     def counts(self) -> tuple[int, int, int]:
         """Examples, pairs, and examples without users."""
-        from pyspark.sql import functions as F
-
         size = F.size("users")
         row = self.examples.agg(F.count(F.lit(1)), F.sum(size.cast("bigint")), F.count_if(size == 0)).collect()[0]
         return row[0], row[1] or 0, row[2]
@@ -76,8 +74,6 @@ class SparkGraph:
     @functools.cached_property
     def digest(self) -> str:
         """The digest that `AttributionGraph.digest` has for the same data."""
-        from pyspark.sql import functions as F
-
         keys = F.array_sort(F.transform("users", lambda user: user.cast("string")))  # strings sort by their bytes
         lists = F.concat(F.array(F.col("id").cast("string")), keys)
         texts = F.transform(lists, lambda text: F.concat(F.octet_length(text).cast("string"), F.lit(":"), text))
@@ -86,8 +82,6 @@ class SparkGraph:
 
     def heavy_users(self) -> HeavyUsers:
         """The heaviest users and what they cost; of equally heavy ones those whose keys come first."""
-        from pyspark.sql import functions as F
-
         by_user = self.pairs.groupBy("user").count()
         heaviest = by_user.orderBy(F.desc("count"), "user").limit(MOST_LISTED).collect()
         listed = (F.when(F.array_contains("users", row["user"]), rank) for rank, row in enumerate(heaviest))
@@ -190,8 +184,6 @@ def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
 
     A decimal of 38 digits holds the sum of 10^18 lanes of 64 bits.
     """
-    from pyspark.sql import functions as F
-
     hashed = table.select(F.sha2(text, 256).alias("hash"))  # 64 hexadecimal digits
     lanes = [F.conv(F.substring("hash", 1 + 16 * lane, 16), 16, 10).cast("decimal(20, 0)") for lane in range(4)]
     row = hashed.agg(F.count(F.lit(1)), *(F.sum(lane.cast("decimal(38, 0)")) for lane in lanes)).collect()[0]
@@ -200,18 +192,29 @@ def sum_rows(table: "DataFrame", text: "Column") -> digests.RowSums:
 
 def column_named(name: str) -> "Column":
     """The column of this name, whatever characters the name has."""
-    from pyspark.sql import functions as F
-
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def as_graph(data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None) -> SparkGraph:
-    """A graph as it is, a table attributed by default rules."""
-    if isinstance(data, SparkGraph):
-        return data
-    if not hasattr(data, "sparkSession"):
+@contextlib.contextmanager
+def working_on(
+    data: "DataFrame | SparkGraph", checkpoint_dir: str | os.PathLike[str] | None
+) -> Iterator[tuple[SparkGraph, Checkpoints]]:
+    """A graph, or a table attributed by default rules, and checkpoints for one piece of work on it.
+
+    After an error nothing is left of them; otherwise the graph of a table is released.
+    """
+    if not isinstance(data, SparkGraph) and not hasattr(data, "sparkSession"):
         raise InputError(f"data must be a Spark table or a SparkGraph, not {type(data).__name__}")
-    return attribute(data, checkpoint_dir=checkpoint_dir)
+    graph = data if isinstance(data, SparkGraph) else attribute(data, checkpoint_dir=checkpoint_dir)
+    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
+    try:
+        yield graph, checkpoints
+    except BaseException:
+        checkpoints.clear()
+        raise
+    finally:
+        if graph is not data:
+            graph.release()
 
 
 def _checked_types(data: "DataFrame", options: DataOptions) -> dict[str, pa.DataType]:
@@ -239,8 +242,6 @@ def _internal(kind: pa.DataType) -> str:
 
 def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
     """id, users, problem, by Spark alone; users are given as they are."""
-    from pyspark.sql import functions as F
-
     name = reading.names[0]
     kind = reading.types[name]
     entry = _internal(kind.value_type if pa.types.is_list(kind) else kind)
@@ -267,8 +268,6 @@ def _by_sql(data: "DataFrame", reading: _Reading) -> "DataFrame":
 
 def _not_utf8(reading: _Reading) -> "list[Column]":
     """For each text column read, the problem of a row in which it is not UTF-8, else null."""
-    from pyspark.sql import functions as F
-
     found = []
     for name, kind in reading.types.items():
         column = column_named(name)
@@ -282,8 +281,6 @@ def _not_utf8(reading: _Reading) -> "list[Column]":
 
 def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
     """id, users, problem, by the code that one machine runs, on batches of rows."""
-    from pyspark.sql import functions as F
-
     names = [reading.example_id, *reading.names]
     wrong = F.coalesce(F.lit(None).cast("string"), *_not_utf8(reading))
     given = data.select(*map(column_named, names), wrong.alias("problem"))
@@ -331,8 +328,6 @@ class _RowsById(Location):
 
 def _merge_copies(rows: "DataFrame", example_id: str) -> "DataFrame":
     """Rows with the same id become one, with the users of all."""
-    from pyspark.sql import functions as F
-
     several = (F.col("id").cast("string") == "") & (F.count(F.lit(1)) > 1)
     empty = F.when(several, F.lit(f"column {example_id!r} is empty in several rows; give every row an id"))
     return rows.groupBy("id").agg(
@@ -342,8 +337,6 @@ def _merge_copies(rows: "DataFrame", example_id: str) -> "DataFrame":
 
 
 def _refuse_problems(examples: "DataFrame") -> None:
-    from pyspark.sql import functions as F
-
     found = examples.where(F.col("problem").isNotNull()).select("problem").limit(1).collect()
     if found:
         raise InputError(found[0][0])
@@ -353,8 +346,6 @@ def _without(
     examples: "DataFrame", unprotected: list[Any], rules: UserKeyRules, checkpoints: Checkpoints
 ) -> tuple["DataFrame", int]:
     """The examples without these users, and how many of them the data have."""
-    from pyspark.sql import functions as F
-
     if not unprotected:
         return examples, 0
     wanted = rules.canonical([str(key) for key in unprotected]).unique().to_arrow()

@@ -11,8 +11,8 @@ from coowned.attribution import digest as digests
 from coowned.certificate import MOST_COPIES, ContributionCertificate, CountedGroups, CountedSchedule, not_counted
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Selector
-from coowned.spark.attribution import SparkGraph, as_graph, sum_rows
-from coowned.spark.checkpoints import Checkpoints
+from coowned.spark import functions as F
+from coowned.spark.attribution import SparkGraph, sum_rows, working_on
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,24 +40,25 @@ def certify(
 
     Cost: a hash of every pair, a join of S with the examples, a count by user.
     """
-    from pyspark.sql import functions as F
-
     if not {"example_id", "copies"} <= set(getattr(selection, "columns", ())):
         raise InputError("selected must be a table with the columns example_id and copies")
-    graph = as_graph(data, checkpoint_dir)
-    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
-    try:
+    with working_on(data, checkpoint_dir) as (graph, checkpoints):
         selected = selection.select(F.col("example_id").cast("string").alias("text"), F.col("copies").cast("bigint"))
         rows, size, most = _count_rows(selected)
         text = F.col("id").cast("string").alias("text")
         joined = checkpoints.save(graph.examples.select(text, "users").join(selected, "text"), "chosen")
-        _refuse_unknown(selected, joined, rows)
+        if joined.count() != rows:
+            stranger = selected.join(joined.select("text"), "text", "left_anti").limit(1).collect()
+            named = repr(stranger[0][0]) if stranger else "one"
+            raise CertificateMismatchError(
+                f"example {named} of the selection is not in the data; check the data and the example_id"
+            )
         copies = F.col("copies")
         without = joined.where(F.size("users") == 0).agg(F.sum(copies)).collect()[0][0] or 0
         levels = _levels(joined, graph.num_users)
         row = F.concat(F.lit("copies:"), copies.cast("string"), F.lit(":"), F.col("text"))
         selection_digest = digests.finish("selection", sum_rows(selected, row))
-        return ContributionCertificate(
+        certificate = ContributionCertificate(
             contribution_bound=max(len(levels) - 1, 0),
             size=size,
             num_distinct=rows,
@@ -77,16 +78,12 @@ def certify(
             version=coowned.__version__,
             **not_counted(CountedSchedule, CountedGroups),
         )
-    finally:
         checkpoints.clear()
-        if graph is not data:
-            graph.release()
+    return certificate
 
 
 def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
     """Rows, copies in all, most copies of one."""
-    from pyspark.sql import functions as F
-
     copies = F.col("copies")
     wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
     rows, bad, size, most = selected.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
@@ -98,20 +95,8 @@ def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
     return rows, size or 0, most or 0
 
 
-def _refuse_unknown(selected: "DataFrame", joined: "DataFrame", rows: int) -> None:
-    if joined.count() == rows:
-        return
-    stranger = selected.join(joined.select("text"), "text", "left_anti").limit(1).collect()
-    named = repr(stranger[0][0]) if stranger else "one"
-    raise CertificateMismatchError(
-        f"example {named} of the selection is not in the data; check the data and the example_id"
-    )
-
-
 def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:
     """How many users are in 0, 1, … copies."""
-    from pyspark.sql import functions as F
-
     per_user = joined.select(F.explode("users").alias("user"), "copies").groupBy("user").agg(F.sum("copies").alias("n"))
     most = per_user.agg(F.max("n")).collect()[0][0] or 0
     if most > MOST_COPIES:

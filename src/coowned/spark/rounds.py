@@ -16,6 +16,7 @@ are total and depend on nothing but the graph's ids, its users per example and t
 """
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ import pyarrow as pa
 
 from coowned.selection import kernels
 from coowned.selection.bias_mitigating import BiasMitigating
+from coowned.spark import functions as F
 from coowned.spark.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -34,8 +36,6 @@ _LONGEST_RUN = 1 << 62  # longer ones hold the whole list too
 
 def ordered(examples: "DataFrame", seed: int) -> "DataFrame":
     """id, users, num_users, first, second of the examples that have users, fewest users first."""
-    from pyspark.sql import functions as F
-
     size = F.size("users")
     return examples.where(size > 0).select(
         "id",
@@ -48,8 +48,6 @@ def ordered(examples: "DataFrame", seed: int) -> "DataFrame":
 
 def order_columns() -> "list[Column]":
     """What to sort by."""
-    from pyspark.sql import functions as F
-
     return [F.col("first"), F.col("second"), F.col("id").cast("string")]
 
 
@@ -60,19 +58,14 @@ def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, chec
     distributed sort: a row's index in its sorted part, and the sizes of the parts before it. The sorted table is a
     checkpoint, so that a part computed again later cannot shift them.
     """
-    from pyspark.sql import functions as F
-
     walk = ordered(examples, seed)
     index = F.monotonically_increasing_id()  # part * 2^33 + index in the part
     table = walk.select("id", "num_users", "first", "second").orderBy(*order_columns()).select(
         "id", "num_users", index.alias("index")
     )  # fmt: skip
     indexed = checkpoints.save(table, "rounds/sorted").withColumn("part", F.shiftrightunsigned("index", 33))
-    sizes = sorted(map(tuple, indexed.groupBy("part").count().collect()))
-    begins, total = [], 0
-    for part, size in sizes:
-        begins.append((part, total))
-        total += size
+    sizes = dict(sorted(map(tuple, indexed.groupBy("part").count().collect())))
+    begins = list(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
     num_few = indexed.where(F.col("num_users") <= selector.threshold).count()
     offsets = F.broadcast(examples.sparkSession.createDataFrame(begins, "part bigint, begin bigint"))
     within = F.col("index").bitwiseAND(F.lit((1 << 33) - 1))
@@ -100,8 +93,6 @@ class Electorate:
 
 def find_heavy(pairs: "DataFrame", heavy_user: int, checkpoints: Checkpoints) -> "DataFrame | None":
     """The users with more than `heavy_user` pairs, and in how many parts to look through those."""
-    from pyspark.sql import functions as F
-
     counts = pairs.groupBy("user").count().where(F.col("count") > heavy_user)
     parts = F.ceil(F.col("count") / heavy_user).cast("int")
     heavy = checkpoints.save(counts.select("user", parts.alias("parts")), "rounds/heavy")
@@ -110,8 +101,6 @@ def find_heavy(pairs: "DataFrame", heavy_user: int, checkpoints: Checkpoints) ->
 
 def cast_ballots(undecided: "DataFrame", electorate: Electorate) -> "DataFrame":
     """One row per pair, spread so that no task has more than a part of a heavy user's."""
-    from pyspark.sql import functions as F
-
     pairs = undecided.select("id", "num_users", "first", "second", F.explode("users").alias("user"))
     if electorate.heavy is None:
         return pairs.withColumn("part", F.lit(0)).repartition("user")
@@ -127,7 +116,6 @@ def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate
     A user's first c in two levels: the first k of each of their parts, then the first c of those.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
 
     bound = electorate.contribution_bound
     group = ["user"] if electorate.heavy is None else ["user", "part"]
@@ -147,8 +135,6 @@ def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate
 
 def add_taken(taken: "DataFrame", winners: "DataFrame") -> "DataFrame":
     """The copies each user is in after one more copy of every winner."""
-    from pyspark.sql import functions as F
-
     added = winners.select(F.explode("users").alias("user"), F.lit(1).alias("copies"), F.lit(True).alias("new"))
     return (
         taken.withColumn("new", F.lit(False))
@@ -160,8 +146,6 @@ def add_taken(taken: "DataFrame", winners: "DataFrame") -> "DataFrame":
 
 def full_users(taken: "DataFrame", electorate: Electorate, *, new: bool) -> "DataFrame":
     """The users without room; new: only those the last round left without."""
-    from pyspark.sql import functions as F
-
     full = taken.where(F.col("copies") >= electorate.contribution_bound)
     return (full.where("new") if new else full).select("user")
 
@@ -170,8 +154,6 @@ def drop_decided(
     undecided: "DataFrame", ballots: "DataFrame", full: "DataFrame", winners: "DataFrame | None", electorate: Electorate
 ) -> "DataFrame":
     """The examples that neither won nor have a full user."""
-    from pyspark.sql import functions as F
-
     if electorate.heavy is None:
         vetoes = ballots.join(full, "user", "left_semi").select("id")
     else:  # a row for each part of a heavy user, so that their pairs stay spread
@@ -194,10 +176,8 @@ def finish_locally(
 
     Returns the selected examples, columns as `undecided` and `copies`.
     """
-    from pyspark.sql import functions as F
-
     rows = pl.DataFrame(undecided.toArrow())
-    walk = rows.with_columns(pl.col("id").cast(pl.String).alias("text")).sort("first", "second", "text").drop("text")
+    walk = rows.sort("first", "second", pl.col("id").cast(pl.String))
     entries = walk["users"].explode()
     keys = entries.unique(maintain_order=True)
     users = pl.DataFrame({"user": entries}).join(

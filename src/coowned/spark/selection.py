@@ -1,6 +1,7 @@
 """Selection on Spark: the S of one machine, found by rounds of votes."""
 
 import dataclasses
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.selector import Selector
+from coowned.spark import functions as F
 from coowned.spark import rounds
-from coowned.spark.attribution import SparkGraph, as_graph
+from coowned.spark.attribution import SparkGraph, working_on
 from coowned.spark.checkpoints import Checkpoints
 from coowned.spark.rounds import finish_locally, interleaved, ordered
 
@@ -68,10 +70,13 @@ def select(
     validate.integer(at_least=0, at_most=1 << 31, residue=residue)
     validate.positive(heavy_user=heavy_user)
     report = reporting(progress)
-    graph = as_graph(data, checkpoint_dir)
-    checkpoints = Checkpoints(graph.checkpoints.spark, checkpoint_dir or os.path.dirname(graph.checkpoints.root))
-    try:
-        _check_unattributed(graph, supported)
+    with working_on(data, checkpoint_dir) as (graph, checkpoints):
+        empty = graph.counts[2]
+        if supported.unattributed == "error" and empty:
+            raise InputError(
+                f'{empty} examples have no users; unattributed="drop" leaves them out, unattributed="keep" selects '
+                "each once, protecting nobody"
+            )
         voting = _Voting(
             graph=graph,
             selector=supported,
@@ -82,12 +87,6 @@ def select(
             checkpoints=checkpoints,
         )
         result = _result(graph, supported, voting.run(), checkpoints)
-    except BaseException:
-        checkpoints.clear()
-        raise
-    finally:
-        if graph is not data:
-            graph.release()
     report(1.0, "selected")
     return result
 
@@ -105,19 +104,8 @@ def check_selector(selector: Selector) -> _Supported:
     return selector
 
 
-def _check_unattributed(graph: SparkGraph, selector: _Supported) -> None:
-    empty = graph.counts[2]
-    if selector.unattributed == "error" and empty:
-        raise InputError(
-            f'{empty} examples have no users; unattributed="drop" leaves them out, unattributed="keep" selects each '
-            "once, protecting nobody"
-        )
-
-
 def _result(graph: SparkGraph, selector: _Supported, chosen: "DataFrame", checkpoints: Checkpoints) -> "DataFrame":
     """The chosen examples and, if they are kept, those without users, as the only files left."""
-    from pyspark.sql import functions as F
-
     table = chosen.select("id", "copies")
     if not isinstance(selector, Greedy):  # an example that several passes took has several rows
         table = table.groupBy("id").agg(F.max("copies").alias("copies"))
@@ -142,120 +130,110 @@ class _Voting:
     report: Progress
     checkpoints: Checkpoints
 
+    @functools.cached_property
+    def electorate(self) -> rounds.Electorate:
+        heavy = None
+        if self.graph.num_pairs > max(self.residue, self.heavy_user):
+            heavy = rounds.find_heavy(self.graph.pairs, self.heavy_user, self.checkpoints)
+        return rounds.Electorate(contribution_bound=self.selector.contribution_bound, heavy=heavy)
+
+    @functools.cached_property
+    def passes(self) -> int:
+        """The most passes there can be: one, unless an example may be selected again."""
+        again = getattr(self.selector, "allow_duplicates", isinstance(self.selector, GreedyWithDuplicates))
+        return self.selector.contribution_bound if again else 1
+
+    @functools.cached_property
+    def winners_schema(self) -> str:
+        kinds = {field.name: field.dataType.simpleString() for field in self.graph.examples.schema}
+        return f"id {kinds['id']}, users {kinds['users']}, num_users int, first bigint, second bigint, copies int"
+
     def run(self) -> "DataFrame":
         """id, copies of every winner; an example that several passes took has several rows."""
-        graph, checkpoints, selector = self.graph, self.checkpoints, self.selector
+        graph, checkpoints = self.graph, self.checkpoints
         self.report(0.0, f"{graph.num_examples:,} examples, {graph.num_pairs:,} pairs")
-        heavy = None
-        if graph.num_pairs > max(self.residue, self.heavy_user):
-            heavy = rounds.find_heavy(graph.pairs, self.heavy_user, checkpoints)
-        electorate = rounds.Electorate(contribution_bound=selector.contribution_bound, heavy=heavy)
-        if isinstance(selector, BiasMitigating):
-            undecided = interleaved(graph.examples, self.seed, selector, checkpoints)
-            passes = selector.contribution_bound if selector.allow_duplicates else 1
+        if isinstance(self.selector, BiasMitigating):
+            undecided = interleaved(graph.examples, self.seed, self.selector, checkpoints)
         else:
             undecided = ordered(graph.examples, self.seed)
-            passes = selector.contribution_bound if isinstance(selector, GreedyWithDuplicates) else 1
         user = graph.examples.schema["users"].dataType.elementType.simpleString()  # type: ignore[union-attr]
         taken = checkpoints.spark.createDataFrame([], f"user {user}, copies int, new boolean")
         won: list[str] = []  # the tables of winners of all passes
         last_won: list[str] = []
-        for number in range(1, passes + 1):
+        for number in range(1, self.passes + 1):
             if number > 1:
-                undecided = self._next_pass(number, last_won, taken, electorate)
-            last_won, taken, over = self._run_pass(number, passes, undecided, taken, electorate)
+                undecided = self._next_pass(number, last_won, taken)
+            last_won, taken, over = self._run_pass(number, undecided, taken)
             won += last_won
             if over or not last_won:
                 break
-        schema = _winners_schema(graph)
+        schema = self.winners_schema
         return checkpoints.read(won, schema) if won else checkpoints.spark.createDataFrame([], schema)
 
-    def _next_pass(
-        self, number: int, last_won: list[str], taken: "DataFrame", electorate: rounds.Electorate
-    ) -> "DataFrame":
+    def _next_pass(self, number: int, last_won: list[str], taken: "DataFrame") -> "DataFrame":
         """What the last pass selected, where every user still has room: no other example can be selected again."""
-        candidates = self.checkpoints.read(last_won, _winners_schema(self.graph)).drop("copies")
-        ballots = rounds.cast_ballots(candidates, electorate)
-        full = rounds.full_users(taken, electorate, new=False)
-        return self.checkpoints.save(
-            rounds.drop_decided(candidates, ballots, full, None, electorate), f"rounds/{number}/0/undecided"
-        )
+        candidates = self.checkpoints.read(last_won, self.winners_schema).drop("copies")
+        ballots = rounds.cast_ballots(candidates, self.electorate)
+        full = rounds.full_users(taken, self.electorate, new=False)
+        left = rounds.drop_decided(candidates, ballots, full, None, self.electorate)
+        return self.checkpoints.save(left, f"rounds/{number}/0/undecided")
 
-    def _run_pass(
-        self, number: int, passes: int, undecided: "DataFrame", taken: "DataFrame", electorate: rounds.Electorate
-    ) -> "tuple[list[str], DataFrame, bool]":
+    def _run_pass(self, number: int, undecided: "DataFrame", taken: "DataFrame") -> "tuple[list[str], DataFrame, bool]":
         """Rounds until all is decided: the tables of winners, the copies of each user, and whether no pass follows."""
         won: list[str] = []
         examples, pairs = _size(undecided)
         at_first, count = max(pairs, 1), 0
-        title = "round" if passes == 1 else f"pass {number}, round"
+        title = "round" if self.passes == 1 else f"pass {number}, round"
         while pairs:
             count += 1
             folder = f"rounds/{number}/{count}"
             won.append(f"{folder}/winners")
             if pairs <= self.residue:
-                self.report(
-                    _done(number, passes, 1.0), f"{title} {count}: {pairs:,} pairs left, finished on the driver"
+                self._report(number, 1.0, f"{title} {count}: {pairs:,} pairs left, finished on the driver")
+                table = finish_locally(
+                    undecided,
+                    taken,
+                    contribution_bound=self.selector.contribution_bound,
+                    copies=number,
+                    to_the_end=count == 1 and number < self.passes,
                 )
-                winners = self._finish(undecided, taken, number, won[-1], to_the_end=count == 1 and number < passes)
-                if passes > number and count > 1:
+                found = self.checkpoints.spark.createDataFrame(table, self.winners_schema)
+                winners = self.checkpoints.save(found, won[-1])
+                if self.passes > number and count > 1:
                     taken = self.checkpoints.save(rounds.add_taken(taken, winners), f"{folder}/taken")
                 return won, taken, count == 1
-            undecided, taken = self._run_round(folder, number, undecided, taken, electorate)
+            undecided, taken = self._run_round(folder, number, undecided, taken)
             before = examples
             examples, pairs = _size(undecided)
             self.checkpoints.remove(*(f"rounds/{number}/{count - 1}/{name}" for name in ("undecided", "taken")))
-            self.report(
-                _done(number, passes, 1 - pairs / at_first),
-                f"{title} {count}: {before - examples:,} examples decided, {examples:,} undecided ({pairs:,} pairs)",
-            )
+            decided = f"{before - examples:,} examples decided, {examples:,} undecided ({pairs:,} pairs)"
+            self._report(number, 1 - pairs / at_first, f"{title} {count}: {decided}")
         return won, taken, False
 
     def _run_round(
-        self, folder: str, number: int, undecided: "DataFrame", taken: "DataFrame", electorate: rounds.Electorate
+        self, folder: str, number: int, undecided: "DataFrame", taken: "DataFrame"
     ) -> "tuple[DataFrame, DataFrame]":
         """What is undecided and what each user has after one round."""
         from pyspark import StorageLevel
-        from pyspark.sql import functions as F
 
         save = self.checkpoints.save
-        ballots = rounds.cast_ballots(undecided, electorate).persist(StorageLevel.MEMORY_AND_DISK)
+        ballots = rounds.cast_ballots(undecided, self.electorate).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            votes = rounds.count_votes(ballots, taken, electorate)
+            votes = rounds.count_votes(ballots, taken, self.electorate)
             winners = save(votes.withColumn("copies", F.lit(number)), f"{folder}/winners")
             taken = save(rounds.add_taken(taken, winners), f"{folder}/taken")
-            full = rounds.full_users(taken, electorate, new=True)
-            left = rounds.drop_decided(undecided, ballots, full, winners, electorate)
+            full = rounds.full_users(taken, self.electorate, new=True)
+            left = rounds.drop_decided(undecided, ballots, full, winners, self.electorate)
             return save(left, f"{folder}/undecided"), taken
         finally:
             ballots.unpersist(blocking=True)
 
-    def _finish(
-        self, undecided: "DataFrame", taken: "DataFrame", number: int, name: str, *, to_the_end: bool
-    ) -> "DataFrame":
-        table = finish_locally(
-            undecided,
-            taken,
-            contribution_bound=self.selector.contribution_bound,
-            copies=number,
-            to_the_end=to_the_end,
-        )
-        return self.checkpoints.save(self.checkpoints.spark.createDataFrame(table, _winners_schema(self.graph)), name)
+    def _report(self, number: int, share: float, message: str) -> None:
+        """Reports a share of one pass; how many passes there will be is not known."""
+        self.report(share if self.passes == 1 else 1 - 0.5 ** (number - 1) + 0.5**number * share, message)
 
 
 def _size(undecided: "DataFrame") -> tuple[int, int]:
     """Examples and pairs."""
-    from pyspark.sql import functions as F
-
     row = undecided.agg(F.count(F.lit(1)), F.sum(F.col("num_users").cast("bigint"))).collect()[0]
     return row[0], row[1] or 0
-
-
-def _winners_schema(graph: SparkGraph) -> str:
-    kinds = {field.name: field.dataType.simpleString() for field in graph.examples.schema}
-    return f"id {kinds['id']}, users {kinds['users']}, num_users int, first bigint, second bigint, copies int"
-
-
-def _done(number: int, passes: int, share: float) -> float:
-    """The finished part of the work; the number of passes is not known in advance."""
-    return share if passes == 1 else 1 - 0.5 ** (number - 1) + 0.5**number * share

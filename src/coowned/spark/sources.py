@@ -1,6 +1,6 @@
 """Data sources read by Spark: the same files, options and columns as on one machine."""
 
-import contextlib
+import collections
 import csv
 import dataclasses
 import functools
@@ -18,12 +18,14 @@ import pyarrow.parquet
 
 from coowned.attribution.examples import read_aliases
 from coowned.attribution.identifiers import Location, one_line
+from coowned.attribution.options import SUFFIXES
 from coowned.attribution.sources import DataSource, detect_format
-from coowned.attribution.table_files import SUFFIXES, files_of, json_kind, one_schema
+from coowned.attribution.table_files import files_of, json_kind, one_schema
 from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.codec import unique_keys
 from coowned.errors import InputError
+from coowned.spark import functions as F
 from coowned.spark.attribution import SparkGraph, attribute, column_named
 from coowned.spark.checkpoints import hadoop_path
 from coowned.spark.session import spark_errors
@@ -84,27 +86,22 @@ def attribute_source(spark: "SparkSession", source: DataSource) -> SparkGraph:
     unprotected = [] if source.unprotected is None else read_keys(source.unprotected)
     aliases = read_aliases(source.aliases)
     named = str(source.path)
-    with spark_errors(named, unreadable=_UNREADABLE[kind]), _errors_name(named):
-        return attribute(
-            _read(spark, source, kind),
-            None if source.user is not None and not source.users else source.users or ["users"],
-            source.user,
-            source.example_id or "",
-            source.separator,
-            aliases=aliases,
-            addresses=source.addresses,
-            unprotected=unprotected,
-        )
-
-
-@contextlib.contextmanager
-def _errors_name(path: str) -> Iterator[None]:
     try:
-        yield
+        with spark_errors(named, unreadable=_UNREADABLE[kind]):
+            return attribute(
+                _read(spark, source, kind),
+                None if source.user is not None and not source.users else source.users or ["users"],
+                source.user,
+                source.example_id or "",
+                source.separator,
+                aliases=aliases,
+                addresses=source.addresses,
+                unprotected=unprotected,
+            )
     except InputError as error:
-        if str(error).startswith(path):
+        if str(error).startswith(named):
             raise
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{named}: {error}") from error
 
 
 def read_parquet(
@@ -203,8 +200,6 @@ def _delimiter(address: str) -> str:
 
 def _read_csv(spark: "SparkSession", addresses: list[str], names: list[str], columns: list[str]) -> "DataFrame":
     """Every column as text, an empty cell as the empty text; names: the header that all files have."""
-    from pyspark.sql import functions as F
-
     # Quotes doubled inside quotes, line breaks allowed in cells; whole rows, so that a ragged one is seen.
     table = _reader(spark).option("columnPruning", "false").csv(
         _literal(addresses), schema=", ".join(f"c{at} string" for at in range(len(names))), header=True,
@@ -263,8 +258,6 @@ def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
 
 def _lines(spark: "SparkSession", files: dict[str, str]) -> "DataFrame":
     """text, file, valid (whether the text is UTF-8): a break of lines is never inside a letter."""
-    from pyspark.sql import functions as F
-
     text = _reader(spark).text(_literal(files))
     return text.select("value", F.col("_metadata.file_path").alias("file"), F.is_valid_utf8("value").alias("valid"))
 
@@ -278,11 +271,12 @@ def _named(address: str, files: dict[str, str]) -> str:
 def _read_json_lines(
     spark: "SparkSession", source: DataSource, files: dict[str, str], columns: list[str]
 ) -> "DataFrame":
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    found = {_named(file, files): part for file, part in _survey(_lines(spark, files), columns).items()}
-    found = {name: found[name] for name in files.values() if name in found}
+    surveys: dict[str, _Survey] = collections.defaultdict(_Survey)
+    for file, part in _lines(spark, files).rdd.mapPartitions(functools.partial(_survey_lines, columns)).collect():
+        surveys[_named(file, files)].join(part)
+    found = {name: surveys[name] for name in files.values() if name in surveys}
     for name, part in found.items():
         if part.problem is not None:
             raise InputError(f"{name}: {part.problem}")
@@ -309,7 +303,7 @@ class _Survey:
     """A summary of some lines of one file: its fields, the kinds of value in the named ones, and the first problem."""
 
     fields: set[str] = dataclasses.field(default_factory=set)
-    kinds: dict[str, set[_Kind]]
+    kinds: dict[str, set[_Kind]] = dataclasses.field(default_factory=lambda: collections.defaultdict(set))
     problem: str | None = None
 
     def join(self, other: "_Survey") -> None:
@@ -317,14 +311,6 @@ class _Survey:
         for name, kinds in other.kinds.items():
             self.kinds[name] |= kinds
         self.problem = self.problem or other.problem
-
-
-def _survey(lines: "DataFrame", names: Sequence[str]) -> dict[str, _Survey]:
-    """What each file holds; lines: text, file, valid (whether the text is UTF-8)."""
-    found: dict[str, _Survey] = {}
-    for file, part in lines.rdd.mapPartitions(functools.partial(_survey_lines, tuple(names))).collect():
-        found.setdefault(file, _Survey(kinds={name: set() for name in names})).join(part)
-    return found
 
 
 def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
@@ -341,11 +327,11 @@ def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
     return pa.list_(entry) if any(in_list for in_list, _ in known) else entry
 
 
-def _survey_lines(names: tuple[str, ...], rows: Iterable[Any]) -> Iterator[tuple[str, _Survey]]:
-    """Runs on the executors."""
-    found: dict[str, _Survey] = {}
+def _survey_lines(names: Sequence[str], rows: Iterable[Any]) -> Iterator[tuple[str, _Survey]]:
+    """Runs on the executors: what some lines of each file hold; rows: text, file, whether the text is UTF-8."""
+    found: dict[str, _Survey] = collections.defaultdict(_Survey)
     for text, file, valid in rows:
-        part = found.setdefault(file, _Survey(kinds={name: set() for name in names}))
+        part = found[file]
         if part.problem is not None or not text.strip():
             continue
         try:

@@ -118,12 +118,8 @@ def poisson_cumulative(mean: float) -> np.ndarray:
         down.append(down[-1] * n / mean)
     while up[-1] > 1e-20:
         up.append(up[-1] * mean / (mode + len(up)))
-    relative = down[:0:-1] + up
-    total, cumulative = 0.0, []
-    for term in relative:
-        total += term
-        cumulative.append(total)
-    return np.array(cumulative) / total  # (largest count + 1,) float64
+    cumulative = np.cumsum(down[:0:-1] + up)  # (largest count + 1,) float64, added one by one
+    return cumulative / cumulative[-1]
 
 
 @_njit

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from coowned import threads, validate
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, indices
 from coowned.errors import InputError
 from coowned.synthetic.kernels import GAMMA, draw_at, exp, fill_gaussian_rows, mix, stream_key, unit
 
@@ -98,10 +98,7 @@ class LogisticWorld:
     def features(self, examples: Any) -> np.ndarray:
         """(n, num_features) float32."""
         rows = self._rows(examples)
-        if self.stored is not None:
-            return self.stored[0][rows]
-        features, _ = self._generate(rows, with_probabilities=False)
-        return features
+        return self._generate(rows, with_probabilities=False)[0] if self.stored is None else self.stored[0][rows]
 
     def labels(self, examples: Any) -> np.ndarray:
         """(n,) int8, 0 or 1."""
@@ -163,19 +160,7 @@ class LogisticWorld:
         )
 
     def _rows(self, examples: Any) -> np.ndarray:
-        rows = np.asarray(examples)
-        if rows.size == 0:
-            rows = rows.astype(np.int64)
-        if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise InputError(
-                f"examples must be a one-dimensional array of integers, not {rows.dtype} of shape {rows.shape}"
-            )
-        if rows.size and (rows.min() < 0 or rows.max() >= self.num_examples):
-            wrong = int(np.flatnonzero((rows < 0) | (rows >= self.num_examples))[0])
-            raise InputError(
-                f"examples must be indices of the graph, 0..{self.num_examples - 1}, but entry {wrong} is {rows[wrong]}"
-            )
-        return np.ascontiguousarray(rows, dtype=np.int64)
+        return np.ascontiguousarray(indices(examples, "examples", self.num_examples), dtype=np.int64)
 
     def _generate(self, rows: np.ndarray, *, with_probabilities: bool) -> tuple[np.ndarray, np.ndarray]:
         d = self.data.num_features
