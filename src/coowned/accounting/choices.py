@@ -75,7 +75,6 @@ class Choice:
 
     @property
     def noise(self) -> SignalToNoise:
-        """The noise of a choice that can be used."""
         assert self.effective_noise is not None
         return SignalToNoise(
             batch_size=self.batch_size,

@@ -162,7 +162,6 @@ def run(
 
 
 def _settings_of(config: "TrainConfig") -> dict[str, Any]:
-    """The settings of a plan in a training configuration."""
     from coowned.accounting.planning import BOUNDING
 
     selection, privacy, sizes = config.selection, config.privacy, config.mechanism
