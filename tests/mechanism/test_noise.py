@@ -147,7 +147,7 @@ def test_noise_that_grows_is_exact(coefficients):
 
 def test_noise_that_outgrows_64_bits_is_refused():
     """The inverse of this strategy grows by 2.19 a step, to 10^13 after 40; of (1, -1) by its root alone."""
-    with pytest.raises(InputError, match=r"coefficients \[ 0.5  -0.75 -0.75\] outgrows 64 bits within 40 steps, .* leave"):
+    with pytest.raises(InputError, match=r"coefficients \[ 0.5  -0.75 -0.75\] outgrows 64 bits within 40 steps"):
         stream(coefficients=(0.5, -0.75, -0.75))
     with pytest.raises(InputError, match="outgrows 64 bits within 9000 steps"):
         stream(coefficients=(0.5, -0.75, -0.75), iterations=9000)

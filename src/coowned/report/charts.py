@@ -182,7 +182,8 @@ def _chart(rows: Sequence[Row]) -> Any:
 
 def _rows(marks: Any, columns: Columns) -> Any:
     """The layer with one mark per row, each with a tooltip of the table's columns."""
-    return marks.encode(tooltip=[alt.Tooltip(f"{key}:N", title=title) for key, title in columns]).properties(name="rows")
+    tooltip = [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
+    return marks.encode(tooltip=tooltip).properties(name="rows")
 
 
 def _colours(series: str | None, colours: dict[str, str], *, symbol: str = "circle") -> Any:

@@ -358,9 +358,7 @@ class BoundedSelector(OrderedSelector[Selection]):
         super().__post_init__()
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
 
-    def _selection(
-        self, graph: AttributionGraph, seed: int, copies: npt.NDArray[np.int32], **fields: Any
-    ) -> Selection:
+    def _selection(self, graph: AttributionGraph, seed: int, copies: npt.NDArray[np.int32], **fields: Any) -> Selection:
         """The selection of these copies and, if they are kept, of each example without users once."""
         if self.unattributed == "keep":
             copies[graph.users_per_example == 0] = 1
