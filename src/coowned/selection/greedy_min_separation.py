@@ -9,7 +9,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InfeasibleScheduleError
-from coowned.progress import Progress, reporting
+from coowned.progress import Progress, one_of, reporting
 from coowned.selection import kernels
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.selector import OrderedSelector, Schedule, check_is_graph
@@ -100,10 +100,11 @@ class GreedyMinSeparation(SeparatedSelector):
         walk = _Walk(graph, seed, self.ties, self.unattributed, part(progress, 0.0, 0.1))
         filled, slots = walk.fill(self.batch_size, self.iterations, self.min_separation, part(progress, 0.1, 1.0))
         if filled < self._num_slots:
+            reducible = [f"min_separation ({self.min_separation})"] if self.min_separation > 1 else []
+            reducible += [f"batch_size ({self.batch_size})", *(["iterations"] if filled >= self.batch_size else [])]
             raise InfeasibleScheduleError(
                 f"filled {filled} of {self._num_slots} slots: no example can enter batch {filled // self.batch_size} "
-                f"of {self.iterations}; reduce min_separation ({self.min_separation}), batch_size ({self.batch_size})"
-                f"{' or iterations' if filled >= self.batch_size else ''}",
+                f"of {self.iterations}; reduce {one_of(reducible)}",
                 filled=filled,
                 needed=self._num_slots,
             )
