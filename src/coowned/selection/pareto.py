@@ -1,5 +1,7 @@
 """The trade between size and users per example, over the paper's 80 settings of `BiasMitigating`."""
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -47,7 +49,7 @@ def pareto(
     table = []
     for number, (threshold, few_user_run, many_user_run) in enumerate(SETTINGS):
         report(number / len(SETTINGS), f"setting {number + 1} of {len(SETTINGS)}")
-        setting = {"threshold": threshold, "few_user_run": few_user_run, "many_user_run": many_user_run}
+        setting: dict[str, Any] = {"threshold": threshold, "few_user_run": few_user_run, "many_user_run": many_user_run}
         selector = BiasMitigating(contribution_bound=contribution_bound, **setting)
         copies = selector.run_passes(rows, graph.num_users, silent)
         size = int(copies.sum(dtype=np.int64))
