@@ -61,6 +61,12 @@ def test_training_without_jax_says_what_to_install(tmp_path):
     assert (done.stderr.count("\n"), done.returncode, list(tmp_path.iterdir())) == (1, 2, [])
 
 
+def test_report_without_jax_says_what_to_install(tmp_path):
+    done = run("import coowned.report.page", tmp_path)
+    assert "MissingExtraError: a report needs jax, " in done.stderr
+    assert "pip install 'coowned[train]'" in done.stderr
+
+
 VERBS = """
 import json, pathlib
 import coowned as co

@@ -217,6 +217,16 @@ def test_groups_need_a_batch_each():
         assert says in made.notes()[0]
 
 
+def test_a_choice_that_leaves_nobody_has_a_note():
+    """The only two users are in different groups, so that no example is left; the other mechanisms are not harmed."""
+    graph = AttributionGraph.from_users_per_example([[0, 1], [0, 1]])
+    made = plan(graph, **{**TARGET, "contribution_bounds": (2,), "batch_size": 1})
+    (cyclic,) = (choice for choice in made.choices if choice.mechanism == "cyclic" and not choice.allow_duplicates)
+    assert cyclic.size == 0
+    assert cyclic.note.startswith("no protected user is in the training set")
+    assert any(choice.best for choice in made.choices)
+
+
 def test_too_small_a_training_set_is_said(regular_graph):
     made = plan(regular_graph, contribution_bounds=(1,), selectors=("greedy",), **{**TARGET, "batch_size": 1500})
     assert all(choice.noise_multiplier is None and choice.note for choice in made.choices)

@@ -131,7 +131,7 @@ def test_large_noise_is_exact(monkeypatch, num_bands):
 @pytest.mark.parametrize("coefficients", [(1.0, -1.0), (0.5, -0.75, -0.75)])
 def test_noise_that_grows_is_exact(coefficients):
     """Numbers larger than was foreseen make the error bound of the sum over earlier rows anew."""
-    own = stream(deviations=[1e9], coefficients=coefficients, shapes={"w": (3,)})
+    own = stream(deviations=[1e9], coefficients=coefficients, shapes={"w": (3,)}, iterations=20)
     foreseen = own._rounding.largest
     c = [Fraction(value) for value in coefficients]
     rows: list[list[int]] = []
@@ -143,6 +143,15 @@ def test_noise_that_grows_is_exact(coefficients):
         rows.append(found)
     assert abs(np.array(rows)).max() > foreseen
     assert own._rounding.largest > foreseen
+
+
+def test_noise_that_outgrows_64_bits_is_refused():
+    """The inverse of this strategy grows by 2.19 a step, to 10^13 after 40; of (1, -1) by its root alone."""
+    with pytest.raises(InputError, match=r"coefficients \[ 0.5  -0.75 -0.75\] outgrows 64 bits within 40 steps"):
+        stream(coefficients=(0.5, -0.75, -0.75))
+    with pytest.raises(InputError, match="outgrows 64 bits within 9000 steps"):
+        stream(coefficients=(0.5, -0.75, -0.75), iterations=9000)
+    assert stream(coefficients=(1.0, -1.0), deviations=[1.1 * 2.0**46], iterations=10_000).next()
 
 
 @pytest.mark.parametrize("deviation", [2.0**20, 1.7 * 2.0**41, 1.1 * 2.0**46])

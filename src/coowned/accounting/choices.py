@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,7 +76,6 @@ class Choice:
 
     @property
     def noise(self) -> SignalToNoise:
-        """The noise of a choice that can be used."""
         assert self.effective_noise is not None
         return SignalToNoise(
             batch_size=self.batch_size,
@@ -132,11 +132,12 @@ def mark_best(choices: Sequence[Choice]) -> list[Choice]:
     if not usable:
         return list(choices)
     by_mechanism = {kind: rows for kind in TITLES if (rows := [row for row in usable if row.mechanism == kind])}
-    least = [min(rows, key=_error_of) for rows in by_mechanism.values()]
-    strongest = {kind: max(rows, key=_signal_of) for kind, rows in by_mechanism.items()}
-    best = max(strongest.values(), key=_signal_of)
-    others = [choice for choice in strongest.values() if choice is not best]
-    why = _why(best, others, min(usable, key=_error_of))
+    signal, error = operator.attrgetter("signal_to_noise"), operator.attrgetter("prefix_error")
+    least = [min(rows, key=error) for rows in by_mechanism.values()]
+    strongest = [max(rows, key=signal) for rows in by_mechanism.values()]
+    best = max(strongest, key=signal)
+    others = [choice for choice in strongest if choice is not best]
+    why = _why(best, others, min(usable, key=error))
     return [
         dataclasses.replace(
             one,
@@ -148,21 +149,12 @@ def mark_best(choices: Sequence[Choice]) -> list[Choice]:
     ]
 
 
-def _signal_of(choice: Choice) -> float:
-    return choice.signal_to_noise or 0.0
-
-
-def _error_of(choice: Choice) -> float:
-    assert choice.prefix_error is not None
-    return choice.prefix_error
-
-
 def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
     """What the best choice has, beside the best of every other mechanism, in one sentence."""
 
     def has(choice: Choice) -> str:
         return (
-            f"an error of prefix sums of {_error_of(choice):.3g} clip norms on "
+            f"an error of prefix sums of {choice.prefix_error:.3g} clip norms on "
             f"{counted(choice.num_distinct, 'distinct example')} with {choice.mean_users_per_example:.2f} users each"
         )
 
@@ -170,11 +162,11 @@ def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
         return f"{TITLES[choice.mechanism]} ({choice.label}, batches of {choice.batch_size:,})"
 
     comparison = "; ".join(f"{name(choice)} has {has(choice)}" for choice in others)
-    sentence = f"Best predicted signal-to-noise, {_signal_of(best):.3g}: {name(best)} has {has(best)}"
+    sentence = f"Best predicted signal-to-noise, {best.signal_to_noise:.3g}: {name(best)} has {has(best)}"
     sentence += f", where {comparison}" if others else ""
     if least is best:
         return f"{sentence}; no row has less error."
-    return f"{sentence}; the lowest error, {_error_of(least):.3g}, is that of {name(least)}, which keeps " + (
+    return f"{sentence}; the lowest error, {least.prefix_error:.3g}, is that of {name(least)}, which keeps " + (
         f"{counted(least.num_distinct, 'distinct example')}."
     )
 

@@ -14,6 +14,7 @@ from coowned.accounting.zero_out_twice import ZeroOutTwice, compose_steps
 from coowned.mechanism.mechanism import Mechanism
 
 _GRID_POINTS = 160
+Compositions = list[Composition | ZeroOutTwice]  # of every kind of user that could be the worst off
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,19 +47,10 @@ def epsilon_curve(
       >>> epsilon_curve(m, noise_multiplier=2.0, adjacency="zero-out", epsilons=[0.0, 1.0]).round(4)
       array([0.3829, 0.1269])
     """
-    check_terms(adjacency=adjacency, noise_multiplier=noise_multiplier)
+    compositions = _compositions(mechanism, noise_multiplier, adjacency)
     for value in epsilons:
         validate.in_range(0, math.inf, open_high=True, epsilons=value)
-    points = [float(value) for value in epsilons]
-    deltas = np.zeros(len(points))
-    for composition in _compositions(mechanism, noise_multiplier, adjacency):
-        answers = composition.deltas(points, refuse=False)
-        found = [answer.delta if answer.is_precise else 1.0 for answer in answers]
-        deltas = np.maximum(deltas, found)
-    # delta never rises with epsilon: what is proven for a smaller one holds for the next.
-    order = np.argsort(points, kind="stable")
-    deltas[order] = np.minimum.accumulate(deltas[order])
-    return deltas
+    return _deltas(compositions, [float(value) for value in epsilons])
 
 
 def gaussian_dp(
@@ -79,10 +71,11 @@ def gaussian_dp(
     References: Dong, Roth & Su (2022), https://arxiv.org/abs/1905.02383
     """
     validate.in_range(0, 1, open_low=True, open_high=True, smallest_delta=smallest_delta)
-    mu = _exact_mu(mechanism, noise_multiplier, adjacency)
+    compositions = _compositions(mechanism, noise_multiplier, adjacency)
+    mu = _exact_mu(compositions)
     if mu is not None:
         return GaussianDp(mu=mu, exact=True, largest_epsilon=math.inf)
-    points, deltas = _sampled_curve(mechanism, noise_multiplier, adjacency, smallest_delta)
+    points, deltas = _sampled_curve(compositions, smallest_delta)
     if deltas.max() >= 1:
         return GaussianDp(mu=math.inf, exact=False, largest_epsilon=float(points[-1]))
     needed = [
@@ -113,37 +106,43 @@ def true_positive_rate_bound(
       0.2595
     """
     validate.in_range(0, 1, false_positive_rate=false_positive_rate)
-    mu = _exact_mu(mechanism, noise_multiplier, adjacency)
+    compositions = _compositions(mechanism, noise_multiplier, adjacency)
+    mu = _exact_mu(compositions)
     if mu is not None:
         return gaussian_true_positive_rate(mu, false_positive_rate)
     smallest = min(max(1e-3 * false_positive_rate, 1e-12), 1e-3)
-    points, deltas = _sampled_curve(mechanism, noise_multiplier, adjacency, smallest)
+    points, deltas = _sampled_curve(compositions, smallest)
     factor = np.exp(np.minimum(points, 700.0))
     by_rate = factor * false_positive_rate + deltas
     by_miss = 1 - (1 - deltas - false_positive_rate) / factor
     return float(min(1.0, by_rate.min(), by_miss.min()))
 
 
-def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> list[Composition | ZeroOutTwice]:
+def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> Compositions:
+    check_terms(adjacency=adjacency, noise_multiplier=noise_multiplier)
     return [compose_steps([steps], adjacency) for steps in mechanism.user_steps(noise_multiplier)]
 
 
-def _exact_mu(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> float | None:
-    check_terms(adjacency=adjacency, noise_multiplier=noise_multiplier)
-    mus = [composition.gaussian_mu for composition in _compositions(mechanism, noise_multiplier, adjacency)]
+def _exact_mu(compositions: Compositions) -> float | None:
+    mus = [composition.gaussian_mu for composition in compositions]
     return None if any(mu is None for mu in mus) else max(mu for mu in mus if mu is not None)
 
 
-def _sampled_curve(
-    mechanism: Mechanism, noise_multiplier: float, adjacency: str, smallest_delta: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _deltas(compositions: Compositions, points: Sequence[float]) -> np.ndarray:
+    """(num_points,) the largest delta at each epsilon."""
+    deltas = np.zeros(len(points))
+    for composition in compositions:
+        answers = composition.deltas(points, refuse=False)
+        found = [answer.delta if answer.is_precise else 1.0 for answer in answers]
+        deltas = np.maximum(deltas, found)
+    # delta never rises with epsilon: what is proven for a smaller one holds for the next.
+    order = np.argsort(points, kind="stable")
+    deltas[order] = np.minimum.accumulate(deltas[order])
+    return deltas
+
+
+def _sampled_curve(compositions: Compositions, smallest_delta: float) -> tuple[np.ndarray, np.ndarray]:
     """Grid of epsilons from 0 to the one at smallest_delta, and the deltas there."""
-    largest = max(
-        composition.epsilon(smallest_delta).epsilon
-        for composition in _compositions(mechanism, noise_multiplier, adjacency)
-    )
+    largest = max(composition.epsilon(smallest_delta).epsilon for composition in compositions)
     points = np.linspace(0.0, max(largest, 1e-9), _GRID_POINTS)
-    deltas = epsilon_curve(
-        mechanism, noise_multiplier=noise_multiplier, adjacency=adjacency, epsilons=[float(point) for point in points]
-    )
-    return points, deltas
+    return points, _deltas(compositions, points.tolist())

@@ -333,11 +333,10 @@ def _certificate_of(stored: Any, certificate: ContributionCertificate | None) ->
     """The certificate inside a stored guarantee, or the given one where only its digest is stored."""
     if isinstance(stored, dict):
         embedded = ContributionCertificate.from_json(codec.encode_json(stored))
-        if certificate is not None and certificate != embedded:
-            raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
-        return embedded
-    if certificate is None:
+        if certificate in (None, embedded):
+            return embedded
+    elif certificate is None:
         raise InputError("the guarantee is stored without its certificate; open the run folder it belongs to")
-    if stored != codec.checksum(msgspec.json.decode(certificate.to_json())):
-        raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
-    return certificate
+    elif stored == codec.checksum(msgspec.json.decode(certificate.to_json())):
+        return certificate
+    raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")

@@ -139,7 +139,8 @@ class Composition:
         for direction in sorted(coarse, key=lambda name: -guesses[name][1]):
             if best is not None and coarse[direction].chernoff(best.epsilon) <= log_delta:
                 continue  # the coarse upper bound already proves this direction at that epsilon
-            answer = self._epsilon(direction, coarse[direction], guesses[direction], log_delta, looseness)
+            search = _Search(self, direction, coarse[direction], log_delta, looseness)
+            answer = search.epsilon(guesses[direction])
             if best is None or answer.epsilon > best.epsilon:
                 best = answer
             if math.isinf(best.epsilon):
@@ -163,83 +164,8 @@ class Composition:
         guess = coarse.guess(log_delta)
         if guess[1] > LARGEST_EPSILON:
             return None
-        answer = self._epsilon(direction, coarse, guess, log_delta, looseness)
+        answer = _Search(self, direction, coarse, log_delta, looseness).epsilon(guess)
         return answer if answer.is_precise else None
-
-    def _epsilon(
-        self, direction: str, coarse: ComposedLoss, guess: tuple[float, float], log_delta: float, looseness: float
-    ) -> Answer:
-        if coarse.log_delta_at_zero() <= log_delta:
-            return Answer(epsilon=0.0, delta=math.exp(log_delta))  # proven without a transform
-        tilt, epsilon = guess
-        allowed_share = 1.0  # round-off is estimated roughly, and from above
-        answer: Answer | None = None
-        parted: Answer | None = None
-        precise = True
-        for attempt in range(len(_LARGEST_JUMP_SHARES)):
-            allowed = looseness * max(epsilon, _SMALLEST_EPSILON) / 2 ** max(attempt - 2, 0)
-            if attempt > 0 and parted is None and self._is_parted(coarse, epsilon, log_delta, precise):
-                parted = self._parted_epsilon(direction, coarse, epsilon, log_delta, looseness)
-                if parted is not None and parted.error_share <= ALLOWED_ERROR_SHARE / 4:
-                    return parted
-            loss, tail = self._tail(
-                direction, coarse, tilt, epsilon, log_delta, allowed, allowed_share, _LARGEST_JUMP_SHARES[attempt]
-            )
-            found = _solve(tail, log_delta, max(epsilon, 0.0))
-            if math.isinf(found):  # too far from the guess for this window, or errors alone are above delta
-                answer = Answer(epsilon=math.inf, delta=math.exp(log_delta), error_share=1.0)
-                tilt, epsilon, allowed_share, precise = loss.tilt_for_mean(tail.top), tail.top, 1e-4, False
-                continue
-            right_tilt = loss.tilt_for_mean(found)
-            added = loss.looseness(right_tilt)
-            answer = _found(tail, found, log_delta, added)
-            precise = answer.error_share <= ALLOWED_ERROR_SHARE / 4
-            settled = precise and abs(found - epsilon) <= 2 * tail.deviation
-            limit = 1.5 * looseness * max(found, _SMALLEST_EPSILON)
-            if found == 0.0 or (settled and (added <= limit or tail.size >= LARGEST_TRANSFORM // 2)):
-                break
-            tilt, epsilon = right_tilt, found
-            allowed_share = allowed_share if precise else 1e-4
-        assert answer is not None
-        return answer if parted is None or answer.error_share <= parted.error_share else parted
-
-    def _is_parted(self, coarse: ComposedLoss, epsilon: float, log_delta: float, precise: bool) -> bool:
-        """Whether two tilts do better than one: where one is imprecise or needs a far wider window."""
-        coarse = coarse.capped(1.1 * epsilon + _CAP_ABOVE)
-        parts = plan_parts(coarse, epsilon, log_delta)
-        if parts is None or not precise:
-            return parts is not None
-        window = coarse.window(coarse.best_tilt(epsilon, log_delta, 1.0), epsilon, log_delta)
-        return window.top - window.low > _MUCH_WIDER * parts.width
-
-    def _parted_epsilon(
-        self, direction: str, coarse: ComposedLoss, epsilon: float, log_delta: float, looseness: float
-    ) -> Answer | None:
-        """`_epsilon` by `PartedTail`: a rough grid to come near epsilon, then a fine one. None where that fails."""
-        answer: Answer | None = None
-        rough, error_share = 30.0, ERROR_SHARE
-        for _ in range(12):
-            allowed = rough * looseness * max(epsilon, _SMALLEST_EPSILON)
-            tail = self._parted_tail(direction, coarse, epsilon, log_delta, allowed, error_share)
-            found = math.inf if tail is None else _solve(tail, log_delta, epsilon)
-            if tail is None or math.isinf(found):
-                break
-            answer = _found(tail, found, log_delta, tail.looseness(found))
-            if found == 0.0:
-                return answer
-            # Just below the chance of ever being drawn delta hardly depends on epsilon, and errors weigh the more.
-            weight = max(-tail.at(found).slope * found, 2e-3)
-            precise = answer.error_share <= min(ALLOWED_ERROR_SHARE / 4, 1e-2 * weight)
-            settled = abs(found - epsilon) <= 2 * tail.deviation
-            if rough == 1.0 and settled and precise:
-                return answer
-            if settled and not precise:
-                error_share *= 1e-2
-            if settled or abs(found - epsilon) <= 0.05 * epsilon:
-                rough = 1.0
-            # Far below the epsilon it was computed for a tail is much too large: the answer lies lower still.
-            epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
-        return answer if rough == 1.0 else None
 
     def deltas(
         self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True
@@ -283,71 +209,140 @@ class Composition:
         log_delta = max(min(coarse.saddle_log_delta(tilt)[1], -1e-3), log_delta)
         allowed = max(looseness * epsilon, 10 * looseness / (tilt + 1))
         for allowed_share in (1.0, 1e-4, 1e-6):
-            loss, tail = self._tail(direction, coarse, tilt, epsilon, log_delta, allowed, allowed_share)
+            search = _Search(self, direction, coarse, log_delta, looseness)
+            loss, tail = search.tail(tilt, epsilon, allowed, allowed_share)
             bound = tail.at(epsilon)
             if bound.error_share <= ALLOWED_ERROR_SHARE / 4 or log_delta <= SMALLEST_LOG_DELTA:
                 break
             log_delta = max(min(bound.log_delta, log_delta) - 1.0, SMALLEST_LOG_DELTA)
         if bound.error_share > ALLOWED_ERROR_SHARE / 4 and log_delta > SMALLEST_LOG_DELTA:
-            parted = self._parted_tail(direction, coarse, epsilon, log_delta, allowed)
+            parted = _Search(self, direction, coarse, log_delta, looseness).parted_tail(epsilon, allowed)
             if parted is not None and parted.at(epsilon).error_share < bound.error_share:
                 return epsilon, parted.looseness(epsilon), parted
         return epsilon, loss.looseness(tilt), tail
 
-    def _parted_tail(
-        self,
-        direction: str,
-        coarse: ComposedLoss,
-        epsilon: float,
-        log_delta: float,
-        allowed: float,
-        error_share: float = ERROR_SHARE,
-    ) -> PartedTail | None:
-        cap = 1.1 * epsilon + _CAP_ABOVE
-        coarse = coarse.capped(cap)
-        parts = plan_parts(coarse, epsilon, log_delta, error_share)
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """One direction of a composition near a delta of exp(log_delta): its coarse law finds the grid for a fine one."""
+
+    composition: Composition
+    direction: str
+    coarse: ComposedLoss
+    log_delta: float
+    looseness: float  # relative, of epsilon: what the discretization may add
+
+    def epsilon(self, guess: tuple[float, float]) -> Answer:
+        """The smallest epsilon proven for delta, precise or not, from a guess of (tilt, epsilon)."""
+        log_delta = self.log_delta
+        if self.coarse.log_delta_at_zero() <= log_delta:
+            return Answer(epsilon=0.0, delta=math.exp(log_delta))  # proven without a transform
+        tilt, epsilon = guess
+        allowed_share = 1.0  # round-off is estimated roughly, and from above
+        answer: Answer | None = None
+        parted: Answer | None = None
+        precise = True
+        for attempt in range(len(_LARGEST_JUMP_SHARES)):
+            allowed = self.looseness * max(epsilon, _SMALLEST_EPSILON) / 2 ** max(attempt - 2, 0)
+            if attempt > 0 and parted is None and self._is_parted(epsilon, precise):
+                parted = self._parted_epsilon(epsilon)
+                if parted is not None and parted.error_share <= ALLOWED_ERROR_SHARE / 4:
+                    return parted
+            loss, tail = self.tail(tilt, epsilon, allowed, allowed_share, _LARGEST_JUMP_SHARES[attempt])
+            found = _solve(tail, log_delta, max(epsilon, 0.0))
+            if math.isinf(found):  # too far from the guess for this window, or errors alone are above delta
+                answer = Answer(epsilon=math.inf, delta=math.exp(log_delta), error_share=1.0)
+                tilt, epsilon, allowed_share, precise = loss.tilt_for_mean(tail.top), tail.top, 1e-4, False
+                continue
+            right_tilt = loss.tilt_for_mean(found)
+            added = loss.looseness(right_tilt)
+            answer = _found(tail, found, log_delta, added)
+            precise = answer.error_share <= ALLOWED_ERROR_SHARE / 4
+            settled = precise and abs(found - epsilon) <= 2 * tail.deviation
+            limit = 1.5 * self.looseness * max(found, _SMALLEST_EPSILON)
+            if found == 0.0 or (settled and (added <= limit or tail.size >= LARGEST_TRANSFORM // 2)):
+                break
+            tilt, epsilon = right_tilt, found
+            allowed_share = allowed_share if precise else 1e-4
+        assert answer is not None
+        return answer if parted is None or answer.error_share <= parted.error_share else parted
+
+    def _is_parted(self, epsilon: float, precise: bool) -> bool:
+        """Whether two tilts do better than one: where one is imprecise or needs a far wider window."""
+        coarse = self.coarse.capped(_cap(epsilon))
+        parts = plan_parts(coarse, epsilon, self.log_delta)
+        if parts is None or not precise:
+            return parts is not None
+        window = coarse.window(coarse.best_tilt(epsilon, self.log_delta, 1.0), epsilon, self.log_delta)
+        return window.top - window.low > _MUCH_WIDER * parts.width
+
+    def _parted_epsilon(self, epsilon: float) -> Answer | None:
+        """`epsilon` by `PartedTail`: a rough grid to come near epsilon, then a fine one. None where that fails."""
+        answer: Answer | None = None
+        rough, error_share = 30.0, ERROR_SHARE
+        for _ in range(12):
+            allowed = rough * self.looseness * max(epsilon, _SMALLEST_EPSILON)
+            tail = self.parted_tail(epsilon, allowed, error_share)
+            found = math.inf if tail is None else _solve(tail, self.log_delta, epsilon)
+            if tail is None or math.isinf(found):
+                break
+            answer = _found(tail, found, self.log_delta, tail.looseness(found))
+            if found == 0.0:
+                return answer
+            # Just below the chance of ever being drawn delta hardly depends on epsilon, and errors weigh the more.
+            weight = max(-tail.at(found).slope * found, 2e-3)
+            precise = answer.error_share <= min(ALLOWED_ERROR_SHARE / 4, 1e-2 * weight)
+            settled = abs(found - epsilon) <= 2 * tail.deviation
+            if rough == 1.0 and settled and precise:
+                return answer
+            if settled and not precise:
+                error_share *= 1e-2
+            if settled or abs(found - epsilon) <= 0.05 * epsilon:
+                rough = 1.0
+            # Far below the epsilon it was computed for a tail is much too large: the answer lies lower still.
+            epsilon = max(found * found / epsilon, found / 4) if found < 0.7 * epsilon else found
+        return answer if rough == 1.0 else None
+
+    def parted_tail(self, epsilon: float, allowed: float, error_share: float = ERROR_SHARE) -> PartedTail | None:
+        coarse = self.coarse.capped(_cap(epsilon))
+        parts = plan_parts(coarse, epsilon, self.log_delta, error_share)
         if parts is None:
             return None
         spacing, growth = parts_grid(coarse, parts, epsilon, _COARSE_GROWTH, allowed)
-        for loss in self._wider_and_wider(direction, log_delta, spacing, growth, cap):
+        for loss in self._wider_and_wider(epsilon, spacing, growth):
             if loss.up_to(parts.cut) is None:
                 return None
             with contextlib.suppress(GridTooFineError):
-                return PartedTail(loss, parts, epsilon, log_delta)
+                return PartedTail(loss, parts, epsilon, self.log_delta)
         return None
 
-    def _tail(
-        self,
-        direction: str,
-        coarse: ComposedLoss,
-        right_tilt: float,
-        epsilon: float,
-        log_delta: float,
-        allowed: float,
-        allowed_share: float,
-        largest_share: float = 0.95,
+    def tail(
+        self, right_tilt: float, epsilon: float, allowed: float, allowed_share: float, largest_share: float = 0.95
     ) -> tuple[ComposedLoss, TiltedTail]:
         """Discretizes and transforms so that about `allowed` is added to epsilon, as far as memory lets."""
-        cap = 1.1 * epsilon + _CAP_ABOVE  # and above what the coarse atoms next to epsilon stand for
-        coarse = coarse.capped(cap)
-        tilt = coarse.best_tilt(epsilon, log_delta, allowed_share)
-        window = coarse.window(tilt, epsilon, log_delta)
+        coarse = self.coarse.capped(_cap(epsilon))
+        tilt = coarse.best_tilt(epsilon, self.log_delta, allowed_share)
+        window = coarse.window(tilt, epsilon, self.log_delta)
         spacing, growth = _grid(coarse, right_tilt, window.top - window.low, allowed)
-        for loss in self._wider_and_wider(direction, log_delta, spacing, growth, cap):
+        for loss in self._wider_and_wider(epsilon, spacing, growth):
             with contextlib.suppress(GridTooFineError):
-                return loss, TiltedTail(loss, tilt, epsilon, log_delta, largest_share)
+                return loss, TiltedTail(loss, tilt, epsilon, self.log_delta, largest_share)
         raise UncertifiableError(
             f"no grid of {LARGEST_TRANSFORM} points holds the privacy loss near epsilon = {epsilon:.3g}; use fewer"
             " iterations or a larger noise multiplier"
         )
 
-    def _wider_and_wider(
-        self, direction: str, log_delta: float, spacing: float, growth: float, cap: float
-    ) -> Iterator[ComposedLoss]:
+    def _wider_and_wider(self, epsilon: float, spacing: float, growth: float) -> Iterator[ComposedLoss]:
         """The composition on a grid of that spacing, then on wider ones, for where a transform would be too long."""
         for _ in range(40):
-            yield self.losses(log_delta=log_delta, spacing=spacing, growth=growth)[direction].capped(cap)
+            losses = self.composition.losses(log_delta=self.log_delta, spacing=spacing, growth=growth)
+            yield losses[self.direction].capped(_cap(epsilon))
             spacing *= 1.5
+
+
+def _cap(epsilon: float) -> float:
+    """Above it a single loss counts as infinite; it is above what the coarse atoms next to epsilon stand for."""
+    return 1.1 * epsilon + _CAP_ABOVE
 
 
 def _epochs(step: Steps, **grid: float) -> list[tuple[dict[str, LossAtoms], int]]:

@@ -284,7 +284,17 @@ class _Tried:
           selected: None where nothing could be.
           asked: fields of the row that are as they were asked for, not as recounted.
         """
-        facts: dict[str, Any] = self._public_facts(batch_size) | {"mechanism": kind.kind, "selector": word}
+        facts: dict[str, Any] = {
+            **self.target,
+            "other_adjacency": OTHER_ADJACENCY[self.target["adjacency"]],
+            "unit": UNIT,
+            "batch_size": batch_size,
+            "iterations": self.iterations,
+            "num_parameters": self.num_parameters,
+            "population_mean_users_per_example": self.graph.num_pairs / max(1, self.graph.num_examples),
+            "mechanism": kind.kind,
+            "selector": word,
+        }
         if selected is None:
             return Choice(note=note, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0, **facts)
         certificate = certify(self.graph, selected)
@@ -303,33 +313,19 @@ class _Tried:
             note = TOO_SMALL
         if note:
             return Choice(note=note, **facts)
-        mechanism = kind.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
-        if mechanism.cycle_length > 1:
-            drawn = [p for p in map(mechanism.probability_of, range(mechanism.cycle_length)) if p > 0]
-            facts |= {"num_groups": mechanism.cycle_length, "least_group_probability": min(drawn)}
-        return self._calibrated(mechanism, facts, mechanism.drawn_share(certificate))
-
-    def _public_facts(self, batch_size: int) -> dict[str, Any]:
-        """The fields that depend on neither selection nor noise."""
-        return {
-            **self.target,
-            "other_adjacency": OTHER_ADJACENCY[self.target["adjacency"]],
-            "unit": UNIT,
-            "batch_size": batch_size,
-            "iterations": self.iterations,
-            "num_parameters": self.num_parameters,
-            "population_mean_users_per_example": self.graph.num_pairs / max(1, self.graph.num_examples),
-        }
-
-    def _calibrated(self, mechanism: Mechanism, facts: dict[str, Any], drawn_share: float) -> Choice:
         try:
+            mechanism = kind.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
+            if mechanism.cycle_length > 1:
+                drawn = [p for p in map(mechanism.probability_of, range(mechanism.cycle_length)) if p > 0]
+                facts |= {"num_groups": mechanism.cycle_length, "least_group_probability": min(drawn)}
             noise = calculators.calibrate(mechanism, **self.target)
             other_epsilon = calculators.epsilon(
                 mechanism, noise_multiplier=noise, delta=self.target["delta"], adjacency=facts["other_adjacency"]
             )
         except UncertifiableError as error:
             return Choice(note=str(error), **facts)
-        ratio = SignalToNoise.of(mechanism, noise_multiplier=noise / drawn_share, num_parameters=self.num_parameters)
+        shared = noise / mechanism.drawn_share(certificate)
+        ratio = SignalToNoise.of(mechanism, noise_multiplier=shared, num_parameters=self.num_parameters)
         return Choice(
             sampling_probability=getattr(mechanism, "sampling_probability", None),
             num_bands=getattr(mechanism, "num_bands", None),
@@ -337,7 +333,7 @@ class _Tried:
             other_epsilon=other_epsilon,
             effective_noise=ratio.noise_multiplier,
             step_signal_to_noise=ratio.per_step,
-            signal_to_noise=ratio.with_examples(facts["num_distinct"]),
+            signal_to_noise=ratio.with_examples(certificate.num_distinct),
             prefix_error=ratio.prefix_error,
             **facts,
         )

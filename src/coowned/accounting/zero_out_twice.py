@@ -67,7 +67,6 @@ class ZeroOutTwice:
         ]
 
     def guess(self, log_delta: float) -> float:
-        """About what epsilon is at a delta of exp(log_delta)."""
         return sum(self._guesses(log_delta))
 
     def _guesses(self, log_delta: float) -> tuple[float, float]:

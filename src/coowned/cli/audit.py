@@ -112,11 +112,7 @@ def _show(found: "RunAudit", folder: Path) -> None:
     from coowned.accounting.statement import rounded_down
 
     for curve in found.curves:
-        nearest = {}
-        for event in curve.events:
-            best = nearest.get(event.epsilon)
-            if best is None or event.measured_delta > best.measured_delta:
-                nearest[event.epsilon] = event
+        nearest = {event.epsilon: event for event in sorted(curve.events, key=lambda event: event.measured_delta)}
         show.table(
             f"{curve.adjacency}, {curve.trials:,} trials of {curve.iterations:,} steps",
             ("epsilon", "claimed delta", "measured delta, at least", ""),

@@ -15,7 +15,6 @@ PathOrURL = str | os.PathLike[str]
 
 
 def files_of(source: "DataSource") -> list[PathOrURL]:
-    """What a verb with data options reads."""
     return [path for path in (source.path, source.aliases, source.unprotected) if path is not None]
 
 

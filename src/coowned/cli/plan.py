@@ -11,7 +11,6 @@ from coowned.cli import show
 from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
 from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.errors import CoownedError, InputError
-from coowned.extras import require
 from coowned.files import check_target, check_writable, whole_files
 from coowned.mechanism.registry import TITLES
 from coowned.progress import one_of
@@ -151,7 +150,6 @@ def run(
         with whole_files(output) as (temporary,):
             temporary.write_text(found.to_json() + "\n", encoding="utf-8")
     if html is not None:
-        require("train", "a plan as HTML")
         from coowned.report.page import write_plan
 
         write_plan(found, html)
@@ -164,7 +162,6 @@ def run(
 
 
 def _settings_of(config: "TrainConfig") -> dict[str, Any]:
-    """The settings of a plan in a training configuration."""
     from coowned.accounting.planning import BOUNDING
 
     selection, privacy, sizes = config.selection, config.privacy, config.mechanism

@@ -8,7 +8,6 @@ import typer
 from coowned.cli import show
 from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
 from coowned.cli.paths import refuse_to_replace
-from coowned.extras import require
 
 
 def run(
@@ -42,7 +41,6 @@ def run(
 
         coowned report RUN --release -o public.html
     """
-    require("train", "a report")
     from coowned.report.page import RELEASE, REPORT, write_report
     from coowned.training.run import StoredRun
 

@@ -18,7 +18,6 @@ _LOG_EVERY = 30.0  # seconds between two lines of progress in a redirected log
 
 
 def as_json(value: Any) -> None:
-    """Prints one JSON document."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

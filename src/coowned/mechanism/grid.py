@@ -45,11 +45,6 @@ class Grid:
         """clip_norm / unit: the largest length of one copy's integer vector."""
         return self.clip_norm / self.unit
 
-    @property
-    def squared_radius(self) -> int:
-        """The largest integer that the squared length of one copy's integer vector may be."""
-        return math.floor(Fraction(self.radius) ** 2)
-
     def noise_deviation(self, noise_multiplier: float) -> float:
         """The standard deviation of the noise in grid units, at least clip_norm * noise_multiplier / unit."""
         validate.in_range(0, math.inf, open_high=True, noise_multiplier=noise_multiplier)

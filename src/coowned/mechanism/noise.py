@@ -27,6 +27,7 @@ Rows = dict[str, npt.NDArray[np.int64]]
 _PART = 128 * WORDS  # numbers one thread makes before it takes the next part
 _BLOCK = 8  # rows of correlated noise that are made together, each column's earlier rows being read once
 _LARGE = 2**22  # numbers that a block has at most, unless it is one row
+_LARGEST_DEVIATION = 2.0**57  # of a number: 32 of them stay below 2^62, and a sum of gradients can be added in 64 bits
 
 _njit = compiled()
 
@@ -42,6 +43,8 @@ class NoiseStream:
       - A stream that starts at any step goes on bit by bit as the uninterrupted one.   (test_resume_is_bit_identical)
       - C times the rows is s Z but for the rounding of each number.   (test_strategy_undoes_the_noise)
       - A step is given out once, so it never serves two different gradients.   (test_a_stream_never_goes_back)
+      - Coefficients under which numbers would outgrow 64 bits by the last step are refused.
+        (test_noise_that_outgrows_64_bits_is_refused)
       - The number of threads changes nothing.   (test_threads_change_nothing)
     Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, and at most 32 MB more for rows
     made ahead, whatever `iterations` is. Python's lock is released, so a device can compute meanwhile.
@@ -71,6 +74,8 @@ class NoiseStream:
         self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
         self._configurations, self._threads = tuple(configurations), int(threads)
         self._kept = len(self._rounding.coefficients) - 1
+        if self._kept:
+            _check_growth(self._rounding, self._iterations)
         sizes, models = {name: math.prod(shape) for name, shape in shapes.items()}, len(self._configurations)
         self._ahead = max(1, min(_BLOCK, _LARGE // max(1, models * sum(sizes.values())))) if self._kept else 1
         # (configurations, slots, size): row t is in slot t mod slots
@@ -121,6 +126,22 @@ class NoiseStream:
         fills = [functools.partial(_fill_part, part, self._rounding) for part in parts]
         largest = max(threads.run_all(fills, threads=self._threads), default=0)
         return largest if self._kept else 0
+
+
+def _check_growth(rounding: "Rounding", iterations: int) -> None:
+    """Refuses coefficients whose inverse grows so fast that numbers would leave 64 bits."""
+    from scipy.signal import lfilter  # slow to import
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        inverse = lfilter([1.0], rounding.coefficients, np.eye(1, iterations)[0])  # (iterations,) first column of C^-1
+        # A row is C^-1 times the normals and the roundings so far, each below 1.
+        deviation = np.linalg.norm(inverse) * (rounding.deviations.max() + math.sqrt(iterations))
+    if not deviation <= _LARGEST_DEVIATION:
+        raise InputError(
+            f"noise with the coefficients {np.array2string(rounding.coefficients, precision=4, threshold=6)} outgrows "
+            f"64 bits within {iterations} steps, because the inverse of their strategy grows without bound; leave the "
+            "coefficients out (the best strategy is then found) or use fewer iterations"
+        )
 
 
 def release(sums: Rows, noise: Rows | None, units: npt.NDArray[np.float64], batch_size: int) -> dict[str, Any]:

@@ -54,18 +54,14 @@ def bars(
     """Vertical bars, x in the order of the rows; with `series` one bar per series side by side."""
     offset = alt.Undefined if series is None else alt.XOffset(f"{series}:N", sort=list(colours))
     scale = alt.Scale(paddingInner=0.45) if series is None else alt.Undefined
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis(), scale=scale),
-            xOffset=offset,
-            y=alt.Y(f"{y}:Q", title=title_y, axis=alt.Axis(format="%", tickCount=5)),
-            color=_colours(series, colours),
-            tooltip=_tooltip(columns),
-        )
+    chart = _chart(rows).mark_bar(cornerRadiusEnd=2)
+    chart = chart.encode(
+        x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis(), scale=scale),
+        xOffset=offset,
+        y=alt.Y(f"{y}:Q", title=title_y, axis=alt.Axis(format="%", tickCount=5)),
+        color=_colours(series, colours),
     )
-    return _finish(chart.properties(name="rows"))
+    return _finish(_rows(chart, columns))
 
 
 def horizontal_bars(
@@ -73,24 +69,20 @@ def horizontal_bars(
 ) -> Row:
     """One horizontal bar per row, for a few long names."""
     scale = alt.Scale(domain=[row[y] for row in rows], range=list(colours))
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_bar(cornerRadiusEnd=2)
-        .encode(
-            color=alt.Color(f"{y}:N", scale=scale, legend=None),
-            y=alt.Y(f"{y}:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)),
-            x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format=NUMBER, tickCount=4)),
-            tooltip=_tooltip(columns),
-        )
+    chart = _chart(rows).mark_bar(cornerRadiusEnd=2)
+    chart = chart.encode(
+        color=alt.Color(f"{y}:N", scale=scale, legend=None),
+        y=alt.Y(f"{y}:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)),
+        x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format=NUMBER, tickCount=4)),
     )
-    return _finish(chart.properties(name="rows"), height=max(90, 44 * len(rows)))
+    return _finish(_rows(chart, columns), height=max(90, 44 * len(rows)))
 
 
 def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, format_y: str = NUMBER) -> Row:
     """A point for each bound and selector, connected by selector; a ring marks rows with `chosen`."""
     names = dict.fromkeys(str(row["selector"]) for row in rows)
     bounds = sorted({row["contribution_bound"] for row in rows})
-    base = alt.Chart(_data(rows)).encode(
+    base = _chart(rows).encode(
         x=alt.X(
             "contribution_bound:Q",
             title="contribution bound",
@@ -102,8 +94,8 @@ def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, fo
     )
     lines = base.mark_line(strokeWidth=1.5, opacity=0.65)
     ring = base.mark_point(size=260, strokeWidth=2.5, filled=False).transform_filter("datum.chosen")
-    points = base.mark_point(size=70, filled=True, opacity=1).encode(tooltip=_tooltip(columns)).properties(name="rows")
-    return _finish(alt.layer(lines, ring, points))
+    points = base.mark_point(size=70, filled=True, opacity=1)
+    return _finish(alt.layer(lines, ring, _rows(points, columns)))
 
 
 def curves(
@@ -117,7 +109,7 @@ def curves(
     """
     ticks: dict[str, Any] = {"values": list(ticks_x)} if ticks_x else {"tickCount": 6}
     vertical = alt.Scale(domain=[0, 1]) if zero and format_y == "%" else _scale(log_y, zero)
-    base = alt.Chart(_data(rows)).encode(
+    base = _chart(rows).encode(
         x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(grid=False, format=format_x, **ticks)),
         y=alt.Y(f"{y}:Q", title=title_y, scale=vertical, axis=alt.Axis(format=format_y, tickCount=5)),
         color=_colours(series, colours, symbol="stroke"),
@@ -126,10 +118,9 @@ def curves(
     if series is not None:
         dashes = alt.Scale(domain=list(colours), range=[[1, 0], [6, 4], [2, 3]][: len(colours)])
         lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes))
-    points = base.mark_point(size=26, filled=True, opacity=1).encode(tooltip=_tooltip(columns))
-    layers = [lines, points.properties(name="rows")]
+    layers = [lines, _rows(base.mark_point(size=26, filled=True, opacity=1), columns)]
     if ring is not None:
-        mark = alt.Chart(_data([{x: ring[0], y: ring[1]}])).mark_point(size=300, strokeWidth=2.5, color=_INK)
+        mark = _chart([{x: ring[0], y: ring[1]}]).mark_point(size=300, strokeWidth=2.5, color=_INK)
         layers.insert(0, mark.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q")))
     return _finish(alt.layer(*layers))
 
@@ -142,7 +133,7 @@ def intervals(
 
     With `beside`, rows of the same x are drawn side by side. Missing values are not drawn.
     """
-    base = alt.Chart(_data(rows)).encode(
+    base = _chart(rows).encode(
         x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis()),
         color=_colours(series, colours),
     )
@@ -162,24 +153,20 @@ def intervals(
         layers.append(line.encode(color=alt.value(_INK)))
     if any(row["baseline"] is not None for row in rows):
         layers.append(at("baseline").mark_point(size=110, strokeWidth=1.8, filled=False, opacity=0.9))
-    points = base.mark_point(size=70, filled=True, opacity=1).encode(y=y("value"), tooltip=_tooltip(columns))
-    return _finish(alt.layer(*layers, points.properties(name="rows")))
+    points = base.mark_point(size=70, filled=True, opacity=1).encode(y=y("value"))
+    return _finish(alt.layer(*layers, _rows(points, columns)))
 
 
 def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: dict[str, str]) -> Row:
     """One tick per row, one line of ticks for each name in `colours`."""
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
-    chart = (
-        alt.Chart(_data(rows))
-        .mark_tick(thickness=1.5, opacity=0.65)
-        .encode(
-            x=alt.X(f"{x}:Q", title=title_x, scale=alt.Scale(zero=False), axis=alt.Axis(format=NUMBER)),
-            y=alt.Y(f"{y}:N", title=None, sort=list(colours), axis=alt.Axis(labelLimit=160, grid=False)),
-            color=alt.Color(f"{y}:N", legend=None, scale=scale),
-            tooltip=_tooltip(columns),
-        )
+    chart = _chart(rows).mark_tick(thickness=1.5, opacity=0.65)
+    chart = chart.encode(
+        x=alt.X(f"{x}:Q", title=title_x, scale=alt.Scale(zero=False), axis=alt.Axis(format=NUMBER)),
+        y=alt.Y(f"{y}:N", title=None, sort=list(colours), axis=alt.Axis(labelLimit=160, grid=False)),
+        color=alt.Color(f"{y}:N", legend=None, scale=scale),
     )
-    return _finish(chart.properties(name="rows"), height=110)
+    return _finish(_rows(chart, columns), height=110)
 
 
 @functools.cache
@@ -189,12 +176,14 @@ def bundle() -> str:
     return vl_convert.javascript_bundle(None, vl_version=wanted)  # pyright: ignore[reportArgumentType]
 
 
-def _data(rows: Sequence[Row]) -> Any:
-    return alt.InlineData(values=[dict(row) for row in rows])
+def _chart(rows: Sequence[Row]) -> Any:
+    return alt.Chart(alt.InlineData(values=[dict(row) for row in rows]))
 
 
-def _tooltip(columns: Columns) -> list[Any]:
-    return [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
+def _rows(marks: Any, columns: Columns) -> Any:
+    """The layer with one mark per row, each with a tooltip of the table's columns."""
+    tooltip = [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
+    return marks.encode(tooltip=tooltip).properties(name="rows")
 
 
 def _colours(series: str | None, colours: dict[str, str], *, symbol: str = "circle") -> Any:

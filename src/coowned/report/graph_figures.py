@@ -20,7 +20,6 @@ _GRAPH_ALONE = "Computed from the graph alone, not from content."
 
 
 def levels(run: StoredRun) -> Figure:
-    """How many people have which level of protection."""
     rows = level_rows(run)
     columns: Columns = (("copies", "copies they are in"), ("users", "people"), ("share_text", "share of all"))
     if run.claims:
@@ -76,7 +75,6 @@ def level_rows(run: StoredRun) -> list[Row]:
 
 
 def before_and_after(run: StoredRun, selected: SelectedGraph) -> list[Figure]:
-    """Users per example and examples per user, before and after selection."""
     bound = counted(run.certificate.contribution_bound, "copy", "copies")
     return [
         _histograms(
@@ -128,7 +126,6 @@ def _histograms(run: StoredRun, classes: Sequence[tuple[int, int, int]], *, what
 
 
 def size_against_bound(run: StoredRun, upper_bound: tuple[int, str]) -> Figure:
-    """The size of S and a proven bound on the size of any selection."""
     (bound, prover), size = upper_bound, run.certificate.size
     rows = [
         {"what": f"by {run.selector}", "copies": size, "text": shown(size), "share": percent(size, bound)},

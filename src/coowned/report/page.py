@@ -1,5 +1,9 @@
 """One self-contained page: everything in one file, nothing from a network, nothing half-written."""
 
+from coowned.extras import require
+
+require("train", "a report")
+
 import base64
 import functools
 import hashlib

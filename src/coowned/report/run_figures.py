@@ -25,7 +25,6 @@ _FORMATS = {"accuracy": "%", "loss": charts.NUMBER}
 
 
 def delta_curve(run: StoredRun) -> Figure:
-    """delta at every epsilon, under both adjacencies."""
     claim = run.claim
     other = OTHER_ADJACENCY[claim.adjacency]
     epsilons = [
@@ -83,7 +82,6 @@ def true_positives(run: StoredRun, false_positive_rate: float) -> float:
 
 
 def membership(run: StoredRun) -> Figure:
-    """What a membership test can find, compared with guessing."""
     rows = []
     for series, bound in (("any attack, at most", true_positives), ("guessing", lambda _, rate: rate)):
         for rate in _FALSE_POSITIVE_RATES:
@@ -120,7 +118,6 @@ def membership(run: StoredRun) -> Figure:
 
 
 def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
-    """Loss, clipped share and drawn copies by step."""
     every = max(1, math.ceil(len(metrics) / _MOST_STEPS))
     clipped = clipping(metrics) if run.guarantee else None
     kept = metrics.gather_every(every)

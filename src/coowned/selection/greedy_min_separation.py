@@ -9,7 +9,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InfeasibleScheduleError
-from coowned.progress import Progress, reporting
+from coowned.progress import Progress, one_of, reporting
 from coowned.selection import kernels
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.selector import OrderedSelector, Schedule, check_is_graph
@@ -49,11 +49,9 @@ class SeparatedSelector(OrderedSelector[Schedule]):
 
     @property
     def _num_slots(self) -> int:
-        """All slots of the schedule."""
         return self.batch_size * self.iterations
 
     def _schedule(self, graph: AttributionGraph, seed: int, batches: npt.NDArray[Any], **fields: Any) -> Schedule:
-        """The schedule of these batches, shape (iterations, batch_size)."""
         fields |= {"min_separation": int(self.min_separation), "selector": self.settings(), "seed": seed}
         return Schedule(graph=graph, batches=batches, num_examples=graph.num_examples, **fields)
 
@@ -102,10 +100,11 @@ class GreedyMinSeparation(SeparatedSelector):
         walk = _Walk(graph, seed, self.ties, self.unattributed, part(progress, 0.0, 0.1))
         filled, slots = walk.fill(self.batch_size, self.iterations, self.min_separation, part(progress, 0.1, 1.0))
         if filled < self._num_slots:
+            reducible = [f"min_separation ({self.min_separation})"] if self.min_separation > 1 else []
+            reducible += [f"batch_size ({self.batch_size})", *(["iterations"] if filled >= self.batch_size else [])]
             raise InfeasibleScheduleError(
                 f"filled {filled} of {self._num_slots} slots: no example can enter batch {filled // self.batch_size} "
-                f"of {self.iterations}; reduce min_separation ({self.min_separation}), batch_size ({self.batch_size})"
-                f"{' or iterations' if filled >= self.batch_size else ''}",
+                f"of {self.iterations}; reduce {one_of(reducible)}",
                 filled=filled,
                 needed=self._num_slots,
             )
@@ -161,12 +160,6 @@ def max_min_separation(
     walk = _Walk(graph, seed, ties, unattributed, part(report, 0.0, 0.05))
     filled, _ = walk.fill(batch_size, iterations, iterations, part(report, 0.05, 0.1))
     most = min(filled // batch_size, iterations)  # b > most fails before batch b
-    if most == 0:
-        raise InfeasibleScheduleError(
-            f"not even one batch can be filled: {filled} of {batch_size} slots; reduce batch_size ({batch_size})",
-            filled=filled,
-            needed=batch_size * iterations,
-        )
     bisects = search == "bisection"
     succeeds = most if bisects and most == iterations else min(walk.safe_separation(batch_size), most)
     fails = most + 1
@@ -180,12 +173,7 @@ def max_min_separation(
         else:
             fails = b
     if succeeds == 0:
-        raise InfeasibleScheduleError(
-            f"filled {filled} of {batch_size * iterations} slots with min_separation=1; reduce batch_size "
-            f"({batch_size}) or iterations ({iterations})",
-            filled=filled,
-            needed=batch_size * iterations,
-        )
+        first.select(graph, seed=seed)  # raises, and says how far it gets
     return succeeds
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import highspy
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from coowned.progress import Progress
 
@@ -20,17 +21,13 @@ class Program:
 
     cost: npt.NDArray[np.float64]  # (num_columns,)
     upper: npt.NDArray[np.float64]  # (num_columns,)
-    indptr: npt.NDArray[Any]  # (num_rows + 1,)
-    columns: npt.NDArray[Any]  # (num_nonzeros,) columns of each row
-    coefficients: npt.NDArray[np.float64]  # (num_nonzeros,)
+    rows: scipy.sparse.csr_array  # (num_rows, num_columns) A, of integers
     row_lower: npt.NDArray[np.float64]  # (num_rows,)
     row_upper: npt.NDArray[np.float64]  # (num_rows,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the solver ended with."""
-
     values: npt.NDArray[np.int64] | None  # (num_columns,) the best integer solution, None if there is none
     dual_bound: float  # the solver's bound: no solution costs less, up to its tolerances
     infeasible: bool  # proven
@@ -102,9 +99,9 @@ def _load(program: Program) -> highspy.Highs:
     model.row_upper_ = program.row_upper
     model.integrality_ = [highspy.HighsVarType.kInteger] * len(program.cost)
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_ = program.indptr.astype(np.int32)
-    model.a_matrix_.index_ = program.columns.astype(np.int32)
-    model.a_matrix_.value_ = program.coefficients
+    model.a_matrix_.start_ = program.rows.indptr.astype(np.int32)
+    model.a_matrix_.index_ = program.rows.indices.astype(np.int32)
+    model.a_matrix_.value_ = program.rows.data.astype(np.float64)
     highs.passModel(model)
     return highs
 
@@ -124,10 +121,8 @@ def _outcome(highs: highspy.Highs, program: Program) -> Outcome:
 
 def _feasible(program: Program, values: npt.NDArray[np.int64]) -> bool:
     """Integers, so this is exact: the solver only promises feasibility up to a tolerance."""
-    products = program.coefficients.astype(np.int64) * values[program.columns]
-    sums = np.concatenate([[0], np.cumsum(products)])
-    rows = sums[program.indptr[1:]] - sums[program.indptr[:-1]]
-    inside = (rows >= program.row_lower).all() and (rows <= program.row_upper).all()
+    sums = program.rows @ values
+    inside = (sums >= program.row_lower).all() and (sums <= program.row_upper).all()
     return bool(inside and (values >= 0).all() and (values <= program.upper).all())
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from coowned import validate
 from coowned.attribution import kernels as attribution_kernels
@@ -101,13 +102,11 @@ def _solve(
     rows, which = highs_program.distinct_rows(core.user_indptr, core.items)
     capacity = core.capacity[rows].copy()
     np.minimum.at(capacity, which, core.capacity)  # users with equal items may have unequal capacity left
-    indptr, columns = attribution_kernels.take_rows(core.user_indptr, core.items, rows)
+    indptr, items = attribution_kernels.take_rows(core.user_indptr, core.items, rows)
     program = highs_program.Program(
         cost=-np.ones(core.num_items),
         upper=core.limits().astype(np.float64),
-        indptr=indptr,
-        columns=columns,
-        coefficients=np.ones(len(columns)),
+        rows=scipy.sparse.csr_array((np.ones(len(items), np.int64), items, indptr), shape=(len(rows), core.num_items)),
         row_lower=np.full(len(rows), -np.inf),
         row_upper=capacity.astype(np.float64),
     )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
@@ -113,10 +114,8 @@ class MinSeparationProgram(SeparatedSelector):
                 needed=self._num_slots,
             )
         reached = _contribution_bound(graph, batches)
-        lowest = 0
-        if math.isfinite(outcome.dual_bound):
-            lowest = max(lowest, math.ceil(outcome.dual_bound - 1e-3))
-        lowest = min(lowest, reached)
+        proven = outcome.dual_bound if math.isfinite(outcome.dual_bound) else 0.0
+        lowest = min(max(0, math.ceil(proven - 1e-3)), reached)
         return self._schedule(graph, seed, batches, lower_bound=lowest, proven_optimal=reached == lowest)
 
     def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> highs_program.Program:
@@ -138,13 +137,12 @@ class MinSeparationProgram(SeparatedSelector):
         without_users = np.flatnonzero(graph.users_per_example[examples] == 0)
         rows += [(columns[:, i], -np.inf, 1.0) for i in without_users]  # kept, and never repeated
         indices, lower, upper = zip(*rows, strict=True)
-        flat = np.concatenate(indices)
+        flat, indptr = np.concatenate(indices), np.concatenate([[0], np.cumsum([len(row) for row in indices])])
+        matrix = scipy.sparse.csr_array((np.where(flat == bound, -1, 1), flat, indptr), shape=(len(rows), bound + 1))
         return highs_program.Program(
             cost=np.append(np.zeros(bound), 1.0),
             upper=np.append(np.ones(bound), -(-self.iterations // window)),
-            indptr=np.concatenate([[0], np.cumsum([len(row) for row in indices])]),
-            columns=flat,
-            coefficients=np.where(flat == bound, -1.0, 1.0),
+            rows=matrix,
             row_lower=np.array(lower, np.float64),
             row_upper=np.array(upper, np.float64),
         )

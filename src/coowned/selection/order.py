@@ -39,7 +39,6 @@ class OrderedRows:
 
     @property
     def num_unattributed(self) -> int:
-        """Examples without users."""
         return int(self.counts[0])
 
     @property
@@ -87,7 +86,6 @@ def ordered_rows(graph: AttributionGraph, *, seed: int, ties: str, progress: Pro
 def hash_order(
     ranks: npt.NDArray[np.int32], ids: pa.Array | None, *, seed: int, progress: Progress
 ) -> npt.NDArray[Any]:
-    """Sorts by rank, then by keyed hash of the id, then by the id's bytes."""
     rows = kernels.Rows(read_only(ranks), read_only(np.empty(0, np.int64)), read_only(np.empty(0, np.int32)))
     return _hash_order(rows, None, ids, seed, progress)[0]
 

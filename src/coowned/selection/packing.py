@@ -46,17 +46,14 @@ class Packing(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        """Items of every kind."""
         return len(self.indptr) - 1
 
     @property
     def num_users(self) -> int:
-        """Users who constrain."""
         return len(self.user_indptr) - 1
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of an item and one of its users."""
         return len(self.users)
 
     def limits(self) -> npt.NDArray[np.int32]:
@@ -103,8 +100,6 @@ def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int, limit: i
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Peeled:
-    """What peeling decided, and the core it left."""
-
     taken: npt.NDArray[np.int32]  # (num_items,) copies selected so far
     user_state: npt.NDArray[np.int8]  # (num_users,) UNDECIDED, FREE or FULL of packing_kernels
     core: Packing

@@ -1,15 +1,15 @@
 """The trade between size and users per example, over the paper's 80 settings of `BiasMitigating`."""
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.progress import Progress, silent
-from coowned.selection import kernels
+from coowned.progress import Progress, reporting, silent
 from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.order import ordered_rows
-from coowned.selection.passes import run_passes
 from coowned.selection.selector import check_is_graph
 
 SETTINGS = tuple(
@@ -44,28 +44,19 @@ def pareto(
     """
     check_is_graph(graph)
     validate.seed(seed)
-    BiasMitigating(contribution_bound=contribution_bound, threshold=1, few_user_run=1, many_user_run=1)  # checks it
+    report = reporting(progress)
     rows = ordered_rows(graph, seed=seed, ties="hash", progress=silent)
-    walk = rows.attributed_rows()
     table = []
     for number, (threshold, few_user_run, many_user_run) in enumerate(SETTINGS):
-        if progress is not None:
-            progress(number / len(SETTINGS), f"setting {number + 1} of {len(SETTINGS)}")
-        kernels.interleave(*rows.split(threshold), few_user_run, many_user_run, walk)
-        copies = run_passes(
-            rows,
-            walk,
-            graph.num_users,
-            contribution_bound=contribution_bound,
-            allow_duplicates=True,
-            progress=silent,
-        )
+        report(number / len(SETTINGS), f"setting {number + 1} of {len(SETTINGS)}")
+        setting: dict[str, Any] = {"threshold": threshold, "few_user_run": few_user_run, "many_user_run": many_user_run}
+        selector = BiasMitigating(contribution_bound=contribution_bound, **setting)
+        copies = selector.run_passes(rows, graph.num_users, silent)
         size = int(copies.sum(dtype=np.int64))
         mean = int(copies @ graph.users_per_example.astype(np.int64)) / size if size else None
-        table.append((threshold, few_user_run, many_user_run, size, int(np.count_nonzero(copies)), mean))
-    names = ["threshold", "few_user_run", "many_user_run", "size", "num_distinct", "mean_users_per_example"]
-    types = [pl.Int64] * 5 + [pl.Float64]
-    frame = pl.DataFrame(table, schema=dict(zip(names, types, strict=True)), orient="row")
+        counts = {"size": size, "num_distinct": int(np.count_nonzero(copies)), "mean_users_per_example": mean}
+        table.append(setting | counts)
+    frame = pl.DataFrame(table, schema_overrides={"mean_users_per_example": pl.Float64})
     dominated = _dominated(frame["size"].to_numpy(), frame["mean_users_per_example"].fill_null(0.0).to_numpy())
     return frame.with_columns(pl.Series("dominated", dominated))
 

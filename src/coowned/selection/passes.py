@@ -20,59 +20,40 @@ class PassSelector(BoundedSelector):
     _repeats: ClassVar[bool] = False  # whether further passes add further copies
 
     def _walk(self, rows: OrderedRows) -> npt.NDArray[Any] | None:
-        """The rows in the order in which a pass visits them; None for the order they are in."""
+        """All rows with users in the order in which a pass visits them, to be overwritten; None for their own order."""
         return None
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.5))
-        copies = run_passes(
-            rows,
-            self._walk(rows),
-            graph.num_users,
-            contribution_bound=self.contribution_bound,
-            allow_duplicates=self._repeats,
-            progress=part(progress, 0.5, 1.0),
-        )
-        return self._selection(graph, seed, copies)
+        return self._selection(graph, seed, self.run_passes(rows, graph.num_users, part(progress, 0.5, 1.0)))
 
+    def run_passes(self, rows: OrderedRows, num_users: int, progress: Progress) -> npt.NDArray[np.int32]:
+        """(num_examples,) copies of each example after one pass, or after passes until one adds nothing.
 
-def run_passes(
-    rows: OrderedRows,
-    walk: npt.NDArray[Any] | None,
-    num_users: int,
-    *,
-    contribution_bound: int,
-    allow_duplicates: bool,
-    progress: Progress,
-) -> npt.NDArray[np.int32]:
-    """Copies of each example after one pass, or after passes until one adds nothing.
-
-    A row that a pass leaves out has a user without room, and room never grows: the next pass visits only what this
-    one took.
-
-    Args:
-      walk: the rows to visit, which are overwritten; None for all that have users, in their order.
-    """
-    copies = np.zeros(len(rows.examples), np.int32)  # (num_examples,)
-    narrow = np.min_scalar_type(contribution_bound)  # a small array stays in the cache
-    room = np.full(num_users, contribution_bound, narrow)  # (num_users,) copies each user may still be in
-    number = 0
-    remaining = len(rows.attributed) if walk is None else len(walk)
-    while remaining and (allow_duplicates or number == 0):
-        number += 1
-        kept = 0
-        message = f"pass {number} over {remaining} examples"
-        report = part(progress, 1 - 0.5 ** (number - 1), 1 - 0.5**number)  # the number of passes is not known
-        if walk is None:
-            walk = np.empty(remaining, rows.examples.dtype)
-            first = rows.num_unattributed
-            state = np.array([first, 1, 0, 0])  # next row, its size, its first pair, rows selected
-            for _, end in in_ranges(remaining, report, message):
-                kernels.first_pass(rows.counts, rows.users, state, first + end, room, walk)
-            kept = int(state[3])
-        else:
-            for begin, end in in_ranges(remaining, report, message):
-                kept = kernels.greedy_pass(walk, rows.indptr, rows.users, begin, end, kept, room)
-        copies[rows.examples[walk[:kept]]] = number  # every pass before this one took these too
-        remaining = kept
-    return copies
+        A row that a pass leaves out has a user without room, and room never grows: the next pass visits only what this
+        one took.
+        """
+        walk = self._walk(rows)
+        copies = np.zeros(len(rows.examples), np.int32)
+        narrow = np.min_scalar_type(self.contribution_bound)  # a small array stays in the cache
+        room = np.full(num_users, self.contribution_bound, narrow)  # (num_users,) copies each user may still be in
+        number = 0
+        remaining = len(rows.attributed)
+        while remaining and (self._repeats or number == 0):
+            number += 1
+            kept = 0
+            message = f"pass {number} over {remaining} examples"
+            report = part(progress, 1 - 0.5 ** (number - 1), 1 - 0.5**number)  # the number of passes is not known
+            if walk is None:
+                walk = np.empty(remaining, rows.examples.dtype)
+                first = rows.num_unattributed
+                state = np.array([first, 1, 0, 0])  # next row, its size, its first pair, rows selected
+                for _, end in in_ranges(remaining, report, message):
+                    kernels.first_pass(rows.counts, rows.users, state, first + end, room, walk)
+                kept = int(state[3])
+            else:
+                for begin, end in in_ranges(remaining, report, message):
+                    kept = kernels.greedy_pass(walk, rows.indptr, rows.users, begin, end, kept, room)
+            copies[rows.examples[walk[:kept]]] = number  # every pass before this one took these too
+            remaining = kept
+        return copies

@@ -43,8 +43,6 @@ Ranges = Callable[..., None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What the search found for a packing problem."""
-
     best: npt.NDArray[np.float32]  # (num_users,) the prices with the lowest bound
     last: npt.NDArray[np.float32]  # (num_users,) the prices of the last iteration
     values: npt.NDArray[np.float32]  # (num_items,) fractional copies, as parts of the largest limit
@@ -178,7 +176,6 @@ def _unsigned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32]:
-    """The step of a row by its length."""
     longest = int(np.diff(indptr).max(initial=0))
     return (step / np.maximum(np.arange(longest + 1), 1)).astype(np.float32)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +148,8 @@ def _fill_and_swap(
         disturbed = worth if number == 0 else worth + random.uniform(0, 0.01 * number, core.num_items)
         copies = fill(core, np.argsort(-disturbed, kind="stable").astype(core.items.dtype), wanted)
         _swap(core, prices, copies, random=random, enough=enough, deadline=deadline, progress=report)
-        value = _value(core, copies)
+        first, further = (int(items.sum(dtype=np.int64)) for items in np.split(copies, [core.num_first]))
+        value = first * core.first_profit + further * core.profit
         if value > best_value:
             best, best_value = copies, value
         if best_value >= enough or time.monotonic() > deadline:
@@ -180,9 +181,3 @@ def _swap(
         sizes.append(size)
         if number >= _PATIENCE and size - sizes[-1 - _PATIENCE] < max(1, _PROGRESS * size):
             return
-
-
-def _value(core: Packing, copies: npt.NDArray[Any]) -> float:
-    first = int(copies[: core.num_first].sum(dtype=np.int64))
-    further = int(copies[core.num_first :].sum(dtype=np.int64))
-    return first * core.first_profit + further * core.profit

@@ -31,8 +31,6 @@ class Items(NamedTuple):
 
 
 class Users(NamedTuple):
-    """The users of the linear program."""
-
     indptr: np.ndarray  # (num_users + 1,) uint64
     items: np.ndarray  # (num_pairs,) unsigned
     capacity: np.ndarray  # (num_users,) int32

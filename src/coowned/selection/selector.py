@@ -66,12 +66,12 @@ class _StoredSchedule(_StoredOrigin, frozen=True, kw_only=True):
 class Selected:
     """What `Selection` and `Schedule` share: where they came from, and that they belong to one graph."""
 
-    graph: AttributionGraph | None = dataclasses.field(default=None, repr=False)
+    graph: AttributionGraph | None = dataclasses.field(default=None, repr=False, compare=False)
     selector: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int | None = None
     proven_optimal: bool = False
-    stored_graph_digest: str | None = dataclasses.field(default=None, repr=False)
-    stored_ids_digest: str | None = dataclasses.field(default=None, repr=False)
+    stored_graph_digest: str | None = dataclasses.field(default=None, repr=False, compare=False)
+    stored_ids_digest: str | None = dataclasses.field(default=None, repr=False, compare=False)
 
     FORMAT: ClassVar[str]
 
@@ -107,7 +107,6 @@ class Selected:
         raise CertificateMismatchError(f"this {type(self).__name__} was made for {other}, or select again")
 
     def _bind(self, graph: AttributionGraph | None) -> Self:
-        """The same with its graph, once that is checked."""
         if graph is None:
             return self
         self.check_graph(graph)
@@ -124,8 +123,7 @@ class Selected:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        not_compared = ("graph", "stored_graph_digest", "stored_ids_digest")
-        names = [field.name for field in dataclasses.fields(self) if field.name not in not_compared]
+        names = [field.name for field in dataclasses.fields(self) if field.compare]
         return all(_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
@@ -360,20 +358,13 @@ class BoundedSelector(OrderedSelector[Selection]):
         super().__post_init__()
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
 
-    def _selection(
-        self,
-        graph: AttributionGraph,
-        seed: int,
-        copies: npt.NDArray[np.int32],
-        *,
-        upper_bound: int | None = None,
-        **fields: Any,
-    ) -> Selection:
+    def _selection(self, graph: AttributionGraph, seed: int, copies: npt.NDArray[np.int32], **fields: Any) -> Selection:
         """The selection of these copies and, if they are kept, of each example without users once."""
         if self.unattributed == "keep":
             copies[graph.users_per_example == 0] = 1
-        fields = {"graph": graph, "selector": self.settings(), "seed": seed, "upper_bound": upper_bound} | fields
-        return Selection(copies=copies, proven_optimal=int(copies.sum(dtype=np.int64)) == upper_bound, **fields)
+        optimal = int(copies.sum(dtype=np.int64)) == fields.get("upper_bound")
+        fields = {"selector": self.settings()} | fields
+        return Selection(graph=graph, seed=seed, copies=copies, proven_optimal=optimal, **fields)
 
 
 def check_is_graph(graph: Any) -> None:

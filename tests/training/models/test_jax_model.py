@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from jax_privacy.clipping import clipped_grad
+from tests.mechanism.test_grid import squared_radius
 
 from coowned import CertificateMismatchError, InputError, evaluate, train
 from coowned.errors import BatchCoupledLossError, MemoryLimitError
@@ -96,8 +97,8 @@ def test_no_example_adds_more():
     for number in range(20):
         found, clipped = sums(model, make_batch(1, seed=number, scale=100.0), clip_norm=0.5)
         square = sum(int((array.astype(object) ** 2).sum()) for array in found.values())
-        assert square <= grid.squared_radius
-        assert square > 0.99 * grid.squared_radius or not clipped
+        assert square <= squared_radius(grid)
+        assert square > 0.99 * squared_radius(grid) or not clipped
 
 
 def gradients_of(model, batch):
