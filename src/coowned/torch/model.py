@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import is_text
+from coowned.attribution.tables import spelled, types_are_inferred
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.extras import require
 from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
@@ -49,7 +50,7 @@ class TorchModel(ExampleSpecification):
       encode: (row) -> named arrays of fixed shapes: for text. A row is a dictionary of the columns in
         `encode_columns`; what it gives are entries of the example beside the columns of numbers.
       encode_columns: that a row has; default: all.
-      columns, shapes, label, classes, memory_limit, microbatch, origin: as for `coowned.JaxModel`.
+      columns, shapes, integers, label, classes, memory_limit, microbatch, origin: as for `coowned.JaxModel`.
     """
 
     kind: ClassVar[str] = "torch"
@@ -142,7 +143,9 @@ class TorchModel(ExampleSpecification):
         """What `encode` gives for a row of empty texts, zeros and empty lists: it says which shapes there are."""
         if self.encode is None:
             return {}
-        row = {name: _nothing(column_type(schema, name)) for name in self.encode_columns or schema.names}
+        inferred = types_are_inferred(schema)
+        kinds = {name: column_type(schema, name) for name in self.encode_columns or schema.names}
+        row = {name: "" if inferred else _nothing(kind) for name, kind in kinds.items()}
         try:
             return self._encoded(row)
         except Exception as error:
@@ -157,6 +160,8 @@ class TorchModel(ExampleSpecification):
 
     def _rows(self, payload: pa.Table) -> Iterator[dict[str, Any]]:
         columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
+        if types_are_inferred(payload.schema):  # each cell as text, whatever the others made of its column
+            columns = pa.table(list(map(spelled, columns.columns)), names=columns.column_names)
         for piece in columns.to_batches(max_chunksize=_AT_ONCE):
             yield from piece.to_pylist()
 

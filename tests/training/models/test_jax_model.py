@@ -14,6 +14,7 @@ import pytest
 from jax_privacy.clipping import clipped_grad
 from tests.mechanism.test_grid import squared_radius
 
+import coowned as co
 from coowned import CertificateMismatchError, InputError, evaluate, train
 from coowned.errors import BatchCoupledLossError, MemoryLimitError
 from coowned.mechanism.grid import Grid
@@ -615,3 +616,42 @@ def test_no_accuracy_without_a_label(small):
     assert found["measure"][0] == "loss"
     named = make_model(columns={"x": "x", "kind": "label"}, label="kind", loss=model.loss)
     assert 0 < evaluate(named, named.initial(), data, split="test")["accuracy"][0] < 1
+
+
+@pytest.mark.parametrize("odd", ["", "oops", "3.5", "[1]", "[1, 2]"])
+def test_files_without_types_decide_nothing(odd, tmp_path):
+    """What one cell of a CSV holds refuses nothing, and changes neither the types nor the rows of others."""
+
+    def read(*cells):
+        file = tmp_path / "data.csv"
+        file.write_text("users,n,x,y\n" + "".join(f'u{i},{cell},"[0.5, {i}]",1\n' for i, cell in enumerate(cells)))
+        examples = co.read_csv(file, users="users")
+        model = JaxModel(
+            lambda parameters, example, key: parameters["w"][example["n"]] * example["x"].sum() * example["y"],
+            {"w": np.zeros(9, np.float32)},
+            integers=["n"],
+            shapes={"x": (2,)},
+        )
+        return ExampleTable.from_examples(examples, model.for_schema(examples.payload.schema).entries)
+
+    plain, other = read(3, 4, 5), read(3, 4, f'"{odd}"')
+    assert plain.dtypes() == other.dtypes()
+    assert plain.shapes() == other.shapes()
+    assert plain.usable.all()
+    for name, array in plain.arrays.items():
+        np.testing.assert_array_equal(array[:2], other.arrays[name][:2])
+    np.testing.assert_array_equal(plain.arrays["x"], [[0.5, 0], [0.5, 1], [0.5, 2]])
+
+
+def test_undeclared_integers_are_asked_for(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text("users,n\na,1\n")
+    schema = co.read_csv(file, users="users").payload.schema
+    model = JaxModel(lambda parameters, example, key: parameters["w"][example["n"]], {"w": np.zeros(9, np.float32)})
+    with pytest.raises(InputError, match=r"declare no types: name the entries that are integers, integers=\[...\]"):
+        model.for_schema(schema)
+    model = JaxModel(
+        lambda parameters, example, key: sum(example.values()) * parameters["w"], {"w": np.zeros((), np.float32)}
+    )
+    with pytest.raises(InputError, match=r"uses all entries of an example.*pass columns="):
+        model.for_schema(schema)
