@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution import kernels
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, drop_users
 from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
 from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping, split_addresses
 from coowned.errors import InputError
@@ -82,11 +82,10 @@ class AttributedExamples:
         user_keys = pl.Series(self.user_keys)
         refuse_unknown_keys(wanted.filter(~wanted.is_in(user_keys.implode())).to_list())
         gone = user_keys.is_in(wanted.implode()).to_numpy()
-        return dataclasses.replace(
-            self,
-            graph=self.graph.without_users(np.flatnonzero(gone)),
-            user_mapping=self.user_mapping.without(~gone),
-        )
+        graph, mapping = self.graph.without_users(np.flatnonzero(gone)), self.user_mapping
+        rows = drop_users(mapping.indptr, mapping.users, ~gone)
+        keys_left = mapping.user_keys.filter(pa.array(~gone))
+        return dataclasses.replace(self, graph=graph, user_mapping=UserMapping(mapping.spellings, *rows, keys_left))
 
 
 def refuse_unknown_keys(unknown: Sequence[str]) -> None:
@@ -179,8 +178,7 @@ class ExampleBuilder:
 
     def ids(self) -> pa.ChunkedArray:
         """(rows,) of all rows added so far."""
-        self._end_batch()
-        return pa.Table.from_batches(self._batches, self._schema).column(0)
+        return self._table().column(0)
 
     def mentions(self) -> Mentions:
         indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._num_users, dtype=np.int64))])
@@ -189,8 +187,7 @@ class ExampleBuilder:
 
     def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
         """`attribute` of all rows, by default with the users that were added."""
-        self._end_batch()
-        table = pa.Table.from_batches(self._batches, self._schema)
+        table = self._table()
         return attribute(
             mentions or self.mentions(), example_ids=table.column(0), payload=table.remove_column(0), **settings
         )
@@ -204,6 +201,10 @@ class ExampleBuilder:
             columns = [pa.array(rows, field.type) for rows, field in zip(self._rows, self._schema, strict=True)]
             self._batches.append(pa.record_batch(columns, schema=self._schema))
             self._start_batch()
+
+    def _table(self) -> pa.Table:
+        self._end_batch()
+        return pa.Table.from_batches(self._batches, self._schema)
 
 
 def attribute(

@@ -1,5 +1,6 @@
 """Mail: every message belongs to its sender and to everyone it was sent to."""
 
+import contextlib
 import email.utils
 import os
 from array import array
@@ -143,20 +144,15 @@ def display_names(path: str | os.PathLike[str]) -> dict[str, set[str]]:
     for message in raw_messages(path, lambda done: None):
         for found in header_fields(split_message(message.content)[0], wanted).values():
             values.update(map(header_text, found))
-    pairs = {pair for value in values for pair in _names_and_addresses(value) if all(pair)}
+    pairs: set[tuple[str, str]] = set()
+    for value in values:
+        with contextlib.suppress(RecursionError):  # brackets nested too deep for the standard library's parser
+            pairs.update(pair for pair in email.utils.getaddresses([value]) if all(pair))
     keys = UserKeyRules.email().canonical([address for _, address in pairs])
     names: dict[str, set[str]] = {}
     for key, (name, _) in zip(keys, pairs, strict=True):
         names.setdefault(key, set()).add(decode_words(name))
     return names
-
-
-def _names_and_addresses(value: str) -> list[tuple[str, str]]:
-    """Of one header value; none where brackets are nested too deep for the standard library's parser."""
-    try:
-        return email.utils.getaddresses([value])
-    except RecursionError:
-        return []
 
 
 def looks_like_mail(path: str | os.PathLike[str]) -> bool:
