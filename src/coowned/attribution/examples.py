@@ -145,23 +145,39 @@ def valid_text(value: object) -> str:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
-class ExampleBuilder:
+class MentionsBuilder:
+    """Collects who is named in each row."""
+
+    def __init__(self) -> None:
+        self._spellings: dict[str, int] = {}  # with the code of each
+        self._counts = array("q")  # of each row
+        self._codes = array("i")  # row after row
+
+    def code(self, spelling: str) -> int:
+        return self._spellings.setdefault(spelling, len(self._spellings))
+
+    def add_mentions(self, codes: Collection[int]) -> None:
+        """Adds what the next row names, by code."""
+        self._counts.append(len(codes))
+        self._codes.extend(codes)
+
+    def mentions(self) -> Mentions:
+        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, dtype=np.int64))])
+        codes = np.frombuffer(self._codes, dtype=np.int32)
+        return Mentions(indptr, codes, pa.array(list(self._spellings), pa.large_string()))
+
+
+class ExampleBuilder(MentionsBuilder):
     """Collects examples one at a time as Arrow columns, so that a large source is never held as Python objects.
 
-    Every row has its values (`add_row`) and its users (`add_users`), both in row order; users may come later.
+    Every row has its values (`add_row`) and its users (`add_mentions`), both in row order; users may come later.
     """
 
     def __init__(self, schema: pa.Schema):
+        super().__init__()
         self._schema = pa.schema([("", pa.large_string()), *schema])  # the id first
-        self._codes: dict[str, int] = {}  # spelling -> its index
-        self._num_users = array("q")  # of each row
-        self._users = array("i")  # codes, row after row
         self._batches: list[pa.RecordBatch] = []
         self._start_batch()
-
-    def code(self, spelling: str) -> int:
-        """The code of a user's spelling."""
-        return self._codes.setdefault(spelling, len(self._codes))
 
     def add_row(self, example_id: str, *values: Any, characters: int = 0) -> None:
         """Adds the id and the payload of one row; characters: about how many they have together."""
@@ -171,19 +187,9 @@ class ExampleBuilder:
         if self._characters >= _BATCH_CHARACTERS:
             self._end_batch()
 
-    def add_users(self, codes: Collection[int]) -> None:
-        """Adds the users of the next row, by code."""
-        self._num_users.append(len(codes))
-        self._users.extend(codes)
-
     def ids(self) -> pa.ChunkedArray:
         """(rows,) of all rows added so far."""
         return self._table().column(0)
-
-    def mentions(self) -> Mentions:
-        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._num_users, dtype=np.int64))])
-        users = np.frombuffer(self._users, dtype=np.int32)
-        return Mentions(indptr, users, pa.array(list(self._codes), pa.large_string()))
 
     def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
         """`attribute` of all rows, by default with the users that were added."""
