@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution import kernels
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, drop_users
 from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
 from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping, split_addresses
 from coowned.errors import InputError
@@ -82,11 +82,10 @@ class AttributedExamples:
         user_keys = pl.Series(self.user_keys)
         refuse_unknown_keys(wanted.filter(~wanted.is_in(user_keys.implode())).to_list())
         gone = user_keys.is_in(wanted.implode()).to_numpy()
-        return dataclasses.replace(
-            self,
-            graph=self.graph.without_users(np.flatnonzero(gone)),
-            user_mapping=self.user_mapping.without(~gone),
-        )
+        graph, mapping = self.graph.without_users(np.flatnonzero(gone)), self.user_mapping
+        rows = drop_users(mapping.indptr, mapping.users, ~gone)
+        keys_left = mapping.user_keys.filter(pa.array(~gone))
+        return dataclasses.replace(self, graph=graph, user_mapping=UserMapping(mapping.spellings, *rows, keys_left))
 
 
 def refuse_unknown_keys(unknown: Sequence[str]) -> None:
@@ -146,23 +145,39 @@ def valid_text(value: object) -> str:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
-class ExampleBuilder:
+class MentionsBuilder:
+    """Collects who is named in each row."""
+
+    def __init__(self) -> None:
+        self._spellings: dict[str, int] = {}  # with the code of each
+        self._counts = array("q")  # of each row
+        self._codes = array("i")  # row after row
+
+    def code(self, spelling: str) -> int:
+        return self._spellings.setdefault(spelling, len(self._spellings))
+
+    def add_mentions(self, codes: Collection[int]) -> None:
+        """Adds what the next row names, by code."""
+        self._counts.append(len(codes))
+        self._codes.extend(codes)
+
+    def mentions(self) -> Mentions:
+        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, dtype=np.int64))])
+        codes = np.frombuffer(self._codes, dtype=np.int32)
+        return Mentions(indptr, codes, pa.array(list(self._spellings), pa.large_string()))
+
+
+class ExampleBuilder(MentionsBuilder):
     """Collects examples one at a time as Arrow columns, so that a large source is never held as Python objects.
 
-    Every row has its values (`add_row`) and its users (`add_users`), both in row order; users may come later.
+    Every row has its values (`add_row`) and its users (`add_mentions`), both in row order; users may come later.
     """
 
     def __init__(self, schema: pa.Schema):
+        super().__init__()
         self._schema = pa.schema([("", pa.large_string()), *schema])  # the id first
-        self._codes: dict[str, int] = {}  # spelling -> its index
-        self._num_users = array("q")  # of each row
-        self._users = array("i")  # codes, row after row
         self._batches: list[pa.RecordBatch] = []
         self._start_batch()
-
-    def code(self, spelling: str) -> int:
-        """The code of a user's spelling."""
-        return self._codes.setdefault(spelling, len(self._codes))
 
     def add_row(self, example_id: str, *values: Any, characters: int = 0) -> None:
         """Adds the id and the payload of one row; characters: about how many they have together."""
@@ -172,25 +187,13 @@ class ExampleBuilder:
         if self._characters >= _BATCH_CHARACTERS:
             self._end_batch()
 
-    def add_users(self, codes: Collection[int]) -> None:
-        """Adds the users of the next row, by code."""
-        self._num_users.append(len(codes))
-        self._users.extend(codes)
-
     def ids(self) -> pa.ChunkedArray:
         """(rows,) of all rows added so far."""
-        self._end_batch()
-        return pa.Table.from_batches(self._batches, self._schema).column(0)
-
-    def mentions(self) -> Mentions:
-        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._num_users, dtype=np.int64))])
-        users = np.frombuffer(self._users, dtype=np.int32)
-        return Mentions(indptr, users, pa.array(list(self._codes), pa.large_string()))
+        return self._table().column(0)
 
     def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
         """`attribute` of all rows, by default with the users that were added."""
-        self._end_batch()
-        table = pa.Table.from_batches(self._batches, self._schema)
+        table = self._table()
         return attribute(
             mentions or self.mentions(), example_ids=table.column(0), payload=table.remove_column(0), **settings
         )
@@ -204,6 +207,10 @@ class ExampleBuilder:
             columns = [pa.array(rows, field.type) for rows, field in zip(self._rows, self._schema, strict=True)]
             self._batches.append(pa.record_batch(columns, schema=self._schema))
             self._start_batch()
+
+    def _table(self) -> pa.Table:
+        self._end_batch()
+        return pa.Table.from_batches(self._batches, self._schema)
 
 
 def attribute(

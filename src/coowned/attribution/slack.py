@@ -202,7 +202,7 @@ class _ConversationReader:
         everybody = array("i", sorted(self.everybody or ()))
         for threads in self.threads.values():
             people = set().union(*(self.people[thread] for thread in threads)) if self.everybody is None else everybody
-            self.builder.add_users(people)
+            self.builder.add_mentions(people)
 
 
 def _author(message: _Message) -> tuple[str | None, bool]:

@@ -230,15 +230,6 @@ class UserMapping:
         rows = np.searchsorted(self.indptr, np.flatnonzero(self.users == user), side="right") - 1
         return self.spellings.take(pa.array(rows)).to_pylist()
 
-    def without(self, stays: np.ndarray) -> "UserMapping":
-        """The mapping with only the users for which stays (num_users,) is true."""
-        kept = stays[self.users]
-        before = np.concatenate([[0], np.cumsum(kept)])
-        labels = np.cumsum(stays) - 1
-        return UserMapping(
-            self.spellings, before[self.indptr], labels[self.users[kept]], self.user_keys.filter(pa.array(stays))
-        )
-
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
     """Reads user keys, one per line; blank lines and lines that start with # are skipped."""
