@@ -627,8 +627,8 @@ def test_files_without_types_decide_nothing(odd, tmp_path):
         file.write_text("users,n,x,y\n" + "".join(f'u{i},{cell},"[0.5, {i}]",1\n' for i, cell in enumerate(cells)))
         examples = co.read_csv(file, users="users")
         model = JaxModel(
-            lambda parameters, example, key: parameters["w"][example["n"]] * example["x"].sum() * example["y"],
-            {"w": np.zeros(9, np.float32)},
+            loss=lambda parameters, example, key: parameters["w"][example["n"]] * example["x"].sum() * example["y"],
+            parameters={"w": np.zeros(9, np.float32)},
             integers=["n"],
             shapes={"x": (2,)},
         )
@@ -647,11 +647,11 @@ def test_undeclared_integers_are_asked_for(tmp_path):
     file = tmp_path / "data.csv"
     file.write_text("users,n\na,1\n")
     schema = co.read_csv(file, users="users").payload.schema
-    model = JaxModel(lambda parameters, example, key: parameters["w"][example["n"]], {"w": np.zeros(9, np.float32)})
+    nine = {"w": np.zeros(9, np.float32)}
+    model = JaxModel(loss=lambda parameters, example, key: parameters["w"][example["n"]], parameters=nine)
     with pytest.raises(InputError, match=r"declare no types: name the entries that are integers, integers=\[...\]"):
         model.for_schema(schema)
-    model = JaxModel(
-        lambda parameters, example, key: sum(example.values()) * parameters["w"], {"w": np.zeros((), np.float32)}
-    )
+    one = {"w": np.zeros((), np.float32)}
+    model = JaxModel(loss=lambda parameters, example, key: sum(example.values()) * parameters["w"], parameters=one)
     with pytest.raises(InputError, match=r"uses all entries of an example.*pass columns="):
         model.for_schema(schema)
