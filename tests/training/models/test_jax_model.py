@@ -477,6 +477,21 @@ def test_arrays_round_trip():
         model.from_arrays({"w": np.zeros(3)})
 
 
+_NUMBERS = np.arange(200)
+CLOSED_OVER = [  # arrays whose bytes have decimal digits only, in hexadecimal
+    (_NUMBERS % 10).astype(np.int32),
+    (_NUMBERS % 7).astype(np.int32),
+    _NUMBERS % 2 == 0,
+    _NUMBERS % 2 == 1,
+    np.where(_NUMBERS % 2, 2, 0).astype(np.float32),
+    np.where(_NUMBERS % 3, 2, 0).astype(np.float32),
+]
+
+
+def weighted_by(weights):
+    return lambda p, e, k: loss(p, e, k) + (p["layers"][0]["b"][0] * weights).sum()
+
+
 def test_description_follows_the_model():
     first = make_model().describe()
     assert first == make_model().describe()
@@ -489,6 +504,7 @@ def test_description_follows_the_model():
         make_model(trainable=lambda path: path != "layers/0/b"),
         make_model(parameters=make_parameters(1), trainable=lambda path: path != "layers/0/w"),
         make_model(microbatch=4),
+        *(make_model(loss=weighted_by(weights)) for weights in CLOSED_OVER),
     ]
     described = [model.describe() for model in others]
     assert all(one != other for number, one in enumerate([first, *described]) for other in described[number:])

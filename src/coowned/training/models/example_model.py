@@ -25,7 +25,7 @@ MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
 _KEPT = 4  # times the memory of a microbatch: what threads have freed may stay with the allocator
 _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
+_ADDRESS = re.compile(r"""(?<!["<])0x[0-9a-f]{6,}\b""")  # of an object in memory; "0x...": the bytes of a constant
 Arrays = Mapping[str, Any]
 STAND_IN_ENTRIES = (
     ExampleColumn(name="coordinate", column="coordinate", whole=True),
