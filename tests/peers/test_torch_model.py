@@ -158,6 +158,87 @@ def test_a_copy_adds_the_same_in_any_company_in_torch(torch):
         assert same({name: everybody[name] - without[name] for name in alone}, alone)
 
 
+def with_words(torch, **changes):
+    """A model that looks up one of ten words, and a batch of 20 that has a word for each row."""
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(10, 5), torch.nn.Linear(5, 3)
+
+        def forward(self, example):
+            return self.head(self.words(example["word"]) + example["x"])
+
+    def of_words(module, example):
+        return torch.nn.functional.cross_entropy(module(example), example["label"])
+
+    def probabilities(module, example):
+        return torch.softmax(module(example), -1)
+
+    torch.manual_seed(0)
+    settings = {"module": Words(), "loss": of_words, "predict": probabilities, "microbatch": 8} | changes
+    schema = SCHEMA.append(pa.field("word", pa.int64()))
+    batch = make_batch(20) | {"word": np.arange(20, dtype=np.int32) % 10}
+    return make_model(torch, schema=schema, **settings), batch
+
+
+@pytest.mark.peers
+def test_rows_that_raise_add_nothing(torch, capfd):
+    (model, batch), raising = with_words(torch), [1, 9, 10, 19]
+    kept, everything, own = ~np.isin(np.arange(20), raising), np.ones(20, bool), model.initial()
+    expected, plain = sums(model, batch, kept), model.gradient_sum(own, batch, kept)
+    before = (*model.losses(own, batch), *model.predict(own, batch))
+    batch["word"][raising] = [50, -1, 10, 2**31 - 1]
+    with pytest.raises(IndexError):
+        model._program(8)(model._all_parameters(), {name: array[:8] for name, array in model._rows(batch).items()})
+    found = sums(model, batch)
+    assert same(found[0], expected[0])
+    assert found[1] == expected[1]
+    for name, array in model.gradient_sum(own, batch, everything).items():
+        np.testing.assert_allclose(array, plain[name], rtol=1e-5, atol=1e-5)
+    after = (*model.losses(own, batch), *model.predict(own, batch))
+    assert all((now[kept] == then[kept]).all() for now, then in zip(after, before, strict=True))
+    assert np.isnan(after[0][raising]).all()  # losses
+    assert np.isnan(after[3][raising]).all()  # probabilities
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.peers
+def test_errors_of_the_model_are_reported(torch, monkeypatch):
+    from coowned import interrupts
+
+    def wrong(module, example):
+        return module.words(example["word"] + 10).sum()
+
+    with pytest.raises(IndexError):
+        sums(*with_words(torch, loss=wrong, predict=None))
+
+    model, batch = with_words(torch)
+    model.check_independence()
+    rows = {name: array[:8] for name, array in model._rows(batch).items()}
+    for error in (MemoryError, KeyboardInterrupt, SystemExit):
+
+        def failing(parameters, rows, error=error):
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setitem(model._programs, 8, failing)
+            with pytest.raises(error):
+                model._program_for_data()({}, rows)
+
+    def short_of_memory(parameters, rows):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")  # whatever the rows are
+
+    with monkeypatch.context() as patched:
+        patched.setitem(model._programs, 8, short_of_memory)
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            model._program_for_data()({}, rows)
+    batch["word"][3] = 50
+    monkeypatch.setattr(interrupts, "_received", [2])  # its exception was lost, or ended as another
+    with pytest.raises(KeyboardInterrupt):
+        sums(model, batch)
+
+
 @pytest.mark.peers
 def test_frozen_parameters_stay(torch):
     module = make_module(torch)

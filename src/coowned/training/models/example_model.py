@@ -121,7 +121,7 @@ class ExampleModel:
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         self.check_independence()
         return sums_of_members(
-            self._gradients if devices else self._program(self.rows_at_once),
+            self._gradients if devices else self._program_for_data(),
             self._placed,
             parameters,
             self._rows(batch),
@@ -258,6 +258,10 @@ class ExampleModel:
             keep_compiled_programs()
             self._programs[rows] = self._gradients.lower(self._all_parameters(), self._made_up(rows)).compile()
         return self._programs[rows]
+
+    def _program_for_data(self) -> Any:
+        """The program of a microbatch, for rows that need not be as harmless as made-up ones."""
+        return self._program(self.rows_at_once)
 
     # ---- checks before training, on made-up data of the data's shapes
 
