@@ -327,7 +327,7 @@ def tensors(arrays: Arrays) -> dict[str, Any]:
 
 
 def _attempt(compute: Callable[[Arrays], Any], rows: Arrays) -> Any:
-    """What `compute` gives, or None if it raises: an interrupt and missing memory are raised on, not taken for content."""
+    """What `compute` gives, or None if it raises; an interrupt and missing memory do not count, and are raised on."""
     try:
         return compute(rows)
     except MemoryError:
