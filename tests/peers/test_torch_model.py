@@ -429,3 +429,76 @@ def test_rows_that_cannot_be_encoded_add_nothing(torch):
         TorchModel(module=make_module(torch), loss=loss, encode=lambda row: row["note"][0]).for_schema(SCHEMA)
     with pytest.raises(InputError, match="no column 'body'"):
         TorchModel(module=make_module(torch), loss=loss, encode=encode, encode_columns=["body"]).for_schema(SCHEMA)
+
+
+VOCABULARY: dict[str, int] = {}
+
+
+def number_of(word):
+    return VOCABULARY.setdefault(word, len(VOCABULARY))
+
+
+class Numbers:
+    """Numbers words in the order in which it sees them."""
+
+    def __init__(self):
+        self.seen: dict[str, int] = {}
+
+    def __call__(self, row):
+        return {"word": self.seen.setdefault(row["note"], len(self.seen))}
+
+    def of(self, row):
+        return self(row)
+
+
+def encoders_that_remember():
+    vocabulary: dict[str, int] = {}
+    last = ["", ""]
+
+    def of_the_row_before(row):
+        last[:] = last[1], row["note"]
+        return {"word": len(last[0])}
+
+    def counted(row, seen=[0]):  # noqa: B006
+        seen[0] += 1
+        return {"word": seen[0]}
+
+    return {
+        "around it": lambda row: {"word": vocabulary.setdefault(row["note"], len(vocabulary))},
+        "global": lambda row: {"word": VOCABULARY.setdefault(row["note"], len(VOCABULARY))},
+        "of a helper": lambda row: {"word": number_of(row["note"])},
+        "of its object": Numbers(),
+        "of a method": Numbers().of,
+        "the row before": of_the_row_before,
+        "a counter": counted,
+    }
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", encoders_that_remember())
+def test_an_encoder_that_remembers_is_refused(torch, kind):
+    import coowned as co
+    from coowned.torch import TorchModel
+
+    def table_by(encode):
+        module = torch.nn.Embedding(100, 1)
+        spec = TorchModel(
+            module=module, loss=lambda m, e: m(e["word"]).sum(), encode=encode, encode_columns=["note"], columns=[]
+        )
+        return spec.table(examples, spec.for_schema(examples.payload.schema))
+
+    notes = [f"{'word ' * (i % 7)}{i % 50}" for i in range(200)]
+    examples = co.from_table({"users": [["u"]] * 200, "note": notes})
+    VOCABULARY.clear()
+    with pytest.raises(InputError, match=r"keeps what it has seen .* This is about the code, not about that row"):
+        table_by(encoders_that_remember()[kind])
+
+    fixed, cache = {note: number for number, note in enumerate(dict.fromkeys(notes))}, {}
+
+    def remembers_harmlessly(row):
+        if row["note"] not in cache:
+            cache[row["note"]] = fixed.get(row["note"], 99)
+        return {"word": cache[row["note"]]}
+
+    assert table_by(remembers_harmlessly).arrays["word"].tolist() == [fixed[note] for note in notes]
+    assert len(cache) == len(fixed) + 1

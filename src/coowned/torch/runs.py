@@ -92,8 +92,8 @@ def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
     `plan.batch_size`, once: two loops over one plan are two releases with the same coins, which no sum of two claims
     covers. The batches are secret: published, they void the claim.
 
-    The claim is for ideal noise. `train` and `fit` release exactly that, as integers; a loop that adds noise in floating
-    point does not: which floats can come out depends on the sum that the noise is added to, and may tell it.
+    The claim is for ideal noise. `train` and `fit` release exactly that, as integers. A loop that adds noise in
+    floating point does not: which floats can come out depends on the sum that the noise is added to, and may reveal it.
 
     Guarantees:
       - What the claim rests on is recounted first, as `train` does; a selection without its graph is refused.
