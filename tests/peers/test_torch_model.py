@@ -158,6 +158,32 @@ def test_a_copy_adds_the_same_in_any_company_in_torch(torch):
         assert same({name: everybody[name] - without[name] for name in alone}, alone)
 
 
+@pytest.mark.peers
+@pytest.mark.parametrize("microbatch", [None, 13])
+def test_a_copy_adds_the_same_in_any_place_in_torch(torch, microbatch):
+    torch.manual_seed(0)
+    widths = ((1000, 10), (10, 10), (10, 1))
+    module = torch.nn.Sequential(*(layer for w in widths for layer in (torch.nn.Linear(*w), torch.nn.Tanh())))
+    schema = pa.schema({"x": pa.list_(pa.float32(), 1000), "t": pa.float32()})
+    model = make_model(
+        torch,
+        schema=schema,
+        module=module,
+        loss=lambda m, e: (m(e["x"])[0] - e["t"]) ** 2,
+        predict=None,
+        microbatch=microbatch,
+    )
+    generator = np.random.default_rng(0)
+    x, t = generator.normal(size=(150, 1000)).astype(np.float32), generator.normal(size=150).astype(np.float32)
+    batch = make_batch(150) | {"x": x, "t": t}
+    everybody = sums(model, batch, clip_norm=1000.0)[0]
+    for leaver in (0, 60):
+        alone = sums(model, batch, np.arange(150) == leaver, 1000.0)[0]
+        others = {name: np.delete(array, leaver, axis=0) for name, array in batch.items()}  # all after it move up
+        without = sums(model, others, clip_norm=1000.0)[0]
+        assert same({name: everybody[name] - without[name] for name in alone}, alone)
+
+
 def with_words(torch, **changes):
     """A model that looks up one of ten words, and a batch of 20 that has a word for each row."""
 

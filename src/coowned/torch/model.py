@@ -155,7 +155,7 @@ class TorchModel(ExampleSpecification):
                     name = getattr(self.encode, "__qualname__", type(self.encode).__name__)
                     raise InputError(
                         f"encode ({name}) gave something else for a row when rows came in another order: it keeps what "
-                        "it has seen (a vocabulary that grows, a counter) or draws random numbers, so that one person's "
+                        "it has seen (a vocabulary that grows, a counter) or draws random numbers: one person's "
                         "text changes what another's becomes. This is about the code, not about that row: fix "
                         "vocabulary and seeds before reading data"
                     )

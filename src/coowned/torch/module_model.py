@@ -40,7 +40,8 @@ class ModuleModel(ExampleModel):
       - The clipped sum is that of the examples' own gradients, as JAX and Opacus have them.
         (test_sums_are_those_of_jax, test_gradients_are_those_of_opacus)
       - A copy's gradient does not depend on others: found out on made-up data before training.
-        (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch)
+        (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch,
+        test_a_copy_adds_the_same_in_any_place_in_torch)
       - A row for which the loss or the module raises (an index out of range) adds exactly zero and stops nothing; it
         has no loss and no prediction. What made-up rows raise too is reported, and memory that is missing.
         (test_rows_that_raise_add_nothing, test_errors_of_the_model_are_reported)
