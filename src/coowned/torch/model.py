@@ -148,9 +148,9 @@ class TorchModel(ExampleSpecification):
         for encode in (self.encode, as_it_was):
             for number, row in zip(again.tolist(), rows, strict=True):
                 encoded = _fitting(encode, row, wanted)
+                found = {name: np.zeros_like(array[number]) for name, array in arrays.items()} | (encoded or {})
                 if (encoded is not None) != usable[number] or any(
-                    encoded[name].tobytes() != array[number].tobytes()
-                    for name, array in (arrays.items() if encoded is not None else ())
+                    found[name].tobytes() != array[number].tobytes() for name, array in arrays.items()
                 ):
                     name = getattr(self.encode, "__qualname__", type(self.encode).__name__)
                     raise InputError(

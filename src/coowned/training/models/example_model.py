@@ -357,12 +357,11 @@ class ExampleModel:
         size = self.rows_at_once
         batch, gradients, generator = self._made_up(size), self._program(size), np.random.default_rng(0)
         for distance in (0.0, 0.1):  # from where training starts, which may have zeros, and so nothing to add
-            parameters = self._placed(
-                {
-                    name: np.float32(array + distance * generator.standard_normal(array.shape))[None]
-                    for name, array in self.tree.trained.items()
-                }
-            )
+            near = {
+                name: np.asarray(array + distance * generator.standard_normal(array.shape), np.float32)
+                for name, array in self.tree.trained.items()
+            }
+            parameters = self._placed({name: array[None] for name, array in near.items()})
             usual = _on_host(gradients(parameters, batch))
             for shift in (2**exponent for exponent in range((size - 1).bit_length())):
                 moved = _on_host(gradients(parameters, {name: np.roll(a, shift, axis=0) for name, a in batch.items()}))
