@@ -25,10 +25,12 @@ from coowned.errors import InputError
 
 _ADDRESS = re.compile(r"^[^\s@<>,;]+@[^\s@<>,;]+$")
 _BRACKETED = re.compile(r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$")
+_AND = re.compile(r"@.*[,;|<>]", re.DOTALL)  # before a bracketed address: it may be the last one of several
 # A local part of nothing but dots, or with nothing but dots before its tag, is left as it is: who it names is unknown.
 _PLAIN = r"^[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)*$"  # nothing to unwrap
 # Invisible characters that are not spaces: zero-width and directional marks, variation selectors, controls.
 _INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}]--\s]"
+_TWO_ADDRESSES = r"(?s)[^\s@<>,;|]@[^\s@<>,;|]+[\s<>,;|](?:.*[\s<>,;|])?[^\s@<>,;|]+@[^\s@<>,;|]"
 _ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
 _DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
 _TAGGED = r"^([^+@]*[^+@.][^+@]*)\+[^@]*@"
@@ -325,6 +327,7 @@ def _unwrap_address(keys: pl.Series) -> pl.Series:
 def _address_in(key: str) -> str:
     """The one address that a key names; the key itself where it names none or several."""
     bracketed = _BRACKETED.search(key)
+    bracketed = None if bracketed and _AND.search(key, 0, bracketed.start()) else bracketed
     found = {bracketed[1]} if bracketed else set(parse_addresses(key).addresses)
     address = found.pop() if len(found) == 1 else key
     return _address_in(address) if len(address) < len(key) and _ADDRESS.fullmatch(address) else key
@@ -343,6 +346,29 @@ def split_addresses(spellings: pl.Series) -> tuple[np.ndarray, pl.Series]:
         names[row] = list(parse_addresses(names[row][0]).addresses) or names[row]
     ends = np.concatenate([[0], np.cumsum([len(entry) for entry in names], dtype=np.int64)])
     return ends, pl.Series([name for entry in names for name in entry], dtype=pl.String)
+
+
+def names_two_addresses(keys: pl.Series) -> pl.Series:
+    """Whether a canonical key contains two mail addresses, one after the other.
+
+    >>> names_two_addresses(pl.Series(["ann@x.org, bob@x.org", "ann@x.org", "@ann@x.org", "ann, bob"])).to_list()
+    [True, False, False, False]
+    """
+    return keys.str.contains("@", literal=True) & keys.str.contains(_TWO_ADDRESSES)
+
+
+def lists_others(keys: pl.Series, rules: UserKeyRules) -> pl.Series:
+    """The keys with a part, at commas, semicolons or bars, that is itself another of the keys.
+
+    >>> lists_others(pl.Series(["ann; bob", "ann", "bob;ann", "lee, carol"]), UserKeyRules()).to_list()
+    ['ann; bob', 'bob;ann']
+    """
+    lists = keys.filter(keys.str.contains(r"[,;|]"))
+    if lists.is_empty():
+        return lists
+    parts = pl.DataFrame({"key": lists, "part": lists.str.extract_all(r"[^,;|]+")}).explode("part").drop_nulls()
+    found = rules.canonical(parts["part"].str.strip_chars()).is_in(keys.implode())
+    return parts["key"].filter(found).unique(maintain_order=True)
 
 
 def _last_name_last(names: pl.Series) -> pl.Series:
