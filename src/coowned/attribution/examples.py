@@ -19,9 +19,10 @@ from coowned.attribution.user_keys import (
     Aliases,
     UserKeyRules,
     UserMapping,
+    among,
     lists_others,
-    names_two_addresses,
     split_addresses,
+    with_two_addresses,
 )
 from coowned.errors import InputError
 
@@ -263,9 +264,8 @@ def attribute(
     spelling_indptr, spelling_users = _expand(name_ends, np.arange(len(keys)), key_ends, key_users)
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
     user_names = pl.Series(key_array)
-    several = names_two_addresses(user_names)
-    if addresses is not False and several.any():
-        entry = first_true(several.to_numpy()[spelling_users])
+    if addresses is not False and len(several := with_two_addresses(user_names)):
+        entry = first_true(np.isin(spelling_users, several.to_numpy()))
         spelling = int(np.searchsorted(spelling_indptr, entry, side="right")) - 1
         row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
         raise InputError(
@@ -368,7 +368,7 @@ def _unused_aliases(keys: pl.Series, aliases: Aliases | None, rules: UserKeyRule
         return 0
     of_others = [user for key, users in aliases.users_of.items() for user in users if user != key]
     own = rules.canonical(pl.Series(list(aliases.users_of), dtype=pl.String)).unique()
-    used = own.is_in(keys.implode()) | own.is_in(rules.canonical(pl.Series(of_others, dtype=pl.String)).implode())
+    used = among(own, keys) | among(own, rules.canonical(pl.Series(of_others, dtype=pl.String)))
     return int((~used).sum())
 
 
@@ -376,7 +376,7 @@ def _doubtful_keys(keys: pl.Series, rules: UserKeyRules) -> dict[str, int]:
     """Counts of keys to review: they may not be people, or may be duplicates of one person."""
     missing = int(keys.is_in(_MISSING).sum())
     decimals = keys.filter(keys.str.contains(r"^\d+\.0+$"))
-    numbers = int(decimals.str.replace(r"\.0+$", "").is_in(keys.implode()).sum())
+    numbers = int(among(decimals.str.replace(r"\.0+$", ""), keys).sum()) if len(decimals) else 0
     counts = {
         "users_named_like_a_missing_value": missing,
         "users_that_are_one_number_in_two_spellings": numbers,

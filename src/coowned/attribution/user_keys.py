@@ -30,6 +30,7 @@ _AND = re.compile(r"@.*[,;|<>]", re.DOTALL)  # before a bracketed address: it ma
 _PLAIN = r"^[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)*$"  # nothing to unwrap
 # Invisible characters that are not spaces: zero-width and directional marks, variation selectors, controls.
 _INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}]--\s]"
+_UNTIDY = r"^\s|\s$|\s\s|[\s--\x20]"  # white space that is not one space between two words
 _TWO_ADDRESSES = r"(?s)[^\s@<>,;|]@[^\s@<>,;|]+[\s<>,;|](?:.*[\s<>,;|])?[^\s@<>,;|]+@[^\s@<>,;|]"
 _ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
 _DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
@@ -97,13 +98,9 @@ class UserKeyRules:
         if self.case:
             keys = keys.str.to_lowercase()
         if self.whitespace:
-            keys = keys.str.replace_all(r"\s+", " ").str.strip_chars()
-        if self.bracketed_addresses:
-            keys = _where(keys, keys.str.contains("@", literal=True) & ~keys.str.contains(_PLAIN), _unwrap_address)
-        if self.international_domains:
-            keys = _where(keys, keys.str.contains(_ENCODED_DOMAIN), self._decode_domain)
-        if self.plus_tags or self.dots:
-            keys = _where(keys, _is_address(keys), self._canonical_address)
+            keys = _where(keys, keys.str.contains(_UNTIDY), _tidy)
+        if self.bracketed_addresses or self.international_domains or self.plus_tags or self.dots:
+            keys = _where(keys, keys.str.contains("@", literal=True), self._canonical_mention)
         if self.author_names:
             keys = self._canonical_name(keys)
         return keys
@@ -123,6 +120,16 @@ class UserKeyRules:
         result = pl.Series("key", decoded, dtype=pl.String)
         readable = _is_address(result) & ~result.str.contains(_INVISIBLE)
         return pl.select(pl.when(readable).then(result).otherwise(addresses)).to_series()
+
+    def _canonical_mention(self, keys: pl.Series) -> pl.Series:
+        """Of keys with an @, which may be addresses."""
+        if self.bracketed_addresses:
+            keys = _where(keys, ~keys.str.contains(_PLAIN), _unwrap_address)
+        if self.international_domains:
+            keys = _where(keys, keys.str.contains(_ENCODED_DOMAIN), self._decode_domain)
+        if self.plus_tags or self.dots:
+            keys = _where(keys, _is_address(keys), self._canonical_address)
+        return keys
 
     def _canonical_address(self, address: pl.Series) -> pl.Series:
         if self.plus_tags:
@@ -320,6 +327,10 @@ def _without_invisible(keys: pl.Series) -> pl.Series:
     ).to_series()
 
 
+def _tidy(keys: pl.Series) -> pl.Series:
+    return keys.str.replace_all(r"\s+", " ").str.strip_chars()
+
+
 def _unwrap_address(keys: pl.Series) -> pl.Series:
     return pl.Series("key", [_address_in(key) for key in keys], dtype=pl.String)
 
@@ -348,13 +359,14 @@ def split_addresses(spellings: pl.Series) -> tuple[np.ndarray, pl.Series]:
     return ends, pl.Series([name for entry in names for name in entry], dtype=pl.String)
 
 
-def names_two_addresses(keys: pl.Series) -> pl.Series:
-    """Whether a canonical key contains two mail addresses, one after the other.
+def with_two_addresses(keys: pl.Series) -> pl.Series:
+    """The positions of canonical keys that contain two mail addresses, one after the other.
 
-    >>> names_two_addresses(pl.Series(["ann@x.org, bob@x.org", "ann@x.org", "@ann@x.org", "ann, bob"])).to_list()
-    [True, False, False, False]
+    >>> with_two_addresses(pl.Series(["ann@x.org, bob@x.org", "ann@x.org", "@ann@x.org", "ann, bob"])).to_list()
+    [0]
     """
-    return keys.str.contains("@", literal=True) & keys.str.contains(_TWO_ADDRESSES)
+    places = keys.str.contains("@", literal=True).arg_true()
+    return places.filter(keys.gather(places).str.contains(_TWO_ADDRESSES))
 
 
 def lists_others(keys: pl.Series, rules: UserKeyRules) -> pl.Series:
@@ -367,8 +379,14 @@ def lists_others(keys: pl.Series, rules: UserKeyRules) -> pl.Series:
     if lists.is_empty():
         return lists
     parts = pl.DataFrame({"key": lists, "part": lists.str.extract_all(r"[^,;|]+")}).explode("part").drop_nulls()
-    found = rules.canonical(parts["part"].str.strip_chars()).is_in(keys.implode())
+    others = parts["part"].str.strip_chars()
+    found = among(_where(others, others.str.contains("@", literal=True), rules.canonical), keys)
     return parts["key"].filter(found).unique(maintain_order=True)
+
+
+def among(few: pl.Series, keys: pl.Series) -> pl.Series:
+    """Whether each of a few keys is one of many, of which no set is made."""
+    return few.is_in(keys.filter(keys.is_in(few.unique().implode())).implode())
 
 
 def _last_name_last(names: pl.Series) -> pl.Series:
