@@ -76,7 +76,9 @@ def test_rules_only_merge(words, few, more):
                 assert many[i] == many[j], (words[i], words[j], many[i], many[j])
 
 
-@given(st.lists(st.text(st.sampled_from("ab@ \t\n\r\x0b\x0c\x1c\x85\xa0\u1680\u2003\u2028\u3000"), max_size=7), min_size=1))
+@given(
+    st.lists(st.text(st.sampled_from("ab@ \t\n\r\x0b\x0c\x1c\x85\xa0\u1680\u2003\u2028\u3000"), max_size=7), min_size=1)
+)
 def test_runs_of_white_space_are_one_space(words):
     """By one plain replacement of every key, where the rules change only those that need it."""
     plain = pl.Series(words).str.replace_all(r"\s+", " ").str.strip_chars()
