@@ -15,7 +15,15 @@ import pyarrow.compute
 from coowned.attribution import kernels
 from coowned.attribution.graph import AttributionGraph, drop_users
 from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
-from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping, split_addresses
+from coowned.attribution.user_keys import (
+    Aliases,
+    UserKeyRules,
+    UserMapping,
+    among,
+    lists_others,
+    split_addresses,
+    with_two_addresses,
+)
 from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
@@ -222,7 +230,7 @@ def attribute(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     columns_read: Sequence[str] = (),
     notes: Mapping[str, int] | None = None,
-    addresses: bool = False,
+    addresses: bool | None = False,
     repeats: str = "repeated_rows",
     location: str | Location = "",
 ) -> AttributedExamples:
@@ -238,7 +246,8 @@ def attribute(
       aliases: an `Aliases`, or the path of its CSV file.
       columns_read: the columns that ids and users were derived from.
       notes: counts that the reader reports.
-      addresses: read each spelling that has an @ as an address header, which may name several people.
+      addresses: read each spelling that has an @ as an address header, which may name several people; None: it is not
+        known whether one does, and a user with two addresses is an error. With False that is one user.
       repeats: the name of the note that counts rows which repeat an id, if there are any; empty for no note.
       location: what to call the source in errors.
     """
@@ -257,12 +266,25 @@ def attribute(
         spelling = int(np.searchsorted(name_ends, blank[0], side="right")) - 1
         row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
         raise InputError(f"{where}blank user in {column} at {where.row(row)}; fill it in or remove the entry")
-    key_ends, key_users, key_array = _number_keys(keys, aliases, rules)
+    known = read_aliases(aliases)
+    key_ends, key_users, key_array = _number_keys(keys, known, rules)
     spelling_indptr, spelling_users = _expand(name_ends, np.arange(len(keys)), key_ends, key_users)
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
+    user_names = pl.Series(key_array)
+    if addresses is not False and len(several := with_two_addresses(user_names)):
+        entry = first_true(np.isin(spelling_users, several.to_numpy()))
+        spelling = int(np.searchsorted(spelling_indptr, entry, side="right")) - 1
+        row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
+        raise InputError(
+            f"{where}one user with two addresses in {column} at {where.row(row)}; give separator= (--separator), the "
+            "text between two users of a cell, or addresses=True (--addresses) if cells are written as in mail; "
+            "addresses=False (--no-addresses) makes it one user"
+        )
     name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
     ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
-    found = {**(notes or {}), **_doubtful_keys(pl.Series(key_array))}
+    found = {**(notes or {}), **_doubtful_keys(user_names, rules)}
+    if unused := _unused_aliases(keys, known, rules):
+        found["aliases_that_match_no_user"] = unused
     if ids is not None and pl.Series(ids).n_unique() < len(ids):
         rows = len(ids)
         empty = np.flatnonzero((pl.Series(ids).cast(pl.String) == "").to_numpy())
@@ -334,26 +356,39 @@ def _merge_copies(
 
 
 def _number_keys(
-    keys: pl.Series, aliases: Aliases | str | os.PathLike[str] | None, rules: UserKeyRules
+    keys: pl.Series, aliases: Aliases | None, rules: UserKeyRules
 ) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     """The users of each spelling, as compressed rows of labels, and the (users,) keys."""
-    known = read_aliases(aliases)
-    if known is None:
+    if aliases is None:
         encoded = keys.to_arrow().cast(pa.large_string()).dictionary_encode()
         return np.arange(len(keys) + 1), np.asarray(encoded.indices), encoded.dictionary
-    resolved = known.canonical(rules).users_of
+    resolved = aliases.canonical(rules).users_of
     lists = [resolved.get(key, (key,)) for key in keys.to_list()]
     counts = np.fromiter((len(entry) for entry in lists), dtype=np.int64, count=len(lists))
     flat = pa.array([user for entry in lists for user in entry], pa.large_string()).dictionary_encode()
     return np.concatenate([[0], np.cumsum(counts)]), np.asarray(flat.indices), flat.dictionary
 
 
-def _doubtful_keys(keys: pl.Series) -> dict[str, int]:
+def _unused_aliases(keys: pl.Series, aliases: Aliases | None, rules: UserKeyRules) -> int:
+    """How many aliases have a key that neither the data nor another alias have: perhaps misspelled ones."""
+    if aliases is None:
+        return 0
+    of_others = [user for key, users in aliases.users_of.items() for user in users if user != key]
+    own = rules.canonical(pl.Series(list(aliases.users_of), dtype=pl.String)).unique()
+    used = among(own, keys) | among(own, rules.canonical(pl.Series(of_others, dtype=pl.String)))
+    return int((~used).sum())
+
+
+def _doubtful_keys(keys: pl.Series, rules: UserKeyRules) -> dict[str, int]:
     """Counts of keys to review: they may not be people, or may be duplicates of one person."""
     missing = int(keys.is_in(_MISSING).sum())
     decimals = keys.filter(keys.str.contains(r"^\d+\.0+$"))
-    numbers = int(decimals.str.replace(r"\.0+$", "").is_in(keys.implode()).sum())
-    counts = {"users_named_like_a_missing_value": missing, "users_that_are_one_number_in_two_spellings": numbers}
+    numbers = int(among(decimals.str.replace(r"\.0+$", ""), keys).sum()) if len(decimals) else 0
+    counts = {
+        "users_named_like_a_missing_value": missing,
+        "users_that_are_one_number_in_two_spellings": numbers,
+        "users_with_other_users_in_their_key": len(lists_others(keys, rules)),
+    }
     return {name: count for name, count in counts.items() if count}
 
 

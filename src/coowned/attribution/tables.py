@@ -58,12 +58,13 @@ def from_table(
       user_keys: the rules that make keys of spellings; `UserKeyRules()` by default, which merges on the safe side.
       aliases: an `Aliases`, or the path of a CSV file `key,user`.
       addresses: the user columns hold mail addresses, perhaps several in a cell; by default where a column's name says
-        so ("to", "sender", "email", ...).
+        so ("to", "sender", "email", ...). In other columns a user with two addresses is an error, unless this is False.
       name: what errors call the table.
 
     Guarantees:
       - One example per row, in row order, for every kind of table.   (test_every_kind_of_table)
       - Rows with one id are one example with the users of all.        (test_copies_of_an_example_are_one)
+      - Two addresses are no user, unless addresses=False was said.    (test_two_addresses_are_no_user)
 
     Example:
       >>> examples = from_table({"sender": ["Ann", "Bob"], "to": ["bob; carol", ""]}, ["sender", "to"], separator=";")
@@ -133,7 +134,7 @@ def attribute_table(
         user_keys=user_keys,
         aliases=aliases,
         columns_read=[*([] if example_id is None else [example_id]), *columns],
-        addresses=options.has_addresses() and (user_keys or UserKeyRules()).bracketed_addresses,
+        addresses=(user_keys or UserKeyRules()).bracketed_addresses and (options.has_addresses() or options.addresses),
         repeats="" if pairs else "repeated_rows",
         location=where,
     )

@@ -237,7 +237,7 @@ def _prepare_files(
 ) -> None:
     folder.prepare("S.parquet", encode_selection(graph, plan.selected))
     folder.prepare("config.toml", text.encode(), mode=0o644)
-    folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode(), mode=0o644)
+    folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode())  # graph statistics
     claim = guarantee_text(plan.guarantee, plan.mechanism, public=plan.public)
     folder.prepare("guarantee.json", claim.encode(), mode=0o644)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
