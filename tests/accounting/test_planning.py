@@ -11,6 +11,7 @@ from coowned.accounting.planning import Plan, default_bounds, plan
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.registry import MECHANISMS, Entry
 from coowned.selection.registry import selector_class
 
 TARGET = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 64, "iterations": 20, "adjacency": "zero-out"}
@@ -269,3 +270,17 @@ def test_large_delta_of_a_plan():
     assert found.advice[0].startswith("Warning: delta 0.01 is above 1 / (users")
     with pytest.raises(InputError, match="allow-large-delta"):
         plan(graph, delta=0.1, contribution_bounds=(1,), mechanism="poisson", **settings)
+
+
+def test_nothing_to_try_is_refused(regular_graph, monkeypatch):
+    monkeypatch.setitem(MECHANISMS, "my", Entry("my_package.My", "my mechanism"))
+    with pytest.raises(
+        InputError, match="nothing to try for mechanism 'my' with 3 selectors, 5 bounds and 1 batch size"
+    ):
+        plan(regular_graph, mechanism="my", **TARGET)
+    for nothing in ({"selectors": ()}, {"contribution_bounds": ()}):
+        with pytest.raises(InputError, match="nothing to try for mechanism 'poisson'"):
+            plan(regular_graph, mechanism="poisson", **nothing, **TARGET)
+    for make in (lambda: Plan.from_json("[]"), lambda: Plan(choices=(), advice=())):
+        with pytest.raises(InputError, match="needs at least one choice; plan again"):
+            make()

@@ -377,6 +377,12 @@ class GroupedMechanism(BandedMechanism):
         return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
 
 
+def check_mechanism(mechanism: Any) -> None:
+    """Refuses what is not a mechanism."""
+    if not isinstance(mechanism, Mechanism):
+        raise InputError(f"{type(mechanism).__name__} is not a mechanism; use PoissonSampling.from_certificate")
+
+
 def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:
     """The certified contribution bound; with `protects`, refused where there is nobody to protect."""
     if not isinstance(certificate, ContributionCertificate):
