@@ -272,6 +272,23 @@ def test_large_delta_of_a_plan():
         plan(graph, delta=0.1, contribution_bounds=(1,), mechanism="poisson", **settings)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"size": ', '"size": "many", "was": ', r"\[0\] has no key 'was'"),
+        ('"mechanism": "poisson"', '"mechanism": 3', r"\[0\]\.mechanism must be a string, not 3; plan again"),
+        ('"delta": 1e-06', '"delta": "small"', r"\[0\]\.delta must be a number, not 'small'; plan again"),
+        ('"unit": ', '"units": ', r"\[0\] has no key 'units'; did you mean 'unit'"),
+        ("[", "{", "is not JSON"),
+    ],
+)
+def test_a_damaged_plan_is_refused_by_the_field(made, old, new, message):
+    text = made.to_json()
+    assert old in text
+    with pytest.raises(InputError, match=f"^plan: {message}"):
+        Plan.from_json(text.replace(old, new, 1))
+
+
 def test_nothing_to_try_is_refused(regular_graph, monkeypatch):
     monkeypatch.setitem(MECHANISMS, "my", Entry("my_package.My", "my mechanism"))
     with pytest.raises(

@@ -1,13 +1,13 @@
 """One row of a plan, all of them, which is the best, what its noise means, and what would lower it."""
 
 import dataclasses
-import json
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, GOOD, SignalToNoise
 from coowned.attribution.graph import AttributionGraph
@@ -98,15 +98,13 @@ class Plan:
 
     def to_json(self) -> str:
         """The rows, as `coowned plan -o` writes them."""
-        return json.dumps(self.to_rows(), indent=2)
+        return codec.encode_json(self.to_rows(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Reads the rows back; advice is not stored."""
-        try:
-            return cls(choices=tuple(Choice(**row) for row in json.loads(text)), advice=())
-        except (ValueError, TypeError) as error:
-            raise InputError(f"not a plan ({error}); plan again") from None
+        choices = codec.decode_json(tuple[Choice, ...], text, name="plan", remedy="plan again")
+        return cls(choices=choices, advice=())
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(choice) for choice in self.choices]
