@@ -86,6 +86,12 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
             mechanism.for_copies(1, group=0)
 
 
+def test_sizes_are_needed(greedy_certificate):
+    for kind in (PoissonSampling, RandomAllocation):
+        with pytest.raises(InputError, match=f"^The mechanism '{kind.kind}' needs batch_size and iterations"):
+            kind.from_certificate(greedy_certificate)
+
+
 def test_words_are_unique():
     words = [word for mechanism in mechanisms() for word in {mechanism.kind, mechanism.training_kind}]
     assert len(set(words)) == len(words)

@@ -47,7 +47,7 @@ def run(
         coowned certify hdfs://head/pairs.parquet hdfs://head/S.parquet --user user_id \\
             --example-id example_id --engine spark --master spark://head:7077
     """
-    from coowned.certificate import certificate_for
+    from coowned.certificate import certificate_for, separation_in_words
 
     run_folder = _run_folder(selection)
     certificate_path = certificate or (
@@ -74,8 +74,8 @@ def run(
         show.line(recount.to_json())
         return
     show.line(f"holds: {counted(claim.size, 'copy', 'copies')}, no user in more than {claim.contribution_bound:,}")
-    if claim.min_separation is not None:
-        show.line(f"holds: any {claim.min_separation:,} consecutive batches hold at most one copy of each user")
+    if claim.min_separation:
+        show.line(f"holds: {separation_in_words(claim.min_separation)}")
     show.line(f"graph {claim.graph_digest}")
     show.line(f"selection {claim.selection_digest}")
 

@@ -101,15 +101,15 @@ class Mechanism(abc.ABC):
           protects: False for training without a guarantee, where the certificate may find nobody to protect.
           settings: further fields of the mechanism.
         """
-        bound, kind = bound_for(certificate, protects=protects), cls.kind.capitalize()
+        bound = bound_for(certificate, protects=protects)
         if not cls.needs_schedule and (batch_size is None or iterations is None):
-            raise InputError(f"{kind} sampling needs batch_size and iterations (--batch-size, --iterations)")
+            raise InputError(f"The mechanism {cls.kind!r} needs batch_size and iterations (--batch-size, --iterations)")
         if batch_size is not None:
             validate.positive(batch_size=batch_size)
         fields = cls._certified_fields(certificate, batch_size)
         if num_bands not in (None, fields.get("num_bands", 1)):
             if "num_bands" not in fields:
-                raise InputError(f"{kind} sampling has independent noise; remove num_bands or use another mechanism")
+                raise InputError(f"The mechanism {cls.kind!r} has independent noise; remove num_bands or use another")
             fields["num_bands"] = num_bands
         for name, value in (("batch_size", batch_size), ("iterations", iterations)):
             if value not in (None, fields.setdefault(name, value)):
