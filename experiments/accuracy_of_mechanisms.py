@@ -10,7 +10,6 @@ import polars as pl
 
 import coowned as co
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.random_allocation import RandomAllocation
 from coowned.synthetic.logistic_data import LogisticData
 from experiments.framework import logistic
 from experiments.framework.graphs import real_graph
@@ -65,9 +64,7 @@ def run(point: Point) -> Row:
     trained = logistic.tuned_in_world(setting, seed=point["seed"])
     strategy = mechanism.check_strategy(None)
     factor = 1.0 if strategy is None else strategy.error_factor()
-    drawn = point["batch_size"]
-    if isinstance(mechanism, RandomAllocation):  # its rounds have more or fewer copies than coins would draw
-        drawn = selected.size / mechanism.num_groups / mechanism.rounds_per_epoch
+    drawn = point["batch_size"] * mechanism.drawn_share(co.certify(data.graph, selected))
     scale = factor * math.sqrt((point["iterations"] + 1) / 2) / drawn
     return {"epsilon": list(epsilons), "error": [noise * scale for noise in trained["noise_multiplier"]]} | trained
 

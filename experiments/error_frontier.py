@@ -11,7 +11,6 @@ import polars as pl
 import coowned as co
 from coowned.errors import InfeasibleScheduleError
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.random_allocation import RandomAllocation
 from experiments.framework.graphs import real_graph
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict
@@ -65,10 +64,8 @@ def run(point: Point) -> Row:
         return {"epsilon": [], "noise_multiplier": [], "error": [], "num_distinct": 0, "recounted_bound": None}
     strategy = mechanism.check_strategy(None)
     factor = 1.0 if strategy is None else strategy.error_factor()
+    factor /= mechanism.drawn_share(co.certify(graph, selected))  # batches may be larger or smaller than coins draw
     noise = [co.calibrate(mechanism, epsilon=e, delta=DELTA, adjacency="zero-out") for e in EPSILONS]
-    if isinstance(mechanism, RandomAllocation):  # its rounds have more or fewer copies than coins would draw
-        group = selected.size / mechanism.num_groups
-        factor /= group / mechanism.rounds_per_epoch / min(point["batch_size"], group)
     return {
         "epsilon": list(EPSILONS),
         "noise_multiplier": noise,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coowned.codec import checksum, decode_json, decode_toml, encode_json, encode_toml, nearest
+from coowned.codec import checksum, decode_json, decode_toml, encode_json, encode_toml
 from coowned.errors import ConfigError, InputError
 
 
@@ -198,11 +198,6 @@ def test_encoding_refuses_nan():
 
 def test_checksum_does_not_depend_on_order():
     assert checksum({"a": 1, "b": (2, 3)}) == checksum({"b": [2, 3], "a": 1}) != checksum({"a": 1, "b": [3, 2]})
-
-
-def test_nearest():
-    assert nearest("steam", ["local", "spark"]) == "; choose local or spark"
-    assert nearest("x", []) == ""
 
 
 def test_toml_round_trip():

@@ -54,6 +54,8 @@ def test_one_of_lists_the_choices():
     for wrong in ("Hash", None, 3, np.array(["hash"])):
         with pytest.raises(InputError, match="ties must be one of 'hash', 'input', not"):
             validate.one_of(("hash", "input"), ties=wrong)
+    with pytest.raises(InputError, match=r"not 'inputs'; did you mean 'input'\?$"):
+        validate.one_of(("hash", "input"), ties="inputs")
 
 
 def test_same_length_and_seed():

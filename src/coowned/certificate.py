@@ -16,6 +16,7 @@ from coowned.attribution import digest as digests
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import is_text, utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.progress import counted
 from coowned.selection.selector import Schedule, Selection
 
 FORMAT = "coowned-certificate-2"  # 1 had digests of version 1
@@ -181,6 +182,18 @@ def certificate_path_of(selection: Path) -> Path:
     return selection.with_name(f"{selection.stem}.certificate.json")
 
 
+def separation_in_words(min_separation: int) -> str:
+    """What a min separation of at least 1 says of a schedule.
+
+    >>> separation_in_words(1)
+    'every batch holds at most one copy of each user'
+    >>> separation_in_words(3)
+    'any 3 consecutive batches hold at most one copy of each user'
+    """
+    batches = "every batch holds" if min_separation == 1 else f"any {min_separation:,} consecutive batches hold"
+    return f"{batches} at most one copy of each user"
+
+
 def certify(graph: AttributionGraph, selected: Selection | Schedule) -> ContributionCertificate:
     """Recounts a selection or a schedule on its graph.
 
@@ -276,8 +289,8 @@ def _count_groups(graph: AttributionGraph, selected: Selection | Schedule, per_u
     if len(divided):
         user = int(divided[0])
         raise UncertifiableError(
-            f"{len(divided)} users are in more than one group (user {user} in groups {lowest[user]} and "
-            f"{highest[user]}); an example may be in a group only if all its users are"
+            f"{counted(len(divided), 'user is', 'users are')} in more than one group (user {user} in groups "
+            f"{lowest[user]} and {highest[user]}); an example may be in a group only if all its users are"
         )
     sizes = np.bincount(groups[groups >= 0], weights=copies[groups >= 0], minlength=num_groups).astype(np.int64)
     inside = highest >= 0

@@ -12,20 +12,19 @@ coowned.errors.InputError: coin.json: has no key 'sids'; did you mean 'sides'?
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from coowned.errors import CoownedError, InputError
-from coowned.progress import one_of
+from coowned.progress import did_you_mean, nearest, one_of
 
 Kind = TypeVar("Kind")
 Path = tuple[str | int, ...]
@@ -159,21 +158,6 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown word.
-
-    >>> nearest("epsilom", ["epsilon", "delta"])
-    "; did you mean 'epsilon'?"
-    >>> nearest("x", ["epsilon", "delta"])
-    '; choose epsilon or delta'
-    """
-    listed = [str(choice) for choice in known]
-    close = difflib.get_close_matches(word, listed, n=1, cutoff=0.7)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; choose {one_of(listed)}" if listed else ""
-
-
 def shortened(value: Any) -> str:
     """What an error shows of a value."""
     text = repr(value)
@@ -268,8 +252,7 @@ class _Reader:
     def _check_word(self, known: tuple[Any, ...], value: Any, path: Path) -> None:
         if value in known:
             return
-        close = nearest(value, known) if isinstance(value, str) and len(known) > 1 else ""
-        close = close if close.startswith("; did you mean") else ""
+        close = did_you_mean(value, map(str, known)) if isinstance(value, str) and len(known) > 1 else ""
         shown = "another word" if self.secret else repr(value)
         self.refuse(path, f"must be {one_of(map(repr, known))}, not {shown}{close}", ends=bool(close))
 

@@ -1,5 +1,6 @@
 """Progress of long work, and how durations, counts and choices are worded."""
 
+import difflib
 from collections.abc import Callable, Iterable
 
 from coowned.errors import InputError
@@ -52,3 +53,25 @@ def one_of(words: Iterable[str]) -> str:
     """
     *others, last = words
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error about a word that is nearly a known one; empty if it is near none.
+
+    >>> did_you_mean("zeroout", ["zero-out", "replace"])
+    "; did you mean 'zero-out'?"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown word.
+
+    >>> nearest("epsilom", ["epsilon", "delta"])
+    "; did you mean 'epsilon'?"
+    >>> nearest("x", ["epsilon", "delta"])
+    '; choose epsilon or delta'
+    """
+    listed = [str(choice) for choice in known]
+    return did_you_mean(word, listed) or (f"; choose {one_of(listed)}" if listed else "")

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sized
 from typing import Any
 
 from coowned.errors import InputError
+from coowned.progress import did_you_mean
 
 
 def integer(*, at_least: int, at_most: int | None = None, **named: Any) -> None:
@@ -47,11 +48,12 @@ def in_range(low: float, high: float, *, open_low: bool = False, open_high: bool
 
 
 def one_of(choices: Collection[str], **named: Any) -> None:
-    """Refuses what is not one of the named choices."""
+    """Refuses what is not one of the named choices, with the nearest of them if one is near."""
     for name, value in named.items():
         if not isinstance(value, str) or value not in choices:
             listed = ", ".join(repr(choice) for choice in choices)
-            raise InputError(f"{name} must be one of {listed}, not {value!r}")
+            close = did_you_mean(value, choices) if isinstance(value, str) else ""
+            raise InputError(f"{name} must be one of {listed}, not {value!r}{close}")
 
 
 def column_names(**named: Any) -> None:

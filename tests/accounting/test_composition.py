@@ -73,4 +73,5 @@ def test_large_delta_of_a_composition(made):
         compose([made], delta=0.1)
     allowed = compose([made], delta=0.1, allow_large_delta=True)
     assert "Warning: delta 0.1 is above 1 / (users" in allowed.statement()
+    assert ComposedGuarantee.from_json(allowed.to_json()) == allowed
     assert "Warning" not in compose([made], delta=1e-6).statement()

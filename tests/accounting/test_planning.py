@@ -11,6 +11,7 @@ from coowned.accounting.planning import Plan, default_bounds, plan
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.registry import MECHANISMS, Entry
 from coowned.selection.registry import selector_class
 
 TARGET = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 64, "iterations": 20, "adjacency": "zero-out"}
@@ -269,3 +270,34 @@ def test_large_delta_of_a_plan():
     assert found.advice[0].startswith("Warning: delta 0.01 is above 1 / (users")
     with pytest.raises(InputError, match="allow-large-delta"):
         plan(graph, delta=0.1, contribution_bounds=(1,), mechanism="poisson", **settings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"size": ', '"size": "many", "was": ', r"\[0\] has no key 'was'"),
+        ('"mechanism": "poisson"', '"mechanism": 3', r"\[0\]\.mechanism must be a string, not 3; plan again"),
+        ('"delta": 1e-06', '"delta": "small"', r"\[0\]\.delta must be a number, not 'small'; plan again"),
+        ('"unit": ', '"units": ', r"\[0\] has no key 'units'; did you mean 'unit'"),
+        ("[", "{", "is not JSON"),
+    ],
+)
+def test_a_damaged_plan_is_refused_by_the_field(made, old, new, message):
+    text = made.to_json()
+    assert old in text
+    with pytest.raises(InputError, match=f"^plan: {message}"):
+        Plan.from_json(text.replace(old, new, 1))
+
+
+def test_nothing_to_try_is_refused(regular_graph, monkeypatch):
+    monkeypatch.setitem(MECHANISMS, "my", Entry("my_package.My", "my mechanism"))
+    with pytest.raises(
+        InputError, match="nothing to try for mechanism 'my' with 3 selectors, 5 bounds and 1 batch size"
+    ):
+        plan(regular_graph, mechanism="my", **TARGET)
+    for nothing in ({"selectors": ()}, {"contribution_bounds": ()}):
+        with pytest.raises(InputError, match="nothing to try for mechanism 'poisson'"):
+            plan(regular_graph, mechanism="poisson", **nothing, **TARGET)
+    for make in (lambda: Plan.from_json("[]"), lambda: Plan(choices=(), advice=())):
+        with pytest.raises(InputError, match="needs at least one choice; plan again"):
+            make()

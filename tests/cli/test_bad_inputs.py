@@ -104,7 +104,7 @@ BAD_SETTINGS = [
     (["certify", *DATA, "S.parquet", "--certificate", "corrupt.bin"], "corrupt.bin: is not UTF-8 text"),
     (["calibrate", *CALIBRATE, *STEPS], "epsilon"),
     (["calibrate", *CALIBRATE, *STEPS, *TARGET, "--noise-multiplier", "2"], "epsilon"),
-    (["calibrate", *CALIBRATE, *TARGET], "Poisson sampling needs batch_size and iterations (--batch-size, --iterations)"),
+    (["calibrate", *CALIBRATE, *TARGET], "The mechanism 'poisson' needs batch_size and iterations (--batch-size, --iterations)"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--mechanism", "magic"], "Unknown mechanism 'magic'"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--mechanism", "min-separation"], ""),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "--num-bands", "3"], "remove num_bands"),

@@ -36,6 +36,9 @@ def test_total_of_two_runs(runs, capsys):
     total = compose(claims, delta=1e-6)
     assert total.epsilon > max(made.epsilon for made in claims)
     assert f"All 2 runs together are ({rounded_up(total.epsilon)}, 1e-06)-differentially private" in shown
+    assert "each run alone, at its own delta (unit: user, fixed graph; bound k; adjacency: zero-out)" in " ".join(
+        shown.split()
+    )
     for folder, made in zip(folders, claims, strict=True):
         assert folder in shown
         assert rounded_up(made.epsilon) in shown

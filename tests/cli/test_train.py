@@ -90,6 +90,33 @@ def test_the_whole_road(folder: Path, capsys):
         assert pl.read_parquet(place / f"{name}.parquet")["split"].unique().to_list() == [name]
 
 
+def test_s_of_a_run_is_recounted_on_its_train_split(folder: Path, capsys):
+    write(folder, ("splits = [0.8, 0.1, 0.1] ", "splits = [0.7, 0.2, 0.1] "))
+    assert go(folder) == 0
+    place = folder / "RUN"
+    check = ["certify", str(folder / "papers.parquet"), str(place / "S.parquet")]
+    check += ["--users", "users", "--example-id", "example_id"]
+    capsys.readouterr()
+    for more in ([], ["--certificate", str(place / "certificate.json")]):
+        assert run([*check, *more]) == 0
+        output = capsys.readouterr()
+        assert output.out.startswith("holds: ")
+        assert StoredRun.open(place).certificate.graph_digest in output.out
+    assert run([*check, "--engine", "spark"]) == 2
+    assert "recount it without --engine spark" in capsys.readouterr().err
+    chosen = (place / "S.parquet").read_bytes()
+    pl.read_parquet(place / "S.parquet")[1:].write_parquet(place / "S.parquet")
+    assert run(check) == 1
+    assert "S.parquet: changed since this run wrote it" in capsys.readouterr().err
+    (place / "S.parquet").write_bytes(chosen)
+    config = (place / "config.toml").read_text(encoding="utf-8")
+    (place / "config.toml").write_text(config.replace("[0.7, 0.2, 0.1]", "[0.8, 0.1, 0.1]"), encoding="utf-8")
+    assert run(check) == 1
+    reseal(place)
+    assert run(check) == 1
+    assert "another graph" in capsys.readouterr().err
+
+
 def test_cyclic_groups_of_users(folder: Path, capsys):
     cyclic = ('kind = "dp-sgd"', 'kind = "cyclic-dp-mf"')
     write(folder, cyclic)

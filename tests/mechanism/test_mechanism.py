@@ -86,11 +86,16 @@ def test_contract_of_every_mechanism(mechanism_class, graph, selected):
             mechanism.for_copies(1, group=0)
 
 
+def test_sizes_are_needed(greedy_certificate):
+    for kind in (PoissonSampling, RandomAllocation):
+        with pytest.raises(InputError, match=f"^The mechanism '{kind.kind}' needs batch_size and iterations"):
+            kind.from_certificate(greedy_certificate)
+
+
 def test_words_are_unique():
     words = [word for mechanism in mechanisms() for word in {mechanism.kind, mechanism.training_kind}]
     assert len(set(words)) == len(words)
-    assert [mechanism.kind for mechanism in mechanisms()] == list(registry.CLASSES)
-    assert list(registry.TITLES) == list(registry.CLASSES)
+    assert [mechanism.kind for mechanism in mechanisms()] == list(registry.MECHANISMS)
     with pytest.raises(InputError, match="Unknown mechanism 'magic'; choose poisson, min-separation, cyclic or random"):
         registry.mechanism_class("magic")
 

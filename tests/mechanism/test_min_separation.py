@@ -35,3 +35,14 @@ def test_two_copies_of_a_user_in_one_batch():
     mechanism = MinSeparation(contribution_bound=2, min_separation=1, num_bands=1, iterations=2)
     with pytest.raises(UncertifiableError, match="two copies of one user"):
         mechanism.check_certificate(certificate)
+
+
+def test_one_batch_and_one_band_in_words():
+    settings = {"contribution_bound": 2, "iterations": 4, "num_bands": 1}
+    one = MinSeparation(min_separation=1, **settings).describe()
+    assert one.startswith("a fixed schedule in which every batch holds at most one copy of each user, with noise ")
+    assert "correlated over 1 band (" in one
+    three = dict(settings, num_bands=3)
+    several = MinSeparation(min_separation=3, **three).describe()
+    assert "any 3 consecutive batches hold at most one copy of each user" in several
+    assert "over 3 bands (" in several

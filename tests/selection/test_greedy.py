@@ -69,6 +69,8 @@ def test_unattributed():
     assert Greedy(contribution_bound=1, unattributed="keep").select(graph).copies.tolist() == [1, 1, 0, 1]
     with pytest.raises(InputError, match="2 examples have no users"):
         Greedy(contribution_bound=1, unattributed="error").select(graph)
+    with pytest.raises(InputError, match=r"1 example has no users \(the first at index 1\)"):
+        Greedy(contribution_bound=1, unattributed="error").select(graph.subgraph([0, 1]))
     attributed = AttributionGraph.from_users_per_example([[0], [0, 1]])
     assert Greedy(contribution_bound=1, unattributed="error").select(attributed).size == 1
 

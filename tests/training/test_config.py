@@ -82,6 +82,8 @@ def test_nothing_far_fetched_is_suggested():
         ("delta = 1e-6", "", "needs delta"),
         ('"zero-out"', '"remove"', "adjacency"),
         ('kind = "dp-sgd"', 'kind = "sgd"', "kind"),
+        ('kind = "dp-sgd"', 'kind = "dp-sdg"', r"\[mechanism\] kind must be one of .*; did you mean 'dp-sgd'\?"),
+        ('"zero-out"', '"zeroout"', r"\[privacy\] adjacency must be one of .*; did you mean 'zero-out'\?"),
         ('kind = "logistic-regression"', 'kind = "forest"', "kind"),
         ("clip_norm = 1.0", "", "clip_norm"),
         ("clip_norm = 1.0", "clip_norm = 1.0\nnum_bands = 4", "does not apply to dp-sgd"),

@@ -122,3 +122,7 @@ def test_origins_of_weights(tmp_path):
     made = claim()
     write_run(tmp_path, made)
     assert stated_origins(tmp_path) == ["a guarantee", made.statement()]
+    for damaged in (b"{", b"\xff", b"[]", b'{"format": NaN}', b'{"public": true, "public": true}'):
+        (tmp_path / "guarantee.json").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"guarantee\.json: .*; the checkpoint is not a run's folder$"):
+            stated_origins(tmp_path)

@@ -1,20 +1,20 @@
 """One row of a plan, all of them, which is the best, what its noise means, and what would lower it."""
 
 import dataclasses
-import json
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, GOOD, SignalToNoise
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.poisson_sampling import PoissonSampling
-from coowned.mechanism.registry import TITLES
+from coowned.mechanism.registry import MECHANISMS
 from coowned.progress import counted
 
 TOO_SMALL = "S is smaller than one batch"
@@ -92,17 +92,19 @@ class Plan:
     choices: tuple[Choice, ...]
     advice: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if not self.choices:
+            raise InputError("a plan needs at least one choice; plan again")
+
     def to_json(self) -> str:
         """The rows, as `coowned plan -o` writes them."""
-        return json.dumps(self.to_rows(), indent=2)
+        return codec.encode_json(self.to_rows(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Reads the rows back; advice is not stored."""
-        try:
-            return cls(choices=tuple(Choice(**row) for row in json.loads(text)), advice=())
-        except (ValueError, TypeError) as error:
-            raise InputError(f"not a plan ({error}); plan again") from None
+        choices = codec.decode_json(tuple[Choice, ...], text, name="plan", remedy="plan again")
+        return cls(choices=choices, advice=())
 
     def to_rows(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(choice) for choice in self.choices]
@@ -131,7 +133,7 @@ def mark_best(choices: Sequence[Choice]) -> list[Choice]:
     usable = [choice for choice in choices if choice.signal_to_noise is not None]
     if not usable:
         return list(choices)
-    by_mechanism = {kind: rows for kind in TITLES if (rows := [row for row in usable if row.mechanism == kind])}
+    by_mechanism = {kind: rows for kind in MECHANISMS if (rows := [row for row in usable if row.mechanism == kind])}
     signal, error = operator.attrgetter("signal_to_noise"), operator.attrgetter("prefix_error")
     least = [min(rows, key=error) for rows in by_mechanism.values()]
     strongest = [max(rows, key=signal) for rows in by_mechanism.values()]
@@ -159,7 +161,7 @@ def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
         )
 
     def name(choice: Choice) -> str:
-        return f"{TITLES[choice.mechanism]} ({choice.label}, batches of {choice.batch_size:,})"
+        return f"{MECHANISMS[choice.mechanism].title} ({choice.label}, batches of {choice.batch_size:,})"
 
     comparison = "; ".join(f"{name(choice)} has {has(choice)}" for choice in others)
     sentence = f"Best predicted signal-to-noise, {best.signal_to_noise:.3g}: {name(best)} has {has(best)}"

@@ -18,7 +18,7 @@ from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_w
 from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
-from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.mechanism import Mechanism, check_mechanism
 from coowned.mechanism.registry import mechanism_from_dict
 
 FORMAT = "coowned-guarantee-2"
@@ -263,8 +263,7 @@ def guarantee(
         raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
     check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)
     refuse_large_delta(delta, allow_large_delta=allow_large_delta)
-    if not isinstance(mechanism, Mechanism):
-        raise InputError(f"{type(mechanism).__name__} is not a mechanism; use PoissonSampling.from_certificate")
+    check_mechanism(mechanism)
     mechanism.check_certificate(certificate)
     delta = float(delta)
     refuse_if_never_drawn(mechanism, delta)

@@ -30,8 +30,8 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.min_separation import MinSeparation
 from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.mechanism.random_allocation import RandomAllocation
-from coowned.mechanism.registry import TITLES
-from coowned.progress import Progress, reporting
+from coowned.mechanism.registry import MECHANISMS
+from coowned.progress import Progress, counted, reporting
 from coowned.selection.cyclic_groups import CyclicGroups
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
@@ -42,7 +42,6 @@ from coowned.selection.registry import selector_class
 from coowned.selection.selection_cache import select_once
 from coowned.selection.selector import Schedule, Selection, Selector
 
-MECHANISMS = (*TITLES, "all")
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")
 """Selectors that a plan can try: a bound is all they need."""
@@ -106,10 +105,12 @@ def plan(
         (test_least_error_of_each_mechanism)
       - The advice says what the noise of the best row means for the model.   (test_verdict_before_training)
       - Where no row is good, the advice says so and what would be.   (test_no_good_choice_is_said)
+      - What would have no row is refused, also for a mechanism that is not planned here.
+        (test_nothing_to_try_is_refused)
     """
     if contribution_bounds is None:
         contribution_bounds = default_bounds(graph)
-    validate.one_of(MECHANISMS, mechanism=mechanism)
+    validate.one_of((*MECHANISMS, "all"), mechanism=mechanism)
     batch_sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size)
     validate.positive(iterations=iterations, num_parameters=num_parameters)
     for size in batch_sizes:
@@ -149,6 +150,12 @@ def plan(
         report(number / len(jobs), label)
         choices += job()
     report(1.0, "done")
+    if not choices:
+        raise InputError(
+            f"A plan has nothing to try for mechanism {mechanism!r} with {counted(len(selectors), 'selector')}, "
+            f"{counted(len(contribution_bounds), 'bound')} and {counted(len(batch_sizes), 'batch size')}; name at "
+            "least one of each, or another mechanism"
+        )
     choices = mark_best(choices)
     warnings = delta_warnings(delta, num_users=int(np.count_nonzero(graph.examples_per_user)))
     advice = [

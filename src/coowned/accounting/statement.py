@@ -95,8 +95,8 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         "model).",
         *(f"Under {name} adjacency, epsilon {epsilons[name]}: {plain[name]}" for name in plain),
         f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
-        f"one example's clip norm, {guarantee.mechanism.iterations:,} steps. Gradients are clipped per copy and "
-        "divided by the public batch size.",
+        f"one example's clip norm, {counted(guarantee.mechanism.iterations, 'step')}. Gradients are clipped per copy "
+        "and divided by the public batch size.",
         f"The training set has {counted(certificate.size, 'copy', 'copies')} of "
         f"{counted(certificate.num_distinct, 'example')}; a recount found nobody in more than "
         f"{counted(certificate.contribution_bound, 'copy', 'copies')}. coowned's selectors never see content; a "

@@ -28,6 +28,7 @@ from coowned.files import check_writable
 from coowned.mechanism.coins import PoissonCoins
 from coowned.mechanism.keys import Purpose, RunKey
 from coowned.mechanism.mechanism import WorstUser
+from coowned.progress import counted
 from coowned.selection.selector import Selection
 from coowned.training.config import TrainConfig
 from coowned.training.configured_run import make_plan
@@ -88,11 +89,12 @@ class RunAudit:
         odds = f"false-alarm probability at most {self.alpha:g}, audit {self.audits_run} of this run"
         if self.holds:
             return (
-                f"Not broken: {len(self.curves) + len(self.laws)} tests with up to "
-                f"{max(curve.trials for curve in self.curves):,} trials found no evidence against epsilon "
+                f"Not broken: {counted(len(self.curves) + len(self.laws), 'test')} with up to "
+                f"{counted(max(curve.trials for curve in self.curves), 'trial')} found no evidence against epsilon "
                 f"{self.claim.shown_epsilon} ({self.claim.terms()}; {odds})."
             )
-        return f"Broken: {' and '.join(f'the {name} test' for name in self.alarms)} contradict the claim ({odds})."
+        tests = " and ".join(f"the {name} test" for name in self.alarms)
+        return f"Broken: {tests} {'contradicts' if len(self.alarms) == 1 else 'contradict'} the claim ({odds})."
 
     def overtime(self) -> str:
         """Why it took longer than requested; empty if it did not."""

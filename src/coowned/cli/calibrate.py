@@ -10,7 +10,7 @@ from coowned.cli import show
 from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json
 from coowned.cli.paths import read_certificate, refuse_to_overwrite
 from coowned.files import whole_files
-from coowned.mechanism.registry import CLASSES, mechanism_class, mechanism_class_for
+from coowned.mechanism.registry import MECHANISMS, mechanism_class, mechanism_class_for
 from coowned.progress import one_of
 
 
@@ -28,7 +28,7 @@ def run(
         int | None, typer.Option(metavar="T", help="Number of steps (a schedule has its own).")
     ] = None,
     mechanism: Annotated[
-        str | None, typer.Option(help=f"{one_of(CLASSES)} (default: what the certificate is for).")
+        str | None, typer.Option(help=f"{one_of(MECHANISMS)} (default: what the certificate is for).")
     ] = None,
     num_bands: Annotated[
         int | None, typer.Option(help="Bands of the correlated noise (default: as many as the certificate allows).")

@@ -12,6 +12,7 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.progress import counted
 
 if TYPE_CHECKING:
+    from coowned.attribution.graph import AttributionGraph
     from coowned.attribution.sources import DataSource
     from coowned.certificate import ContributionCertificate
 
@@ -24,7 +25,8 @@ def run(
         typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark."),
     ],
     certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The claim (default: S.certificate.json next to S).")
+        str | None,
+        typer.Option(metavar="FILE", help="The claim (default: S.certificate.json, or a run's certificate.json)."),
     ] = None,
     engine: Engine = "local",
     master: Master = None,
@@ -32,23 +34,32 @@ def run(
 ) -> None:
     """Recounts S on its data; exits with code 1 if the certificate claims something else.
 
-    The recount shares no code with the selectors.
+    The recount shares no code with the selectors. The S of a run folder is recounted on the run's train split.
 
     Examples:
 
         coowned certify mail.mbox S.parquet
+
+        coowned certify mail.mbox RUN/S.parquet
 
         coowned certify papers.parquet S.parquet --users authors --example-id id --certificate claim.json
 
         coowned certify hdfs://head/pairs.parquet hdfs://head/S.parquet --user user_id \\
             --example-id example_id --engine spark --master spark://head:7077
     """
-    from coowned.certificate import certificate_for
+    from coowned.certificate import certificate_for, separation_in_words
 
-    certificate_path = certificate or certificate_for(selection)
+    run_folder = _run_folder(selection)
+    certificate_path = certificate or (
+        str(run_folder / "certificate.json") if run_folder else certificate_for(selection)
+    )
     check_engine(engine, master, str(source.path), selection, certificate_path)
     if "://" not in selection and not Path(selection).exists():
         raise InputError(f"{selection}: no such file or folder; give the S that `coowned select` wrote")
+    if engine == "spark" and run_folder is not None:
+        raise InputError(
+            f"{selection}: the S of a run was selected from its train split; recount it without --engine spark"
+        )
     claim_and_recount = _on_spark if engine == "spark" else _locally
     try:
         claim, recount = claim_and_recount(source, selection, certificate_path, master)
@@ -63,8 +74,8 @@ def run(
         show.line(recount.to_json())
         return
     show.line(f"holds: {counted(claim.size, 'copy', 'copies')}, no user in more than {claim.contribution_bound:,}")
-    if claim.min_separation is not None:
-        show.line(f"holds: any {claim.min_separation:,} consecutive batches hold at most one copy of each user")
+    if claim.min_separation:
+        show.line(f"holds: {separation_in_words(claim.min_separation)}")
     show.line(f"graph {claim.graph_digest}")
     show.line(f"selection {claim.selection_digest}")
 
@@ -78,8 +89,32 @@ def _locally(
     claim = read_certificate(Path(certificate))
     with show.progress("reading") as progress:
         graph = source.read(progress).graph
+    if (run_folder := _run_folder(selection)) is not None:
+        return claim, _recount_run(run_folder, claim, graph)
     claim.check_graph(graph.digest)
     return claim, certify(graph, read_selection(selection, graph))
+
+
+def _run_folder(selection: str) -> Path | None:
+    """The folder of the run that S belongs to, if any."""
+    file = Path(selection)
+    if "://" in selection or file.name != "S.parquet":
+        return None
+    return file.parent if all(file.with_name(name).is_file() for name in ("config.toml", "run.json")) else None
+
+
+def _recount_run(
+    folder: Path, claim: "ContributionCertificate", graph: "AttributionGraph"
+) -> "ContributionCertificate":
+    """Recounts the S of a run on the train split of its configuration."""
+    from coowned.certificate import certify
+    from coowned.training.run import StoredRun
+    from coowned.training.splits import split_examples
+
+    run = StoredRun.open(folder, finished=False)
+    train = graph.subgraph(split_examples(graph, run.config(folder).splits)["train"])
+    claim.check_graph(train.digest)
+    return certify(train, run.selection(train))
 
 
 def _on_spark(

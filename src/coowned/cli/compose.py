@@ -36,11 +36,11 @@ def run(
         show.line(composed.to_json())
         return
     show.table(
-        "each run alone, at its own delta",
-        ("run", "models", "epsilon", "delta"),
+        f"each run alone, at its own delta (unit: {composed.unit}; bound k; adjacency: {composed.adjacency})",
+        ("run", "models", "k", "epsilon", "delta"),
         [
-            (str(folder), claim.num_models, claim.guarantee.shown_epsilon, f"{claim.guarantee.delta:.12g}")
-            for folder, claim in zip(folders, claims, strict=True)
+            (str(folder), claim.num_models, made.contribution_bound, made.shown_epsilon, f"{made.delta:.12g}")
+            for folder, claim, made in zip(folders, claims, composed.members, strict=True)
         ],
     )
     show.line()

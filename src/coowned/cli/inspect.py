@@ -6,6 +6,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.options import Json, reads_data
+from coowned.progress import counted
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -94,9 +95,9 @@ def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int
     show.line()
     for bound, blocked in statistics.blocked.items():
         share = blocked / max(1, statistics.num_examples)
+        users = "user alone blocks" if len(names) == 1 else f"{len(names)} users alone block"
         show.line(
-            f"At a contribution bound of {bound}, the heaviest {len(names)} users alone block {blocked:,} examples "
-            f"({share:.1%})."
+            f"At a contribution bound of {bound}, the heaviest {users} {counted(blocked, 'example')} ({share:.1%})."
         )
     for name, value in notes.items():
         show.line(f"{name.replace('_', ' ')}: {value:,}")

@@ -12,7 +12,7 @@ from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
 from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.errors import CoownedError, InputError
 from coowned.files import check_target, check_writable, whole_files
-from coowned.mechanism.registry import TITLES
+from coowned.mechanism.registry import MECHANISMS
 from coowned.progress import one_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run(
         typer.Option(metavar="A,B…", help="Selectors to try (default: greedy,greedy-with-duplicates,priced)."),
     ] = None,
     mechanism: Annotated[
-        str, typer.Option(help=f"{one_of([*TITLES, 'all'])}.", autocompletion=complete_with([*TITLES, "all"]))
+        str, typer.Option(help=f"{one_of([*MECHANISMS, 'all'])}.", autocompletion=complete_with([*MECHANISMS, "all"]))
     ] = "all",
     parameters: Annotated[
         int | None,

@@ -24,7 +24,7 @@ from coowned.cli.options import (
 from coowned.cli.paths import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.progress import counted, one_of
+from coowned.progress import counted, nearest, one_of
 from coowned.selection.registry import CLASSES, selector_class
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def run(
         coowned select pairs.parquet --user user_id --example-id example_id --contribution-bound 3 \\
             --engine spark --master spark://head:7077 -o S.parquet
     """
-    from coowned.certificate import certificate_for
+    from coowned.certificate import certificate_for, separation_in_words
 
     check_engine(engine, master)
     chooser = make_selector(selector, settings)
@@ -134,8 +134,8 @@ def run(
             show.line(
                 "users were partitioned by label propagation; coowned[cyclic] installs a partitioner that loses less"
             )
-    if certificate.min_separation is not None:
-        show.line(f"any {certificate.min_separation:,} consecutive batches hold at most one copy of each user")
+    if certificate.min_separation:
+        show.line(separation_in_words(certificate.min_separation))
     if unprotected := certificate.num_unprotected_users:
         without = counted(certificate.num_copies_without_users, "copy has", "copies have")
         show.line(f"{counted(unprotected, 'user is', 'users are')} not protected; {without} no protected user")
@@ -200,8 +200,6 @@ def _run_on_spark(
 
 def make_selector(word: str, settings: dict[str, Any]) -> "Selector":
     """The selector of this name with these settings; an unknown or missing setting is an error."""
-    from coowned.codec import nearest
-
     if word not in CLASSES:
         raise InputError(f"Unknown selector {word!r}{nearest(word, CLASSES)}")
     kind = selector_class(word)

@@ -86,13 +86,12 @@ def run(
 
 
 def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
-    import polars as pl
-
     from coowned.training.model import num_parameters, num_scores
+    from coowned.training.run import StoredRun
     from coowned.training.verdict import sentences
 
     guarantee = trained.plan.guarantee
-    splits = {name: pl.read_parquet(output / f"{name}.parquet") for name in ("validation", "test")}
+    splits = StoredRun.open(output).evaluations()
     noise = trained.plan.signal_to_noise(num_parameters(trained.model), num_scores(trained.model))
     verdict = [*sentences(splits, trained.metrics), noise.verdict()] if noise else sentences(splits, None)
     if json:

@@ -101,15 +101,15 @@ class Mechanism(abc.ABC):
           protects: False for training without a guarantee, where the certificate may find nobody to protect.
           settings: further fields of the mechanism.
         """
-        bound, kind = bound_for(certificate, protects=protects), cls.kind.capitalize()
+        bound = bound_for(certificate, protects=protects)
         if not cls.needs_schedule and (batch_size is None or iterations is None):
-            raise InputError(f"{kind} sampling needs batch_size and iterations (--batch-size, --iterations)")
+            raise InputError(f"The mechanism {cls.kind!r} needs batch_size and iterations (--batch-size, --iterations)")
         if batch_size is not None:
             validate.positive(batch_size=batch_size)
         fields = cls._certified_fields(certificate, batch_size)
         if num_bands not in (None, fields.get("num_bands", 1)):
             if "num_bands" not in fields:
-                raise InputError(f"{kind} sampling has independent noise; remove num_bands or use another mechanism")
+                raise InputError(f"The mechanism {cls.kind!r} has independent noise; remove num_bands or use another")
             fields["num_bands"] = num_bands
         for name, value in (("batch_size", batch_size), ("iterations", iterations)):
             if value not in (None, fields.setdefault(name, value)):
@@ -375,6 +375,12 @@ class GroupedMechanism(BandedMechanism):
     def bound_of(self, group: int) -> int:
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
+
+
+def check_mechanism(mechanism: Any) -> None:
+    """Refuses what is not a mechanism."""
+    if not isinstance(mechanism, Mechanism):
+        raise InputError(f"{type(mechanism).__name__} is not a mechanism; use PoissonSampling.from_certificate")
 
 
 def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:

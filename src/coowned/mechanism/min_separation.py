@@ -8,12 +8,13 @@ import numpy as np
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.certificate import ContributionCertificate
+from coowned.certificate import ContributionCertificate, separation_in_words
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import ScheduledBatches
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
+from coowned.progress import counted
 from coowned.selection.selector import Schedule
 
 _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
@@ -143,9 +144,9 @@ class MinSeparation(BandedMechanism):
 
     def describe(self) -> str:
         return (
-            f"a fixed schedule in which any {self.min_separation:,} consecutive batches hold at most one copy of each "
-            f"user, with noise correlated over {self.num_bands:,} bands (DP-MF; no column of the strategy is longer "
-            "than 1; no amplification by sampling)"
+            f"a fixed schedule in which {separation_in_words(self.min_separation)}, with noise correlated over "
+            f"{counted(self.num_bands, 'band')} (DP-MF; no column of the strategy is longer than 1; no amplification "
+            "by sampling)"
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:

@@ -10,6 +10,7 @@ from coowned.errors import InputError
 from coowned.mechanism.batching import PoissonBatches
 from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism, Selected
+from coowned.progress import counted
 
 _MOST_RAISES = 10  # times the bound that raising it is still advised
 
@@ -44,8 +45,9 @@ class PoissonSampling(Mechanism):
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         if batch_size > certificate.size:
+            size = counted(certificate.size, "copy", "copies")
             raise InputError(
-                f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it, "
+                f"batch_size must be at most the size of S ({size}), not {batch_size}; reduce it, "
                 f"or {_larger_selection(certificate, batch_size)}"
             )
         return {"sampling_probability": batch_size / certificate.size}

@@ -74,9 +74,8 @@ class RandomAllocation(GroupedMechanism):
         _check_one_copy(certificate)
         sizes = certificate.group_sizes or (certificate.size,)
         if batch_size > certificate.size:
-            raise InputError(
-                f"batch_size must be at most the size of S ({certificate.size} copies), not {batch_size}; reduce it"
-            )
+            size = counted(certificate.size, "copy", "copies")
+            raise InputError(f"batch_size must be at most the size of S ({size}), not {batch_size}; reduce it")
         bounds = certificate.group_bounds or ()
         return {
             "rounds_per_epoch": max(1, round(max(sizes) / batch_size)),

@@ -1,8 +1,8 @@
-"""Every mechanism: one file, one class, one line here. Importing this imports none of them."""
+"""Every mechanism: one file, one class, one entry here. Importing this imports none of them."""
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coowned.errors import InputError
 from coowned.progress import one_of
@@ -11,26 +11,27 @@ if TYPE_CHECKING:
     from coowned.certificate import ContributionCertificate
     from coowned.mechanism.mechanism import Mechanism
 
-CLASSES = {
-    "poisson": "coowned.mechanism.poisson_sampling.PoissonSampling",
-    "min-separation": "coowned.mechanism.min_separation.MinSeparation",
-    "cyclic": "coowned.mechanism.cyclic_poisson.CyclicPoisson",
-    "random-allocation": "coowned.mechanism.random_allocation.RandomAllocation",
+
+class Entry(NamedTuple):
+    """One mechanism: the dotted path of its class, and what it is called in a sentence."""
+
+    path: str
+    title: str
+
+
+MECHANISMS = {
+    "poisson": Entry("coowned.mechanism.poisson_sampling.PoissonSampling", "DP-SGD"),
+    "min-separation": Entry("coowned.mechanism.min_separation.MinSeparation", "DP-MF with min separation"),
+    "cyclic": Entry("coowned.mechanism.cyclic_poisson.CyclicPoisson", "cyclic DP-MF"),
+    "random-allocation": Entry("coowned.mechanism.random_allocation.RandomAllocation", "random allocation"),
 }
-"""The dotted path of every mechanism's class by its `kind`."""
-TITLES = {
-    "poisson": "DP-SGD",
-    "min-separation": "DP-MF with min separation",
-    "cyclic": "cyclic DP-MF",
-    "random-allocation": "random allocation",
-}
-"""What each is called in a sentence."""
+"""Every mechanism by its `kind`."""
 
 
 @functools.cache
 def mechanisms() -> "tuple[type[Mechanism], ...]":
     """Every mechanism's class."""
-    paths = [path.rpartition(".") for path in CLASSES.values()]
+    paths = [entry.path.rpartition(".") for entry in MECHANISMS.values()]
     return tuple(getattr(importlib.import_module(module), name) for module, _, name in paths)
 
 
@@ -43,7 +44,7 @@ def mechanism_class(kind: str) -> "type[Mechanism]":
     for mechanism in mechanisms():
         if kind in (mechanism.kind, mechanism.training_kind):
             return mechanism
-    raise InputError(f"Unknown mechanism {kind!r}; choose {one_of(CLASSES)}")
+    raise InputError(f"Unknown mechanism {kind!r}; choose {one_of(MECHANISMS)}")
 
 
 def mechanism_class_for(certificate: "ContributionCertificate") -> "type[Mechanism]":

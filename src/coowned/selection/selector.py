@@ -20,7 +20,7 @@ from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.codec import decode_json, encode_json, to_plain
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.progress import Progress, reporting
+from coowned.progress import Progress, counted, reporting
 
 MOST_COPIES = 2**31 - 1
 """The largest contribution bound: copies are counted in 32 bits."""
@@ -343,8 +343,8 @@ class OrderedSelector(Selector[Result]):
         if self.unattributed == "error" and graph.num_examples and graph.users_per_example.min() == 0:
             empty = np.flatnonzero(graph.users_per_example == 0)
             raise InputError(
-                f'{len(empty)} examples have no users (the first at index {empty[0]}); unattributed="drop" leaves '
-                'them out, unattributed="keep" selects each once, protecting nobody'
+                f"{counted(len(empty), 'example has', 'examples have')} no users (the first at index {empty[0]}); "
+                'unattributed="drop" leaves out such examples, unattributed="keep" selects each once, protecting nobody'
             )
 
 

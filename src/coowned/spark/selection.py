@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.progress import Progress, reporting
+from coowned.progress import Progress, counted, reporting
 from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
@@ -74,8 +74,8 @@ def select(
         empty = graph.counts[2]
         if supported.unattributed == "error" and empty:
             raise InputError(
-                f'{empty} examples have no users; unattributed="drop" leaves them out, unattributed="keep" selects '
-                "each once, protecting nobody"
+                f"{counted(empty, 'example has', 'examples have')} no users; "
+                'unattributed="drop" leaves out such examples, unattributed="keep" selects each once, protecting nobody'
             )
         voting = _Voting(
             graph=graph,

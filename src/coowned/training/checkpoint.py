@@ -18,10 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 import coowned
+from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.keys import RunKey
-from coowned.training.records import FILES, RunRecord, is_run_file
+from coowned.mechanism.mechanism import Mechanism
+from coowned.training.records import FILES, RunRecord, guarantee_text, is_run_file
 
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
 _NOT_TRAINING = ("audit/", "cli/", "report/", "spark/", "testing/")  # folders that decide nothing of a step
@@ -188,6 +191,18 @@ class RunFolder:
     def prepare(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
         """Keeps a file that the run begins with, in memory, until `begin` writes it."""
         self._prepared[name] = (content, mode)
+
+    def prepare_claim(
+        self,
+        certificate: ContributionCertificate,
+        guarantee: PrivacyGuarantee | None,
+        mechanism: Mechanism,
+        *,
+        public: bool = False,
+    ) -> None:
+        """Prepares guarantee.json, which anyone may read, and certificate.json, which holds statistics of the graph."""
+        self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
+        self.prepare("guarantee.json", guarantee_text(guarantee, mechanism, public=public).encode(), mode=0o644)
 
     def _lay_out(self) -> None:
         self._refuse_files_of_others()  # choosing S may have taken long

@@ -1,4 +1,4 @@
-"""The whole road for one configuration: read, split, select, certify, account, train, evaluate."""
+"""One configuration, from the data to a model: read, split, select, certify, account, train, evaluate."""
 
 import dataclasses
 import json
@@ -26,7 +26,6 @@ from coowned.training.loop import TrainedModel, check_devices, train, train_with
 from coowned.training.model import num_parameters, num_scores
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import OnMetrics, claim, parquet_bytes
-from coowned.training.records import guarantee_text
 from coowned.training.run import StoredRun
 from coowned.training.splits import split_examples
 
@@ -237,8 +236,6 @@ def _prepare_files(
 ) -> None:
     folder.prepare("S.parquet", encode_selection(graph, plan.selected))
     folder.prepare("config.toml", text.encode(), mode=0o644)
-    folder.prepare("certificate.json", (plan.certificate.to_json() + "\n").encode())  # graph statistics
-    claim = guarantee_text(plan.guarantee, plan.mechanism, public=plan.public)
-    folder.prepare("guarantee.json", claim.encode(), mode=0o644)
+    folder.prepare_claim(plan.certificate, plan.guarantee, plan.mechanism, public=plan.public)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
     folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())

@@ -14,7 +14,7 @@ from coowned.cache import keep_compiled_programs
 from coowned.errors import InputError
 from coowned.extras import require
 from coowned.mechanism.noise import NoiseStream
-from coowned.progress import Progress
+from coowned.progress import Progress, counted
 from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.data import TrainingData, with_norms
 from coowned.training.feed import Feeder, StepInput
@@ -389,7 +389,8 @@ def check_devices(devices: int) -> None:
         import jax
 
         if devices > len(jax.devices()):
-            raise InputError(f"devices: there are {len(jax.devices())} devices, not {devices}; use fewer")
+            there = counted(len(jax.devices()), "device")
+            raise InputError(f"devices: this machine has {there}, not {devices}; use fewer")
 
 
 def _shardings(devices: int) -> tuple[Any, Any]:

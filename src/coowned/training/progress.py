@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coowned.accounting import calculators
 from coowned.accounting.statement import rounded_up
 from coowned.errors import CoownedError
-from coowned.progress import Progress, duration
+from coowned.progress import Progress, counted, duration
 from coowned.training.plan import TrainingPlan
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def claim(plan: TrainingPlan) -> str:
     """The whole claim in one line, to stand above every epsilon that is told while the run goes on."""
     guarantee = plan.guarantee
     if guarantee is None or guarantee.test_run:
-        return f"no guarantee, {plan.iterations:,} steps"
-    text = f"epsilon {guarantee.shown_epsilon} in all {plan.iterations:,} steps ({guarantee.terms()})"
+        return f"no guarantee, {counted(plan.iterations, 'step')}"
+    steps = "its only step" if plan.iterations == 1 else f"all {plan.iterations:,} steps"
+    text = f"epsilon {guarantee.shown_epsilon} in {steps} ({guarantee.terms()})"
     return ". ".join([text, *guarantee.warnings()])
 
 
@@ -98,7 +99,7 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
             spent = rounded_up(calculators.epsilon(plan.mechanism.after(step), **terms))
         except CoownedError:
             return ""
-    return f"epsilon {spent} after {step:,} steps"
+    return f"epsilon {spent} after {counted(step, 'step')}"
 
 
 class StepMetrics(NamedTuple):

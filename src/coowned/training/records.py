@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -30,7 +30,8 @@ FILES = (
 )  # fmt: skip
 """The files of a run's folder."""
 _MEMBER = re.compile(r"model-\d+\.safetensors")  # of a sweep, its owner's alone, since only one of them is covered
-NO_GUARANTEE_FORMAT = "coowned-no-guarantee-1"
+_NoGuaranteeFormat = Literal["coowned-no-guarantee-1"]
+(NO_GUARANTEE_FORMAT,) = get_args(_NoGuaranteeFormat)
 NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
 Kind = TypeVar("Kind")
@@ -98,7 +99,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
     """The content of guarantee.json where nothing is claimed."""
 
-    format: Literal["coowned-no-guarantee-1"] = NO_GUARANTEE_FORMAT
+    format: _NoGuaranteeFormat = NO_GUARANTEE_FORMAT
     public: bool
     statement: str
     mechanism: dict[str, Any]

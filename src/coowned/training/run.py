@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,15 +246,15 @@ def stated_origins(folder: Path) -> list[str]:
     stated = []
     file = folder / "guarantee.json"
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(stored, dict) and stored.get("format") == NO_GUARANTEE_FORMAT:
-            stated.append(PUBLIC if stored.get("public") is True else NO_GUARANTEE)
-        else:
-            stated.append("a guarantee")
+        content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (ValueError, RecursionError):
-        raise InputError(f"{file}: not JSON; the checkpoint is not a run's folder") from None
+    else:
+        stored = codec.decode_json(
+            dict[str, Any], content, name=str(file), remedy="the checkpoint is not a run's folder"
+        )
+        absent = PUBLIC if stored.get("public") is True else NO_GUARANTEE
+        stated.append(absent if stored.get("format") == NO_GUARANTEE_FORMAT else "a guarantee")
     weights = folder / "model.safetensors"
     if weights.is_file() and "statement" in (metadata := _model_metadata(weights)):
         stated.append(metadata["statement"])

@@ -219,8 +219,7 @@ def _prepare_claim(plans: tuple[TrainingPlan, ...], folder: RunFolder) -> None:
             run_id=first.run_id,
             allow_large_delta=True,
         )
-        folder.prepare("certificate.json", (first.certificate.to_json() + "\n").encode())  # graph statistics
-        folder.prepare("guarantee.json", (together.to_json(embed_certificate=False) + "\n").encode(), mode=0o644)
+        folder.prepare_claim(first.certificate, together, first.mechanism)
 
 
 def _check(plans: tuple[TrainingPlan, ...]) -> None:
