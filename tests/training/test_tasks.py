@@ -98,7 +98,7 @@ def copied(run_folder, place):
 def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatch, privacy, match):
     run(config_of(corpus, privacy=privacy), tmp_path / "run")
     copy = copied(tmp_path / "run", tmp_path / "copy")
-    for later in ("epsilon = 8\ndelta = 1e-5", "public = true"):  # else a public run would wash the claim off
+    for later in ("epsilon = 8\ndelta = 1e-5", "public = true"):  # else the claim would be lost in a public run
         config = config_of(corpus, privacy=later, model=f'checkpoint = "{copy}"')
         with pytest.raises(InputError, match=match):
             config.task(config.source().read().payload.schema)

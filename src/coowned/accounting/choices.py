@@ -29,11 +29,13 @@ class Choice:
     Every row names the target it was made for, so that no epsilon in it stands alone.
     """
 
-    epsilon: float  # the target, with the four that follow
+    # The target.
+    epsilon: float
     delta: float
     adjacency: str
     other_adjacency: str
     unit: str
+    # The sizes of the training.
     batch_size: int
     iterations: int
 
@@ -183,20 +185,20 @@ def advice_on_noise(choices: Sequence[Choice], target: dict[str, Any]) -> list[s
     verdict = best.noise.verdict()
     if best.signal_to_noise >= GOOD:
         is_clear = best.noise.per_step >= 1
-        cure = "" if is_clear else _cure(best, target, "batch_size", lambda ratio: ratio.per_step >= 1)
-        return [f"With the best choice, {verdict[0].lower()}{verdict[1:]}{cure and f' Try {cure}.'}"]
+        remedy = "" if is_clear else _remedy(best, target, "batch_size", lambda ratio: ratio.per_step >= 1)
+        return [f"With the best choice, {verdict[0].lower()}{verdict[1:]}{remedy and f' Try {remedy}.'}"]
     why = f"No choice is good (the best has a predicted signal-to-noise of {best.signal_to_noise:.2g}, below {GOOD:g})."
     if best.num_distinct < GOOD**2:
         return [f"{why} It has only {best.num_distinct:,} distinct examples: too few, whatever the noise."]
     distinct = best.num_distinct
-    cures = [
-        _cure(best, target, name, lambda ratio: ratio.with_examples(distinct) >= GOOD)
+    remedies = [
+        _remedy(best, target, name, lambda ratio: ratio.with_examples(distinct) >= GOOD)
         for name in ("batch_size", "iterations")
     ]
-    return [f"{why} {verdict} Try {' or '.join(filter(None, cures)) or 'more data or a larger epsilon'}."]
+    return [f"{why} {verdict} Try {' or '.join(filter(None, remedies)) or 'more data or a larger epsilon'}."]
 
 
-def _cure(best: Choice, target: dict[str, Any], name: str, is_enough: Callable[[SignalToNoise], bool]) -> str:
+def _remedy(best: Choice, target: dict[str, Any], name: str, is_enough: Callable[[SignalToNoise], bool]) -> str:
     """The smallest tried batch size, or number of steps, that is enough, as an option with what it does to the noise.
 
     Where no batch is enough, the largest that fits into S; "" where nothing helps.
@@ -220,14 +222,14 @@ def _cure(best: Choice, target: dict[str, Any], name: str, is_enough: Callable[[
             break
         ratio = SignalToNoise.of(mechanism, noise_multiplier=noise, num_parameters=best.num_parameters)
         lower = 1 - best.noise.whole_training / ratio.whole_training
-        cure = (
+        remedy = (
             f"--{name.replace('_', '-')} {setting[name]} ({setting[name] // factor:,} -> {setting[name]:,} lowers the "
             f"noise in the mean gradient by {lower:.0%}; noise multiplier {best.noise_multiplier:.3g} -> {noise:.3g})"
         )
         if is_enough(ratio):
-            return cure
+            return remedy
         if name == "batch_size" and lower > 0.1:
-            found = cure
+            found = remedy
     return found
 
 

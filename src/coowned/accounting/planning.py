@@ -123,27 +123,29 @@ def plan(
     check_terms(epsilon=epsilon, delta=delta, adjacency=adjacency)
     refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
-    tried = _Tried(graph=graph, target=target, iterations=iterations, seed=seed, num_parameters=num_parameters)
+    planner = _Planner(graph=graph, target=target, iterations=iterations, seed=seed, num_parameters=num_parameters)
     jobs: list[tuple[str, Callable[[], list[Choice]]]] = []
     for size in batch_sizes:
         if mechanism in (PoissonSampling.kind, "all"):
             jobs += [
-                (f"{word}, bound {bound}", functools.partial(tried.poisson, word, bound, size))
+                (f"{word}, bound {bound}", functools.partial(planner.poisson, word, bound, size))
                 for word in selectors
                 for bound in contribution_bounds
             ]
         if mechanism in (MinSeparation.kind, "all"):
-            jobs.append(("greedy-min-separation", functools.partial(tried.min_separation, size)))
-            jobs.append(("priced-min-separation", functools.partial(tried.bounded, size, sorted(contribution_bounds))))
+            jobs.append(("greedy-min-separation", functools.partial(planner.min_separation, size)))
+            jobs.append(
+                ("priced-min-separation", functools.partial(planner.bounded, size, sorted(contribution_bounds)))
+            )
         if mechanism in (CyclicPoisson.kind, "all"):
             jobs += [
-                (f"cyclic-groups, bound {bound}", functools.partial(tried.cyclic, bound, size, duplicates=duplicates))
+                (f"cyclic-groups, bound {bound}", functools.partial(planner.cyclic, bound, size, duplicates=duplicates))
                 for duplicates in (False, True)
                 for bound in contribution_bounds
                 if not duplicates or (bound > 1 and GreedyWithDuplicates.name in selectors)
             ]
         if mechanism == RandomAllocation.kind or (mechanism == "all" and 1 in contribution_bounds):
-            jobs.append(("random allocation", functools.partial(tried.allocated, size)))
+            jobs.append(("random allocation", functools.partial(planner.allocated, size)))
     report = reporting(progress)
     choices: list[Choice] = []
     for number, (label, job) in enumerate(jobs):
@@ -181,7 +183,7 @@ def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Tried:
+class _Planner:
     """The graph and the target of a plan; each method gives the rows of one choice."""
 
     graph: AttributionGraph

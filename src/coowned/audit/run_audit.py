@@ -47,10 +47,10 @@ _ONE_DEVICE = "; sharing a batch among several devices (the audit trains on one)
 _STAND_IN = "; the gradients of the model's own loss (the audit clips those of a linear one, with the same parameters)"
 LARGEST_SEED = 2**57 - 1  # every test of an audit has its own seed, derived from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
-_USERS = 64  # worst-case users at least, of whom some may share a coordinate
-_DRAWN = 8  # of their copies at least in an average step, if there are so many
-_STEPS = 16  # of each of the trainings that are compared with one another
-_COMPARED = 20  # such trainings
+_USERS = 64  # worst-case users, at least; some may share a coordinate
+_DRAWN = 8  # copies of worst-case users in an average step, at least, if there are so many
+_COMPARED = 20  # trainings that are compared with one another
+_STEPS = 16  # steps of each training that is compared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

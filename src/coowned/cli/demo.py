@@ -27,7 +27,7 @@ _BATCHES: dict[str, Any] = {"batch_size": 64, "iterations": 200}
 _NUM_FEATURES = 64
 _CLIP_NORM = 0.4  # at 1 hardly any gradient would be clipped, and the noise be larger than it needs to be
 _MARKER = ".coowned-demo"  # in a folder whose files a further demo may replace
-_OURS = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "guarantee.json", "report.html")
+_WRITTEN = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "guarantee.json", "report.html")
 
 
 def run(
@@ -177,7 +177,7 @@ def _prepare_folder(output: Path) -> None:
     except OSError as error:
         raise InputError(f"{output}: cannot create the folder ({error.strerror}); choose another with -o") from None
     check_writable(output)
-    paths = [output / name for name in _OURS]
+    paths = [output / name for name in _WRITTEN]
     for epsilon in _EPSILONS:
         paths += _paths(output, epsilon)
     marker = output / _MARKER

@@ -27,8 +27,8 @@ StreamKey = npt.NDArray[np.uint32]  # (8,) the 256 bits a stream of random words
 
 LANES = 64  # ChaCha20 blocks that are computed side by side
 WORDS = 8 * LANES  # 64-bit words of one chunk
-WORD_STREAM = np.uint64(0)  # nonces: the words themselves,
-TAIL_STREAM = np.uint64(1)  # and the further bits of normals in the tail
+WORD_STREAM = np.uint64(0)  # the nonce of the words themselves
+TAIL_STREAM = np.uint64(1)  # the nonce of the further bits of normals in the tail
 
 _LOW_32, _S32 = np.uint64(0xFFFFFFFF), np.uint64(32)
 _CONSTANTS = (np.uint32(0x61707865), np.uint32(0x3320646E), np.uint32(0x79622D32), np.uint32(0x6B206574))

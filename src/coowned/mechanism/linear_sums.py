@@ -26,8 +26,8 @@ from coowned.mechanism.matrix_tiles import COLUMNS, ROWS
 
 MOST_COPIES_OF_A_PART = 2**19  # times the radius is below 2^53
 _PARTS = 16  # of a large batch, summed apart by whichever thread is free
-_ENOUGH = 2**17  # numbers for which a part of its own is worth it,
-_FEW = 256  # and copies, where there are many scores
+_NUMBERS_OF_A_PART = 2**17  # at least, where there is one score
+_COPIES_OF_A_PART = 256  # at least, where there are many scores
 
 _Numbers = npt.NDArray[np.float32]
 
@@ -161,7 +161,7 @@ def _sum_one_score(
     loss: int, coefficients: _Numbers, copies: Copies, units: _Numbers, radii: _Numbers
 ) -> tuple[npt.NDArray[np.int64], int]:
     size, width = copies.mask.size, coefficients.shape[2]
-    parts = max(1, min(_PARTS, size * width // _ENOUGH), -(-size // MOST_COPIES_OF_A_PART))
+    parts = max(1, min(_PARTS, size * width // _NUMBERS_OF_A_PART), -(-size // MOST_COPIES_OF_A_PART))
     sums, clipped = np.zeros((parts, width)), np.zeros(parts, np.int64)
     in_parts(add_rows, (loss, coefficients[0, 0], copies, units[0], radii[0], sums, clipped), parts)
     return sums.astype(np.int64).sum(axis=0).reshape(coefficients.shape), int(clipped.sum())
@@ -182,7 +182,7 @@ def _sum_many_scores(
         np.resize(radii, (blocks, each)),
     )
     size = copies.mask.size
-    parts = max(1, min(threads.cores(), size // _FEW), -(-size // MOST_COPIES_OF_A_PART))
+    parts = max(1, min(threads.cores(), size // _COPIES_OF_A_PART), -(-size // MOST_COPIES_OF_A_PART))
     sums, clipped = np.zeros((parts, blocks, panels, width, COLUMNS)), np.zeros(parts, np.int64)
     in_parts(add_tiles, (loss, models, scores, given, copies, sums, clipped), parts)
     columns = sums.astype(np.int64).sum(axis=0).transpose(0, 1, 3, 2).reshape(blocks, panels * COLUMNS, width)

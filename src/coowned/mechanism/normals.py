@@ -21,8 +21,10 @@ import numpy.typing as npt
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.keys import TAIL_STREAM, word_at
 
-RELATIVE_ERROR = 2.0**-46  # |z - Z| <= RELATIVE_ERROR |z| + ABSOLUTE_ERROR for every z that `approximate` gives:
-ABSOLUTE_ERROR = 2.0**-60  # certified by tests/mechanism/normal_certificate.py
+# |z - Z| <= RELATIVE_ERROR |z| + ABSOLUTE_ERROR for every z that `approximate` gives, certified by
+# tests/mechanism/normal_certificate.py.
+RELATIVE_ERROR = 2.0**-46
+ABSOLUTE_ERROR = 2.0**-60
 
 SIGN = np.uint64(1 << 63)
 MAGNITUDE = np.uint64((1 << 63) - 1)

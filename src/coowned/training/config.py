@@ -230,7 +230,8 @@ class TrainConfig:
 
     def task(self, schema: pa.Schema) -> Task:
         """What is trained, for data of this schema; nothing but the schema can refuse it later."""
-        claims = self.privacy.is_private or self.privacy.public  # a public run must not wash a private claim off
+        # A public run, too, must not start from a private model: its own would then be taken for public.
+        claims = self.privacy.is_private or self.privacy.public
         return self.model.task(schema, folder=self.folder, is_private=claims)
 
     def source(self) -> DataSource:

@@ -206,11 +206,11 @@ class ExampleSpecification(Specification):
         columns of numbers are known, entries must be asked for by name.
         """
         unknown = [] if self.columns is None else [name for name, (shape, _) in kinds.items() if shape is None]
-        fitting: list[tuple[AskedExample, Any]] = []
+        fitting: list[tuple[RecordingExample, Any]] = []
         failure: Exception | None = None
         tries = _lengths(unknown, self.lengths(tree))
         while tries:
-            example = AskedExample(kinds, tries.pop(), self.zeros, all_known)
+            example = RecordingExample(kinds, tries.pop(), self.zeros, all_known)
             try:
                 with refuse_collectives():
                     output = None if self.predict is None else self.call(self.predict, tree, example)
@@ -276,8 +276,8 @@ class UnknownLengthError(Exception):
     """An entry was asked for whose length is not known; the message is its name."""
 
 
-class AskedExample(Mapping[str, Any]):
-    """An example that notes which entries are asked for; lists of unknown length have the given lengths."""
+class RecordingExample(Mapping[str, Any]):
+    """An example that records which entries are used; lists of unknown length have the given lengths."""
 
     def __init__(
         self,
