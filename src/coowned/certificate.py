@@ -214,11 +214,10 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
         raise UncertifiableError(
             f"user {per_user.argmax()} is in more than {MOST_COPIES:,} copies; select with a contribution bound"
         )
-    rows = np.flatnonzero(copies)
     return ContributionCertificate(
         contribution_bound=int(per_user.max(initial=0)),
         size=int(copies.sum(dtype=np.int64)),
-        num_distinct=len(rows),
+        num_distinct=int(np.count_nonzero(copies)),
         most_copies_of_one_example=int(copies.max(initial=0)),
         num_copies_without_users=int(copies[graph.users_per_example == 0].sum(dtype=np.int64)),
         copies_per_user=tuple(np.bincount(per_user).tolist()),
@@ -314,7 +313,7 @@ def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -
         rows, slot_row = np.unique(selected.batches, return_inverse=True)
         ids, which = _texts(graph, rows)
         return digests.finish("schedule", digests.sum_rows("slot", slots, which[slot_row.ravel()], ids))
-    rows = np.flatnonzero(selected.copies)
+    rows = np.flatnonzero(np.asarray(selected.copies) > 0)  # booleans are found faster
     ids, which = _texts(graph, rows)
     parts = [digests.sum_rows("copies", selected.copies[rows, None].astype(np.int64), which, ids)]
     if selected.groups is not None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from coowned import InputError, Selection, from_table, take
+from coowned import Aliases, InputError, Selection, from_table, take
 from coowned.attribution.examples import attribute, unify
 
 TABLE = {
@@ -84,6 +84,25 @@ def test_doubtful_keys_are_counted():
         "users_that_are_one_number_in_two_spellings": 1,
     }
     assert from_table({"users": [["ann"], ["7"]]}).notes == {}
+
+
+@pytest.mark.parametrize(("sign", "after"), [(";", ""), (",", " "), ("|", " "), (" ;", "  ")])
+def test_users_in_the_key_of_another_are_counted(sign, after):
+    users = [f"ann{sign}{after}bob", "ann", f"Bob{sign}{after}ANN", f"carol{sign}dan", f"{sign}{after}ann{sign}"]
+    assert from_table({"users": users}).notes == {"users_with_other_users_in_their_key": 3}
+    tagged = {"users": ["ann@x.org", "zoe; Ann+news@x.org"]}
+    assert from_table(tagged).notes == {"users_with_other_users_in_their_key": 1}
+    assert from_table({"users": ["Lee, Ann", "Lee, Carol", sign]}).notes == {}
+
+
+def test_aliases_without_effect_are_counted():
+    table = {"users": ["bob@home.org", "bob@work.org", "Team@x.org"]}
+    pairs = [("bob@hone.org", "bob@work.org"), ("TEAM@x.org", "list@x.org"), ("list@x.org", "bob@work.org")]
+    pairs += [("bob+a@hone.org", "ann@x.org"), ("none@x.org", "none@x.org")]
+    examples = from_table(table, aliases=Aliases.from_pairs(pairs))
+    assert examples.notes == {"aliases_that_match_no_user": 2}
+    assert examples.user_keys.to_pylist() == ["bob@home.org", "bob@work.org"]
+    assert from_table(table, aliases=Aliases.from_pairs(pairs[1:3])).notes == {}
 
 
 def test_take():

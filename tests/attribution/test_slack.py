@@ -263,6 +263,8 @@ def test_texts_do_not_reach_the_graph(tmp_path_factory, texts):
         ("general/2024-01-01.json", [message(1.5, "U1")], "entry 0, 'ts': expected str, got float"),
         ("general/2024-01-01.json", [message("1.0", "U1", thread_ts="x")], "entry 0, 'thread_ts': expected str matching"),
         ("general/2024-01-01.json", [message("1.0", 7)], "entry 0, 'user': expected str"),
+        ("general/2024-01-01.json", [message("1.0", None, comment={"user": 7})], "entry 0: comment.user: expected str"),
+        ("general/2024-01-01.json", [message("1.0", None, comment={"user": "U 1"})], "entry 0: comment.user: expected str matching"),
         ("general/2024-01-01.json", [message("1.0", "U 1")], "entry 0, 'user': expected str matching"),
         ("general/2024-01-01.json", [message("1.0", "\ud800")], "entry 0, 'user': expected str matching"),
         ("general/2024-01-01.json", [message("1.0", "U1", reply_users="U2")], "entry 0, 'reply_users': expected array"),
@@ -281,6 +283,12 @@ def test_mangled_files_are_named(tmp_path, name, content, error):
         with pytest.raises(InputError, match=error) as caught:
             read_slack(path)
         assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("comment", [["x"], 7, 10**400, 1e999, True, "x", {"user": None}, {"comment": 5}], ids=range(8))
+def test_comments_of_any_kind(tmp_path, comment):
+    files = export(general=[[message("1.0", None, subtype="file_comment", comment=comment)]])
+    assert people(read_slack(write_folder(tmp_path, files))) == {"C1:1.0": set()}
 
 
 @pytest.mark.parametrize("text", [["x"], 7, {"a": []}])

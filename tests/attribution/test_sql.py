@@ -198,7 +198,7 @@ def test_bad_columns(names, rows, message):
         ([2**60 + 1, 0.5], [str(2**60 + 1), "0.5"]),
         ([2**60 + 1, 1, 0.5], [str(2**60 + 1), "1", "0.5"]),
         (["\ud800"], ["?"]),
-        ([1, True, None, b"x"], [b"1", b"True", None, b"x"]),
+        ([1, True, None, b"x"], ["1", "true", None, "x"]),
         ([datetime.date(2024, 1, 2), 7], ["2024-01-02", "7"]),
     ],
 )

@@ -76,6 +76,15 @@ def test_rules_only_merge(words, few, more):
                 assert many[i] == many[j], (words[i], words[j], many[i], many[j])
 
 
+@given(
+    st.lists(st.text(st.sampled_from("ab@ \t\n\r\x0b\x0c\x1c\x85\xa0\u1680\u2003\u2028\u3000"), max_size=7), min_size=1)
+)
+def test_runs_of_white_space_are_one_space(words):
+    """By one plain replacement of every key, where the rules change only those that need it."""
+    plain = pl.Series(words).str.replace_all(r"\s+", " ").str.strip_chars()
+    assert rules_of({"whitespace"}).canonical(words).to_list() == plain.to_list()
+
+
 @pytest.mark.parametrize(
     ("rules", "one", "other"),
     [
@@ -144,10 +153,10 @@ def test_one_i():
         ("Cc Addresses", {}, ["ann@x.org", "bob@x.org"]),
         ("senderEmail", {}, ["ann@x.org", "bob@x.org"]),
         ("people", {"addresses": True}, ["ann@x.org", "bob@x.org"]),
-        ("people", {}, ["ann <ann@x.org>, bob@x.org"]),
+        ("people", {"addresses": False}, ["ann <ann@x.org>, bob@x.org"]),
         ("to", {"addresses": False}, ["ann <ann@x.org>, bob@x.org"]),
         ("to", {"user_keys": UserKeyRules.exact()}, ["Ann <ann@x.org>, bob@x.org"]),
-        ("topic", {}, ["ann <ann@x.org>, bob@x.org"]),
+        ("topic", {"addresses": False}, ["ann <ann@x.org>, bob@x.org"]),
     ],
 )
 def test_address_columns_may_name_several_people_in_a_cell(column, options, keys):
@@ -155,6 +164,49 @@ def test_address_columns_may_name_several_people_in_a_cell(column, options, keys
     examples = from_table({column: ["Ann <ann@x.org>, bob@x.org"]}, users=column, **options)
     assert examples.user_keys.to_pylist() == keys
     assert examples.user_mapping.users_of("Ann <ann@x.org>, bob@x.org") == keys
+
+
+@pytest.mark.parametrize("column", ["users", "people", "topic"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "Ann <ann@x.org>, bob@x.org", "ann@x.org, bob@x.org", "Bob <bob@x.org>; ann@x.org", "ann@x.org bob@x.org",
+        "Ann <ann@x.org>, Bob <bob@x.org>", "ann@x.org; Bob <bob@x.org>", "ann@x.org | bob@x.org", "ann@x.org|bob@x.org",
+        "ann＠x.org,\nzoe, bob@x.org", "Ann <ann@x.org> Bob <bob@x.org>", "bob@x.org\u200b,ann+a@x.org",
+    ],
+)  # fmt: skip
+def test_two_addresses_are_no_user(column, cell):
+    """They would be a third user beside the two; or, with brackets at the end, one user in place of two."""
+    table = {column: ["ann@x.org", "bob@x.org", cell, cell], "id": [5, 6, 7, 8]}
+    message = f"one user with two addresses in column '{column}' at row 2; give separator= .* or addresses=True"
+    for more in ({}, {"example_id": "id"}, {"user_keys": UserKeyRules.authors()}):
+        with pytest.raises(InputError, match=message):
+            from_table(table, users=column, **more)
+    assert from_table(table, users=column, addresses=False).graph.num_users == 3
+    if "|" not in cell and "＠" not in cell:
+        several = from_table(table, users=column, addresses=True)
+        assert several.user_keys.to_pylist()[:2] == ["ann@x.org", "bob@x.org"]
+        assert several.graph.users_per_example.tolist() == [1, 1, 2, 2]
+
+
+def test_two_addresses_at_a_bar_are_no_user_of_an_address_column():
+    with pytest.raises(InputError, match="one user with two addresses in column 'to' at row 1; give separator="):
+        from_table({"to": ["ann@x.org", "ann@x.org|bob@x.org"]}, users="to")
+    assert from_table({"to": ["ann@x.org", "ann@x.org|bob@x.org"]}, users="to", separator="|").graph.num_users == 2
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["Lee, Ann <ann@x.org>", "ann@y.org <ann@x.org>", "Ann (ann@y.org) <ann@x.org>", '"ann@y.org, Ann" <ann@x.org>'],
+)
+def test_one_address_with_more_in_front_is_a_user(cell):
+    assert from_table({"users": [cell, "ann@x.org"]}).user_keys.to_pylist() == ["ann@x.org"]
+
+
+def test_an_alias_can_say_whose_two_addresses_are():
+    pairs = [("ann@x.org, bob@x.org", "ann@x.org"), ("ann@x.org, bob@x.org", "bob@x.org")]
+    examples = from_table({"users": ["Ann@x.org,  bob@x.org", "bob@x.org"]}, aliases=Aliases.from_pairs(pairs))
+    assert examples.user_keys.to_pylist() == ["ann@x.org", "bob@x.org"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import pickle
 import subprocess
 import sys
 
@@ -132,6 +134,37 @@ def test_json_round_trip():
 def test_other_texts_are_refused(stored):
     with pytest.raises(InputError):
         RunKey.from_json(stored)
+
+
+BIND = """
+import pickle, sys
+from coowned.mechanism.keys import RunKey
+key = pickle.loads(sys.stdin.buffer.read()) if sys.argv[1] == "pickle" else RunKey.from_json(sys.stdin.read())
+key.bind("run")
+"""
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_key_serves_one_process(bound, monkeypatch):
+    """Even if it has served nothing yet: two processes that got the same one could train two models with it."""
+    key, test = RunKey.from_operating_system(), RunKey.from_seed(3)
+    if bound:
+        key.bind("run")
+
+    def elsewhere(content: bytes, how: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([sys.executable, "-c", BIND, how], input=content, capture_output=True, check=False)
+
+    refused = elsewhere(pickle.dumps(key), "pickle")
+    assert refused.returncode == 1
+    assert b"InputError: this run key is from another process" in refused.stderr
+    assert key.secret.hex().encode() not in refused.stderr
+    assert elsewhere(pickle.dumps(test), "pickle").returncode == 0
+    assert elsewhere(key.to_json().encode(), "json").returncode == 0  # as a run is resumed
+    pickle.loads(pickle.dumps(key)).bind("run")  # the same process
+    monkeypatch.setattr(os, "getpid", lambda: key.process + 1)  # as after a fork
+    with pytest.raises(InputError, match=r"from another process .*; use RunKey.from_operating_system"):
+        key.bind("run")
+    test.bind("run")
 
 
 def test_a_short_secret_is_refused():

@@ -159,6 +159,113 @@ def test_a_copy_adds_the_same_in_any_company_in_torch(torch):
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("microbatch", [None, 13])
+def test_a_copy_adds_the_same_in_any_place_in_torch(torch, microbatch):
+    torch.manual_seed(0)
+    widths = ((1000, 10), (10, 10), (10, 1))
+    module = torch.nn.Sequential(*(layer for w in widths for layer in (torch.nn.Linear(*w), torch.nn.Tanh())))
+    schema = pa.schema({"x": pa.list_(pa.float32(), 1000), "t": pa.float32()})
+    model = make_model(
+        torch,
+        schema=schema,
+        module=module,
+        loss=lambda m, e: (m(e["x"])[0] - e["t"]) ** 2,
+        predict=None,
+        microbatch=microbatch,
+    )
+    generator = np.random.default_rng(0)
+    x, t = generator.normal(size=(150, 1000)).astype(np.float32), generator.normal(size=150).astype(np.float32)
+    batch = make_batch(150) | {"x": x, "t": t}
+    everybody = sums(model, batch, clip_norm=1000.0)[0]
+    for leaver in (0, 60):
+        alone = sums(model, batch, np.arange(150) == leaver, 1000.0)[0]
+        others = {name: np.delete(array, leaver, axis=0) for name, array in batch.items()}  # all after it move up
+        without = sums(model, others, clip_norm=1000.0)[0]
+        assert same({name: everybody[name] - without[name] for name in alone}, alone)
+
+
+def with_words(torch, **changes):
+    """A model that looks up one of ten words, and a batch of 20 that has a word for each row."""
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(10, 5), torch.nn.Linear(5, 3)
+
+        def forward(self, example):
+            return self.head(self.words(example["word"]) + example["x"])
+
+    def of_words(module, example):
+        return torch.nn.functional.cross_entropy(module(example), example["label"])
+
+    def probabilities(module, example):
+        return torch.softmax(module(example), -1)
+
+    torch.manual_seed(0)
+    settings = {"module": Words(), "loss": of_words, "predict": probabilities, "microbatch": 8} | changes
+    schema = SCHEMA.append(pa.field("word", pa.int64()))
+    batch = make_batch(20) | {"word": np.arange(20, dtype=np.int32) % 10}
+    return make_model(torch, schema=schema, **settings), batch
+
+
+@pytest.mark.peers
+def test_rows_that_raise_add_nothing(torch, capfd):
+    (model, batch), raising = with_words(torch), [1, 9, 10, 19]
+    kept, everything, own = ~np.isin(np.arange(20), raising), np.ones(20, bool), model.initial()
+    expected, plain = sums(model, batch, kept), model.gradient_sum(own, batch, kept)
+    before = (*model.losses(own, batch), *model.predict(own, batch))
+    batch["word"][raising] = [50, -1, 10, 2**31 - 1]
+    with pytest.raises(IndexError):
+        model._program(8)(model._all_parameters(), {name: array[:8] for name, array in model._rows(batch).items()})
+    found = sums(model, batch)
+    assert same(found[0], expected[0])
+    assert found[1] == expected[1]
+    for name, array in model.gradient_sum(own, batch, everything).items():
+        np.testing.assert_allclose(array, plain[name], rtol=1e-5, atol=1e-5)
+    after = (*model.losses(own, batch), *model.predict(own, batch))
+    assert all((now[kept] == then[kept]).all() for now, then in zip(after, before, strict=True))
+    assert np.isnan(after[0][raising]).all()  # losses
+    assert np.isnan(after[3][raising]).all()  # probabilities
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.peers
+def test_errors_of_the_model_are_reported(torch, monkeypatch):
+    from coowned import interrupts
+
+    def wrong(module, example):
+        return module.words(example["word"] + 10).sum()
+
+    with pytest.raises(IndexError):
+        sums(*with_words(torch, loss=wrong, predict=None))
+
+    model, batch = with_words(torch)
+    model.check_independence()
+    rows = {name: array[:8] for name, array in model._rows(batch).items()}
+    for error in (MemoryError, KeyboardInterrupt, SystemExit):
+
+        def failing(parameters, rows, error=error):
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setitem(model._programs, 8, failing)
+            with pytest.raises(error):
+                model._program_for_data()({}, rows)
+
+    def short_of_memory(parameters, rows):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")  # whatever the rows are
+
+    with monkeypatch.context() as patched:
+        patched.setitem(model._programs, 8, short_of_memory)
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            model._program_for_data()({}, rows)
+    batch["word"][3] = 50
+    monkeypatch.setattr(interrupts, "_received", [2])  # its exception was lost, or ended as another
+    with pytest.raises(KeyboardInterrupt):
+        sums(model, batch)
+
+
+@pytest.mark.peers
 def test_frozen_parameters_stay(torch):
     module = make_module(torch)
     module[0].requires_grad_(False)
@@ -348,3 +455,76 @@ def test_rows_that_cannot_be_encoded_add_nothing(torch):
         TorchModel(module=make_module(torch), loss=loss, encode=lambda row: row["note"][0]).for_schema(SCHEMA)
     with pytest.raises(InputError, match="no column 'body'"):
         TorchModel(module=make_module(torch), loss=loss, encode=encode, encode_columns=["body"]).for_schema(SCHEMA)
+
+
+VOCABULARY: dict[str, int] = {}
+
+
+def number_of(word):
+    return VOCABULARY.setdefault(word, len(VOCABULARY))
+
+
+class Numbers:
+    """Numbers words in the order in which it sees them."""
+
+    def __init__(self):
+        self.seen: dict[str, int] = {}
+
+    def __call__(self, row):
+        return {"word": self.seen.setdefault(row["note"], len(self.seen))}
+
+    def of(self, row):
+        return self(row)
+
+
+def encoders_that_remember():
+    vocabulary: dict[str, int] = {}
+    last = ["", ""]
+
+    def of_the_row_before(row):
+        last[:] = last[1], row["note"]
+        return {"word": len(last[0])}
+
+    def counted(row, seen=[0]):  # noqa: B006
+        seen[0] += 1
+        return {"word": seen[0]}
+
+    return {
+        "around it": lambda row: {"word": vocabulary.setdefault(row["note"], len(vocabulary))},
+        "global": lambda row: {"word": VOCABULARY.setdefault(row["note"], len(VOCABULARY))},
+        "of a helper": lambda row: {"word": number_of(row["note"])},
+        "of its object": Numbers(),
+        "of a method": Numbers().of,
+        "the row before": of_the_row_before,
+        "a counter": counted,
+    }
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", encoders_that_remember())
+def test_an_encoder_that_remembers_is_refused(torch, kind):
+    import coowned as co
+    from coowned.torch import TorchModel
+
+    def table_by(encode):
+        module = torch.nn.Embedding(100, 1)
+        spec = TorchModel(
+            module=module, loss=lambda m, e: m(e["word"]).sum(), encode=encode, encode_columns=["note"], columns=[]
+        )
+        return spec.table(examples, spec.for_schema(examples.payload.schema))
+
+    notes = [f"{'word ' * (i % 7)}{i % 50}" for i in range(200)]
+    examples = co.from_table({"users": [["u"]] * 200, "note": notes})
+    VOCABULARY.clear()
+    with pytest.raises(InputError, match=r"keeps what it has seen .* This is about the code, not about that row"):
+        table_by(encoders_that_remember()[kind])
+
+    fixed, cache = {note: number for number, note in enumerate(dict.fromkeys(notes))}, {}
+
+    def remembers_harmlessly(row):
+        if row["note"] not in cache:
+            cache[row["note"]] = fixed.get(row["note"], 99)
+        return {"word": cache[row["note"]]}
+
+    assert table_by(remembers_harmlessly).arrays["word"].tolist() == [fixed[note] for note in notes]
+    assert len(cache) == len(fixed) + 1

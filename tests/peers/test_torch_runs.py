@@ -1,5 +1,6 @@
 """Runs of PyTorch modules: the run folder, resuming, audits, and batches for a loop of one's own."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -403,6 +404,20 @@ def test_batches_are_poisson():
     statistic = ((counts - counts.mean()) ** 2).sum() / counts.mean()
     assert chi2.sf(statistic, 1999) > 1e-6
     assert all(np.unique(batch).size == batch.size for batch in found)  # one copy of each example is in S
+
+
+@pytest.mark.peers
+def test_batches_check_the_plan():
+    from coowned.torch import batches
+
+    graph, plan = make_plan(200, 8, 3, run_key=co.RunKey.from_operating_system())
+    more = co.Selection.from_copies(graph, np.full(200, 2))
+    with pytest.raises(co.CertificateMismatchError, match="a recount gives"):
+        batches(dataclasses.replace(plan, selected=more))
+    unbound = co.Selection.from_json(plan.selected.to_json())
+    with pytest.raises(co.InputError, match=r"no graph to check it against; read it with from_json\(text, graph\)"):
+        batches(dataclasses.replace(plan, selected=unbound))
+    assert len(list(batches(plan))) == 3  # the key was not used up
 
 
 @pytest.mark.peers

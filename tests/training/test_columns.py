@@ -1,15 +1,29 @@
 """Columns as arrays: declared types may refuse, inferred ones never do."""
 
+import csv as csv_module
 import json
+import sqlite3
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from coowned import from_table, read_csv, read_jsonl, read_parquet
+from coowned import from_table, read_csv, read_jsonl, read_parquet, read_sql
 from coowned.attribution.tables import types_are_inferred, with_inferred_types
 from coowned.errors import InputError
-from coowned.training.columns import check_number_columns, check_text_columns, number_matrix, numbers, text_column
+from coowned.training.columns import (
+    check_number_columns,
+    check_text_columns,
+    inferred_numbers,
+    number_matrix,
+    numbers,
+    text_column,
+)
+from coowned.training.labels import class_indices
 from coowned.training.models.linear_regression import LinearRegression
 from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.models.text_classifier import TextClassifier
@@ -102,3 +116,71 @@ def test_width_of_lists():
 def test_texts_that_are_numbers():
     column = pa.chunked_array([["1", " -2.5e3 ", "", None, "inf", "1,5", "TRUE", "nan"]])
     np.testing.assert_array_equal(numbers(column), [1, -2500, np.nan, np.nan, np.inf, np.nan, 1, np.nan])
+
+
+CELLS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(2**53 - 2, 2**53 + 2),
+    st.sampled_from([0.5, 1.0, -2.0, 1e20, float("inf")]),
+    st.sampled_from(["", "a", "01", "1", "1.50", "True", "true", "[1]", "[1, 2]", "[", "2020-01-01", "0x10", " 7 "]),
+    st.sampled_from([b"7", b"\xff", b"a"]),
+    st.lists(st.one_of(st.integers(-2, 2), st.sampled_from([0.5, "1", "x", None, True])), max_size=3),
+    st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=2, max_size=2),
+    st.dictionaries(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 2)), max_size=2),
+)
+
+
+def everything_read(payload):
+    """By what reads it: the rows that each kind of model gets of the column x."""
+    column = payload.column("x")
+    lists = {f"as {shape}": inferred_numbers(column, shape) for shape in ((), (1,), (2,), (2, 2))}
+    return {
+        "text": text_column(payload, "x").to_pylist(),
+        "texts": text_column(payload, ["x", "x"]).to_pylist(),
+        "classes": class_indices(column, ["1", "true", "a", "01"]),
+        "integer classes": class_indices(column, [0, 1, 2]),
+        "numbers": numbers(column),
+        "one column": number_matrix(payload, ["x"], num_features=2),
+        "columns": number_matrix(payload, ["x", "x"]),
+        **lists,
+    }
+
+
+def read_in_format(kind, folder, cells):
+    if kind != "sql":
+        cells = [cell.decode("latin1") if isinstance(cell, bytes) else cell for cell in cells]
+    else:
+        connection = sqlite3.connect(":memory:")
+        connection.execute("CREATE TABLE t (id INTEGER, users TEXT, x)")
+        plain = [json.dumps(cell) if isinstance(cell, list | dict) else cell for cell in cells]
+        connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [(i, f"u{i}", x) for i, x in enumerate(plain)])
+        found = read_sql("SELECT * FROM t ORDER BY id", connection, example_id="id", users="users")
+        connection.close()
+        return found
+    parts = [cells] if kind != "folder" else [cells[:2], cells[2:]]
+    for number, part in enumerate(parts):
+        file = folder / f"{number}.{'csv' if kind == 'csv' else 'jsonl'}"
+        if kind == "csv":
+            with file.open("w", newline="") as opened:
+                rows = [("u", "" if cell is None else cell) for cell in part]
+                csv_module.writer(opened).writerows([("users", "x"), *rows])
+        else:
+            file.write_text("".join(json.dumps({"users": ["u"], "x": cell}) + "\n" for cell in part))
+    return read_csv(folder, users="users") if kind == "csv" else read_jsonl(folder, users="users")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "folder", "sql"])
+@given(cells=st.lists(CELLS, min_size=4, max_size=7), other=CELLS, row=st.integers(0, 3))
+@settings(max_examples=100)
+def test_one_cell_changes_no_other(kind, cells, other, row):
+    """Whatever one person writes into their cell, and whatever that makes of the column: other rows stay the same."""
+    found = []
+    for these in (cells, [*cells[:row], other, *cells[row + 1 :]]):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(everything_read(read_in_format(kind, Path(folder), these).payload))
+    for name, before in found[0].items():
+        after = found[1][name]
+        for index in set(range(len(cells))) - {row}:
+            np.testing.assert_array_equal(after[index], before[index], err_msg=f"{name}, row {index}")

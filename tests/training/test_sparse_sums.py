@@ -104,6 +104,18 @@ def test_no_copy_adds_more(seed, size, num_features, clip_norm, shape):
     assert min(found) > 0 or clip_norm == 1e20
 
 
+@pytest.mark.parametrize("length", [2**14, 2**14 + 1, 2**15 - 1, 2**15, 2**16 - 1, 2**16, 2**16 + 5, 2**17])
+def test_no_long_row_of_large_numbers_adds_more(length):
+    """Its square does not fit in 64 bits from 2^15 numbers on, and would be small again at 2^16."""
+    indices, values = np.arange(length, dtype=np.int32), np.full(length, 2**24, np.int32)
+    rows, grid = SparseRows(indices, values, np.array([0, length]), np.array([0]), length), Grid.for_linear(1.0)
+    (found,) = squared_lengths(sums(np.zeros((1, length + 1)), rows, [1.0], [True], [grid])[None])
+    assert found <= squared_radius(grid)
+    assert found == 0
+    ordinary = rows._replace(values=np.full(length, ONE, np.int32))
+    assert sums(np.zeros((1, length + 1)), ordinary, [1.0], [True], [grid]).any()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_longest_copies_use_nearly_all_of_the_radius(shape):
     coefficients, rows, labels, mask, grids = world(9, 300, shape, size=60.0)
@@ -207,7 +219,8 @@ def test_clipped_copies_are_counted(shape):
 def test_sums_of_the_most_copies_fit():
     longest = Grid.for_linear(math.nextafter(1.0, 0)).radius
     assert sparse_sums._MOST_COPIES * longest < 2.0**63
-    assert 2**14 * sparse_sums._LARGEST**2 + ONE**2 < 2**63
+    assert sparse_sums._LONGEST + sparse_sums._LARGEST**2 < 2**63
+    assert (sparse_sums._MANY - 1) * sparse_sums._LARGEST**2 + ONE**2 <= sparse_sums._LONGEST
 
 
 def test_bad_arguments_are_refused():

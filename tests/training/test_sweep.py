@@ -295,7 +295,8 @@ def test_files_of_a_sweep(small, tmp_path):
     assert metadata["statement"] == swept.statement(3)
     assert metadata["configuration"] == plans[3].configuration
     assert json.loads(metadata["model"]) == MODEL.describe()
-    assert stat.S_IMODE((place / models[3]).stat().st_mode) == 0o600
+    for private in (models[3], "certificate.json"):
+        assert stat.S_IMODE((place / private).stat().st_mode) == 0o600
     listed = pl.read_parquet(place / "members.parquet")
     assert listed["configuration"].to_list() == [plan.configuration for plan in plans]
     assert listed["clip_norm"].to_list() == [plan.clip_norm for plan in plans]

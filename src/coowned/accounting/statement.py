@@ -178,8 +178,10 @@ def _example_level(guarantee: "PrivacyGuarantee") -> str:
 
 EXACT_RELEASE = (
     "coowned's training releases integers: clipped gradients and Gaussian noise are rounded to one public grid and "
-    "added exactly. Assumed: ChaCha20's output is as good as random bits and, except for linear models, the computed "
-    "gradient of a copy does not depend on its position in a batch (tested, not proven). Timing is not covered."
+    "added exactly; a loop of your own that adds noise in floating point does not. Assumed: ChaCha20's output is as "
+    "good as random bits and, except for linear models, the computed gradient of a copy does not depend on the other "
+    "copies of its batch, nor on its position among them (tested on examples, for models of your own before each "
+    "training; not proven). Timing is not covered."
 )
 
 

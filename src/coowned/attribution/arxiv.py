@@ -46,7 +46,7 @@ def read_arxiv(
     for paper in _papers(path):
         parts = [(*author[:3], "", "")[:3] for author in paper.authors_parsed]
         names = [valid_text(" ".join(f"{first} {last} {suffix}".split())) for last, first, suffix in parts]
-        builder.add_users([builder.code(name) for name in names if name])
+        builder.add_mentions([builder.code(name) for name in names if name])
         texts = [" ".join(valid_text(text).split()) for text in (paper.title, paper.abstract, paper.categories)]
         builder.add_row(valid_text(paper.id), valid_text(paper.id), *texts, characters=sum(map(len, texts)))
     return builder.attribute(

@@ -61,20 +61,16 @@ def finish(kind: str, *parts: RowSums) -> str:
 
 def sum_rows(word: str, numbers: np.ndarray, rows: np.ndarray, ids: Texts) -> RowSums:
     """Sums the rows "word: n1: n2: … id"; numbers (entries, columns) int64, rows (entries,) says which id."""
-    prefix = _prefix(word)
+    prefix = np.frombuffer(f"{word}:".encode(), dtype=np.uint8)
     return _sum_in_parallel(lambda begin, end: kernels.hash_rows(prefix, numbers, ids, rows, begin, end), len(rows))
 
 
 def sum_examples(indptr: np.ndarray, users: np.ndarray, ids: Texts, keys: Texts) -> RowSums:
     """Sums the rows "example: length: id length: key …" of every example of a graph in compressed rows."""
-    prefix = _prefix("example")
+    prefix = np.frombuffer(b"example:", dtype=np.uint8)
     return _sum_in_parallel(
         lambda begin, end: kernels.hash_examples(prefix, indptr, users, ids, keys, begin, end), len(indptr) - 1
     )
-
-
-def _prefix(word: str) -> np.ndarray:
-    return np.frombuffer(f"{word}:".encode(), dtype=np.uint8)
 
 
 def _sum_in_parallel(hash_range: Callable[[int, int], np.ndarray], count: int) -> RowSums:

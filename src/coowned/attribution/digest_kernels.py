@@ -35,7 +35,7 @@ _INITIAL_STATE = np.array(
 _FOUR = ir.VectorType(ir.IntType(32), 4)
 _COLON = 58
 _NUMBER = 20  # most bytes of a number and its colon
-_WIDE = 32  # bytes copied at once
+_WIDE = 32  # bytes copied or cleared at once
 _PADDING = 128  # most bytes that padding adds, and what wide copies write after a text
 _ROWS_TOGETHER = 256  # rows that are fetched, written and then hashed together
 
@@ -68,6 +68,19 @@ def _copy_wide(typing_context, target, at, source, begin):
         return context.get_dummy_value()
 
     return types.none(target, types.intp, source, types.intp), generate
+
+
+@intrinsic
+def _clear_wide(typing_context, target, at):
+    """target[at:at + _WIDE] = 0, of bytes; the array must reach so far."""
+    line = ir.VectorType(ir.IntType(8), _WIDE)
+
+    def generate(context, builder, signature, arguments):
+        to = _address(context, builder, line, signature.args[0], *arguments)
+        builder.store(ir.Constant(line, None), to, align=1)
+        return context.get_dummy_value()
+
+    return types.none(target, types.intp), generate
 
 
 @intrinsic
@@ -170,11 +183,15 @@ def add_hashes(message, ends, count, sums):
 
 @_njit
 def pad(message, begin, end):
-    """Pads message[begin:end] to whole blocks of 64 bytes as SHA-256 does; returns the new end."""
+    """Pads message[begin:end] to whole blocks of 64 bytes as SHA-256 does; returns the new end.
+
+    Up to _WIDE bytes after the new end are cleared too.
+    """
     length = end - begin
     padded = begin + ((length + 8) // 64 + 1) * 64
     message[end] = 0x80
-    message[end + 1 : padded - 8] = 0
+    for at in range(end + 1, padded, _WIDE):
+        _clear_wide(message, at)  # pyright: ignore[reportCallIssue]
     bits = np.uint64(length) * np.uint64(8)
     for i in range(8):
         message[padded - 1 - i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(0xFF))
@@ -184,6 +201,13 @@ def pad(message, begin, end):
 @_inline
 def _put_decimal(message, at, value):
     """Writes an integer >= 0 in decimal digits and a colon; returns the position after it."""
+    if value < 100:  # nearly every length
+        tens = np.uint32(value) // np.uint32(10)
+        message[at] = np.uint8(48 + tens)
+        at += np.int64(tens > 0)
+        message[at] = np.uint8(48 + value - 10 * tens)
+        message[at + 1] = _COLON
+        return at + 2
     digits = 1
     rest = value
     while rest >= 10:

@@ -13,9 +13,17 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution import kernels
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, drop_users
 from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
-from coowned.attribution.user_keys import Aliases, UserKeyRules, UserMapping, split_addresses
+from coowned.attribution.user_keys import (
+    Aliases,
+    UserKeyRules,
+    UserMapping,
+    among,
+    lists_others,
+    split_addresses,
+    with_two_addresses,
+)
 from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
@@ -82,11 +90,10 @@ class AttributedExamples:
         user_keys = pl.Series(self.user_keys)
         refuse_unknown_keys(wanted.filter(~wanted.is_in(user_keys.implode())).to_list())
         gone = user_keys.is_in(wanted.implode()).to_numpy()
-        return dataclasses.replace(
-            self,
-            graph=self.graph.without_users(np.flatnonzero(gone)),
-            user_mapping=self.user_mapping.without(~gone),
-        )
+        graph, mapping = self.graph.without_users(np.flatnonzero(gone)), self.user_mapping
+        rows = drop_users(mapping.indptr, mapping.users, ~gone)
+        keys_left = mapping.user_keys.filter(pa.array(~gone))
+        return dataclasses.replace(self, graph=graph, user_mapping=UserMapping(mapping.spellings, *rows, keys_left))
 
 
 def refuse_unknown_keys(unknown: Sequence[str]) -> None:
@@ -146,23 +153,39 @@ def valid_text(value: object) -> str:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
-class ExampleBuilder:
+class MentionsBuilder:
+    """Collects who is named in each row."""
+
+    def __init__(self) -> None:
+        self._spellings: dict[str, int] = {}  # with the code of each
+        self._counts = array("q")  # of each row
+        self._codes = array("i")  # row after row
+
+    def code(self, spelling: str) -> int:
+        return self._spellings.setdefault(spelling, len(self._spellings))
+
+    def add_mentions(self, codes: Collection[int]) -> None:
+        """Adds what the next row names, by code."""
+        self._counts.append(len(codes))
+        self._codes.extend(codes)
+
+    def mentions(self) -> Mentions:
+        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, dtype=np.int64))])
+        codes = np.frombuffer(self._codes, dtype=np.int32)
+        return Mentions(indptr, codes, pa.array(list(self._spellings), pa.large_string()))
+
+
+class ExampleBuilder(MentionsBuilder):
     """Collects examples one at a time as Arrow columns, so that a large source is never held as Python objects.
 
-    Every row has its values (`add_row`) and its users (`add_users`), both in row order; users may come later.
+    Every row has its values (`add_row`) and its users (`add_mentions`), both in row order; users may come later.
     """
 
     def __init__(self, schema: pa.Schema):
+        super().__init__()
         self._schema = pa.schema([("", pa.large_string()), *schema])  # the id first
-        self._codes: dict[str, int] = {}  # spelling -> its index
-        self._num_users = array("q")  # of each row
-        self._users = array("i")  # codes, row after row
         self._batches: list[pa.RecordBatch] = []
         self._start_batch()
-
-    def code(self, spelling: str) -> int:
-        """The code of a user's spelling."""
-        return self._codes.setdefault(spelling, len(self._codes))
 
     def add_row(self, example_id: str, *values: Any, characters: int = 0) -> None:
         """Adds the id and the payload of one row; characters: about how many they have together."""
@@ -172,25 +195,13 @@ class ExampleBuilder:
         if self._characters >= _BATCH_CHARACTERS:
             self._end_batch()
 
-    def add_users(self, codes: Collection[int]) -> None:
-        """Adds the users of the next row, by code."""
-        self._num_users.append(len(codes))
-        self._users.extend(codes)
-
     def ids(self) -> pa.ChunkedArray:
         """(rows,) of all rows added so far."""
-        self._end_batch()
-        return pa.Table.from_batches(self._batches, self._schema).column(0)
-
-    def mentions(self) -> Mentions:
-        indptr = np.concatenate([[0], np.cumsum(np.frombuffer(self._num_users, dtype=np.int64))])
-        users = np.frombuffer(self._users, dtype=np.int32)
-        return Mentions(indptr, users, pa.array(list(self._codes), pa.large_string()))
+        return self._table().column(0)
 
     def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
         """`attribute` of all rows, by default with the users that were added."""
-        self._end_batch()
-        table = pa.Table.from_batches(self._batches, self._schema)
+        table = self._table()
         return attribute(
             mentions or self.mentions(), example_ids=table.column(0), payload=table.remove_column(0), **settings
         )
@@ -205,6 +216,10 @@ class ExampleBuilder:
             self._batches.append(pa.record_batch(columns, schema=self._schema))
             self._start_batch()
 
+    def _table(self) -> pa.Table:
+        self._end_batch()
+        return pa.Table.from_batches(self._batches, self._schema)
+
 
 def attribute(
     users: pa.Array | pa.ChunkedArray | Mentions,
@@ -215,7 +230,7 @@ def attribute(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     columns_read: Sequence[str] = (),
     notes: Mapping[str, int] | None = None,
-    addresses: bool = False,
+    addresses: bool | None = False,
     repeats: str = "repeated_rows",
     location: str | Location = "",
 ) -> AttributedExamples:
@@ -231,7 +246,8 @@ def attribute(
       aliases: an `Aliases`, or the path of its CSV file.
       columns_read: the columns that ids and users were derived from.
       notes: counts that the reader reports.
-      addresses: read each spelling that has an @ as an address header, which may name several people.
+      addresses: read each spelling that has an @ as an address header, which may name several people; None: it is not
+        known whether one does, and a user with two addresses is an error. With False that is one user.
       repeats: the name of the note that counts rows which repeat an id, if there are any; empty for no note.
       location: what to call the source in errors.
     """
@@ -250,12 +266,25 @@ def attribute(
         spelling = int(np.searchsorted(name_ends, blank[0], side="right")) - 1
         row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
         raise InputError(f"{where}blank user in {column} at {where.row(row)}; fill it in or remove the entry")
-    key_ends, key_users, key_array = _number_keys(keys, aliases, rules)
+    known = read_aliases(aliases)
+    key_ends, key_users, key_array = _number_keys(keys, known, rules)
     spelling_indptr, spelling_users = _expand(name_ends, np.arange(len(keys)), key_ends, key_users)
     mapping = UserMapping(spellings, spelling_indptr, spelling_users, key_array)
+    user_names = pl.Series(key_array)
+    if addresses is not False and len(several := with_two_addresses(user_names)):
+        entry = first_true(np.isin(spelling_users, several.to_numpy()))
+        spelling = int(np.searchsorted(spelling_indptr, entry, side="right")) - 1
+        row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
+        raise InputError(
+            f"{where}one user with two addresses in {column} at {where.row(row)}; give separator= (--separator), the "
+            "text between two users of a cell, or addresses=True (--addresses) if cells are written as in mail; "
+            "addresses=False (--no-addresses) makes it one user"
+        )
     name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
     ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
-    found = {**(notes or {}), **_doubtful_keys(pl.Series(key_array))}
+    found = {**(notes or {}), **_doubtful_keys(user_names, rules)}
+    if unused := _unused_aliases(keys, known, rules):
+        found["aliases_that_match_no_user"] = unused
     if ids is not None and pl.Series(ids).n_unique() < len(ids):
         rows = len(ids)
         empty = np.flatnonzero((pl.Series(ids).cast(pl.String) == "").to_numpy())
@@ -327,26 +356,39 @@ def _merge_copies(
 
 
 def _number_keys(
-    keys: pl.Series, aliases: Aliases | str | os.PathLike[str] | None, rules: UserKeyRules
+    keys: pl.Series, aliases: Aliases | None, rules: UserKeyRules
 ) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     """The users of each spelling, as compressed rows of labels, and the (users,) keys."""
-    known = read_aliases(aliases)
-    if known is None:
+    if aliases is None:
         encoded = keys.to_arrow().cast(pa.large_string()).dictionary_encode()
         return np.arange(len(keys) + 1), np.asarray(encoded.indices), encoded.dictionary
-    resolved = known.canonical(rules).users_of
+    resolved = aliases.canonical(rules).users_of
     lists = [resolved.get(key, (key,)) for key in keys.to_list()]
     counts = np.fromiter((len(entry) for entry in lists), dtype=np.int64, count=len(lists))
     flat = pa.array([user for entry in lists for user in entry], pa.large_string()).dictionary_encode()
     return np.concatenate([[0], np.cumsum(counts)]), np.asarray(flat.indices), flat.dictionary
 
 
-def _doubtful_keys(keys: pl.Series) -> dict[str, int]:
+def _unused_aliases(keys: pl.Series, aliases: Aliases | None, rules: UserKeyRules) -> int:
+    """How many aliases have a key that neither the data nor another alias have: perhaps misspelled ones."""
+    if aliases is None:
+        return 0
+    of_others = [user for key, users in aliases.users_of.items() for user in users if user != key]
+    own = rules.canonical(pl.Series(list(aliases.users_of), dtype=pl.String)).unique()
+    used = among(own, keys) | among(own, rules.canonical(pl.Series(of_others, dtype=pl.String)))
+    return int((~used).sum())
+
+
+def _doubtful_keys(keys: pl.Series, rules: UserKeyRules) -> dict[str, int]:
     """Counts of keys to review: they may not be people, or may be duplicates of one person."""
     missing = int(keys.is_in(_MISSING).sum())
     decimals = keys.filter(keys.str.contains(r"^\d+\.0+$"))
-    numbers = int(decimals.str.replace(r"\.0+$", "").is_in(keys.implode()).sum())
-    counts = {"users_named_like_a_missing_value": missing, "users_that_are_one_number_in_two_spellings": numbers}
+    numbers = int(among(decimals.str.replace(r"\.0+$", ""), keys).sum()) if len(decimals) else 0
+    counts = {
+        "users_named_like_a_missing_value": missing,
+        "users_that_are_one_number_in_two_spellings": numbers,
+        "users_with_other_users_in_their_key": len(lists_others(keys, rules)),
+    }
     return {name: count for name, count in counts.items() if count}
 
 

@@ -200,14 +200,12 @@ class AttributionGraph:
         gone = np.unique(indices(users, "users", self.num_users))
         stays = np.ones(self.num_users, dtype=bool)
         stays[gone] = False
-        new_label = np.cumsum(stays) - 1  # (num_users,) meaningful where stays
-        kept_pairs = stays[self.users]
-        kept_before = np.concatenate([[0], np.cumsum(kept_pairs)])
+        indptr, kept = drop_users(self.indptr, self.users, stays)
         keys = pa.array(np.arange(self.num_users)) if self.user_keys is None else self.user_keys
         return dataclasses.replace(
             self,
-            indptr=kept_before[self.indptr],
-            users=new_label[self.users[kept_pairs]].astype(self.users.dtype),
+            indptr=indptr,
+            users=kept,
             num_users=self.num_users - len(gone),
             user_keys=keys.filter(pa.array(stays)),
             num_unprotected_users=self.num_unprotected_users + len(gone),
@@ -220,6 +218,13 @@ class AttributionGraph:
             return rows
         ids = self.example_ids.take(rows)
         return ids if self.id_type is None else ids.cast(self.id_type)
+
+
+def drop_users(indptr: np.ndarray, users: np.ndarray, stays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compressed rows with only the users for which stays (num_users,) is true, numbered anew."""
+    kept = stays[users]
+    before = np.concatenate([[0], np.cumsum(kept)])
+    return before[indptr], (np.cumsum(stays) - 1)[users[kept]].astype(users.dtype)
 
 
 def indices(values: Any, name: str, count: int) -> np.ndarray:

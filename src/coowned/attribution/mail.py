@@ -1,8 +1,8 @@
 """Mail: every message belongs to its sender and to everyone it was sent to."""
 
+import contextlib
 import email.utils
 import os
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution import kernels
-from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions
+from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions, MentionsBuilder
 from coowned.attribution.mail_addresses import parse_addresses
 from coowned.attribution.mail_bodies import BODY_FIELDS, body_text
 from coowned.attribution.mail_boxes import RawMessage, folder_files, is_mail_head, raw_messages, read_head
@@ -143,20 +143,15 @@ def display_names(path: str | os.PathLike[str]) -> dict[str, set[str]]:
     for message in raw_messages(path, lambda done: None):
         for found in header_fields(split_message(message.content)[0], wanted).values():
             values.update(map(header_text, found))
-    pairs = {pair for value in values for pair in _names_and_addresses(value) if all(pair)}
+    pairs: set[tuple[str, str]] = set()
+    for value in values:
+        with contextlib.suppress(RecursionError):  # brackets nested too deep for the standard library's parser
+            pairs.update(pair for pair in email.utils.getaddresses([value]) if all(pair))
     keys = UserKeyRules.email().canonical([address for _, address in pairs])
     names: dict[str, set[str]] = {}
     for key, (name, _) in zip(keys, pairs, strict=True):
         names.setdefault(key, set()).add(decode_words(name))
     return names
-
-
-def _names_and_addresses(value: str) -> list[tuple[str, str]]:
-    """Of one header value; none where brackets are nested too deep for the standard library's parser."""
-    try:
-        return email.utils.getaddresses([value])
-    except RecursionError:
-        return []
 
 
 def looks_like_mail(path: str | os.PathLike[str]) -> bool:
@@ -198,9 +193,7 @@ class _Mailbox:
         self._thread = tuple(name.lower().encode() for name in _THREAD) if with_references else ()
         self._wanted = frozenset((*self._people, *self._thread, *BODY_FIELDS, b"message-id", b"subject", b"date"))
         self._parsed: dict[bytes, tuple[tuple[int, ...], int, bool]] = {}  # codes, unreadable, unnamed
-        self._message_codes: dict[str, int] = {}  # message id -> its index
-        self._mentioned = array("i")  # message ids that each message mentions, its own among them
-        self._num_mentioned = array("q")
+        self._references = MentionsBuilder()  # message ids that each message mentions, its own among them
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)  # what a person should know of the messages
 
     def add(self, message: RawMessage) -> None:
@@ -234,19 +227,17 @@ class _Mailbox:
 
     def _threads(self, addresses: pa.Array) -> np.ndarray:
         """(messages,) the thread of each message, counted from 0: messages are joined by the ids they mention."""
-        ids = pl.Series(list(self._message_codes), dtype=pl.String)
+        indptr, mentioned, spellings = self._references.mentions()
+        ids = pl.Series(spellings, dtype=pl.String)
         # "In-Reply-To: message of Ann <ann@x.org>" names a person, not a message: joining by it would make one thread
         # of everything that answers Ann.
         people = pl.Series(addresses, dtype=pl.String).str.to_lowercase()
         own_ids = pl.Series(self.builder.ids()).unique()
         is_person = (ids.str.to_lowercase().is_in(people.implode()) & ~ids.is_in(own_ids.implode())).to_numpy()
-        mentioned = np.frombuffer(self._mentioned, dtype=np.int32)
         joins = ~is_person[mentioned]
-        counts = np.frombuffer(self._num_mentioned, dtype=np.int64)
-        ends = np.concatenate([[0], np.cumsum(joins)])[np.concatenate([[0], np.cumsum(counts)])]
-        mentioned = mentioned[joins]
+        ends, mentioned = np.concatenate([[0], np.cumsum(joins)])[indptr], mentioned[joins]
         component = kernels.connected_components(ends, mentioned, len(ids))  # (ids,)
-        thread = len(ids) + np.arange(len(counts))  # a message without references is its own thread
+        thread = len(ids) + np.arange(len(indptr) - 1)  # a message without references is its own thread
         connected = np.diff(ends) > 0
         thread[connected] = component[mentioned[ends[:-1][connected]]]
         return np.unique(thread, return_inverse=True)[1]
@@ -261,7 +252,7 @@ class _Mailbox:
                 self.counts["unreadable_addresses"] += unreadable
                 unnamed |= says_unnamed
         self.counts["unnamed_recipients"] += unnamed
-        self.builder.add_users(users)
+        self.builder.add_mentions(users)
 
     def _parse(self, value: bytes) -> tuple[tuple[int, ...], int, bool]:
         parsed = parse_addresses(header_text(value))
@@ -276,6 +267,4 @@ class _Mailbox:
         for name in self._thread:
             for value in fields.get(name, ()):
                 found.extend(message_ids(header_text(value)))
-        codes = self._message_codes
-        self._mentioned.extend(codes.setdefault(one, len(codes)) for one in found)
-        self._num_mentioned.append(len(found))
+        self._references.add_mentions([self._references.code(one) for one in found])

@@ -58,6 +58,13 @@ class _Message(msgspec.Struct):
     comment: Any = None  # of a file; it keeps its author inside
     text: Any = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.comment, dict):
+            try:
+                self.comment = msgspec.convert(self.comment, _Reply)
+            except msgspec.ValidationError as error:
+                raise ValueError(f"comment.user: {str(error).partition(' - at ')[0].lower()}") from None
+
 
 class _User(msgspec.Struct):
     id: _Id
@@ -202,14 +209,14 @@ class _ConversationReader:
         everybody = array("i", sorted(self.everybody or ()))
         for threads in self.threads.values():
             people = set().union(*(self.people[thread] for thread in threads)) if self.everybody is None else everybody
-            self.builder.add_users(people)
+            self.builder.add_mentions(people)
 
 
 def _author(message: _Message) -> tuple[str | None, bool]:
     """Who wrote it, and whether a program did."""
     user = message.user or None
-    if user is None and isinstance(message.comment, dict):
-        user = msgspec.convert(message.comment, _Reply).user or None
+    if user is None and isinstance(message.comment, _Reply):
+        user = message.comment.user or None
     is_bot = bool(message.bot_id) or message.subtype == "bot_message"
     if user is None and is_bot:
         return f"bot:{message.bot_id or 'unnamed'}", True

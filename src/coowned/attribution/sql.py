@@ -17,11 +17,13 @@ from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import DataOptions
 from coowned.attribution.tables import (
     attribute_table,
+    exact_text,
+    join_chunks,
     table_options,
     to_arrow_table,
     valid_table,
     values_to_arrow,
-    values_to_text,
+    with_inferred_types,
 )
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
@@ -60,8 +62,9 @@ def read_sql(
       name: what errors call the query.
       progress: called after each chunk of rows as progress(0.0, message): the total is not known.
 
-    A column is integers, numbers, text, ... by what it holds; integers among numbers become numbers, NULL is
-    null, and any other mixture is read as text, so that no cell can stop a run; a repeated name is an error. Without
+    A column is integers, numbers, text, ... by what it holds (where the driver gives Arrow, by its own types); integers
+    among numbers become numbers, NULL is null, and any other mixture is read as text, so that no cell can stop a run.
+    Training takes each cell by itself, whatever its column's type became. A repeated name is an error. Without
     ORDER BY the rows may come in another order next time; S does not depend on it, except with `ties="input"`, but a
     training run is only resumed with the same order: write `ORDER BY` the id.
 
@@ -111,7 +114,7 @@ def read_query(
         )
     if not callable(getattr(connection, "cursor", None)):
         raise InputError(f"{where}{type(connection).__name__} is not a DB-API or ADBC connection: it has no cursor()")
-    table = _table_of(query, connection, parameters, where, reporting(progress))
+    table = _table_of(query, connection, parameters, options, where, reporting(progress))
     for number, name in enumerate(table.column_names):
         if table.column_names.index(name) != number:
             raise InputError(f"{where}two columns are named {name!r}; rename one in the query with AS")
@@ -152,7 +155,11 @@ def _reading_only(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reading else sqlite3.SQLITE_DENY
 
 
-def _table_of(query: str, connection: Any, parameters: Any, where: Location, progress: Progress) -> pa.Table:
+def _table_of(
+    query: str, connection: Any, parameters: Any, options: DataOptions, where: Location, progress: Progress
+) -> pa.Table:
+    """The result; types are the driver's where it gives Arrow, else inferred."""
+    metadata = (*options.user_columns(), options.example_id)
     with _named_errors(connection, where), contextlib.closing(connection.cursor()) as cursor:
         cursor.execute(query, *([parameters] if parameters else []))
         if hasattr(cursor, "fetch_arrow_table"):
@@ -160,30 +167,21 @@ def _table_of(query: str, connection: Any, parameters: Any, where: Location, pro
         if cursor.description is None:
             raise InputError(f"{where}the query returns no rows; write a SELECT")
         names = [str(column[0]) for column in cursor.description]
+        texts = [exact_text if name in metadata else None for name in names]
         columns: list[list[pa.Array]] = [[] for _ in names]  # chunks of each column
         size, done = _FIRST_ROWS, 0
         while rows := cursor.fetchmany(size):
             if isinstance(rows[0], Mapping):
                 raise InputError(f"{where}the connection returns rows as mappings; configure it to return tuples")
-            for chunks, values in zip(columns, zip(*rows, strict=True), strict=True):
-                chunks.append(values_to_arrow(values))
+            for chunks, values, text in zip(columns, zip(*rows, strict=True), texts, strict=True):
+                chunks.append(values_to_arrow(values, text))
             done += len(rows)
             # The next chunk has room for a few wide rows or for many narrow ones.
             num_bytes = max(1, sum(chunks[-1].nbytes for chunks in columns))
             size = max(1, min(_MOST_ROWS, len(rows) * _CHUNK_BYTES // num_bytes))
             progress(0.0, f"reading rows: {done:,}")
-    return pa.table([_joined(chunks) for chunks in columns], names=names)
-
-
-def _joined(chunks: list[pa.Array]) -> pa.ChunkedArray:
-    """All chunks in one common type, or as text if there is none."""
-    known = [chunk.type for chunk in chunks if not pa.types.is_null(chunk.type)] or [pa.null()]
-    try:
-        schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(known)]
-        kind = pa.unify_schemas(schemas, promote_options="permissive")[0].type
-        return pa.chunked_array([chunk.cast(kind) for chunk in chunks], kind)
-    except pa.ArrowException:  # integers that no float holds, times with and without a zone, ...
-        return pa.chunked_array([values_to_text(chunk.to_pylist()) for chunk in chunks], pa.large_string())
+    joined = [join_chunks(chunks, text) for chunks, text in zip(columns, texts, strict=True)]
+    return with_inferred_types(pa.table(joined, names=names))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
@@ -18,11 +19,22 @@ import pyarrow.parquet
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import SUFFIXES, DataOptions
-from coowned.attribution.tables import attribute_table, table_options, valid_table, values_to_arrow, with_inferred_types
+from coowned.attribution.tables import (
+    EXACT,
+    attribute_table,
+    exact_text,
+    join_chunks,
+    table_options,
+    valid_table,
+    values_to_arrow,
+    with_inferred_types,
+)
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
 from coowned.errors import InputError
 from coowned.progress import counted
+
+pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _BLOCK_BYTES = 1 << 24  # bytes of a file that are parsed at once
 _JSON_KINDS = {
@@ -102,8 +114,26 @@ def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> 
             ) from error
         tables.append(valid_table(table, options, f"{file}: "))
     location = Location(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
+    if kind == "jsonl":
+        return _joined(tables, options), location
     one_schema(files, [table.schema for table in tables])
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive"), location
+
+
+def _joined(tables: Sequence[pa.Table], options: DataOptions) -> pa.Table:
+    """One table of all fields, in the order in which they first appear; nobody's cell or field stops the others."""
+    if len(tables) == 1:
+        return tables[0]
+    metadata = (*options.user_columns(), options.example_id)
+    names = dict.fromkeys(name for table in tables for name in table.column_names)
+    columns = {
+        name: join_chunks(
+            [table.column(name) if name in table.column_names else pa.nulls(table.num_rows) for table in tables],
+            exact_text if name in metadata else None,
+        )
+        for name in names
+    }
+    return pa.table(columns)
 
 
 def one_schema(files: Sequence[str | Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -156,34 +186,27 @@ def _read_parquet_file(file: Path, _: DataOptions) -> pa.Table:
         return parquet.read(use_threads=True)
 
 
-def _read_csv_file(file: Path, options: DataOptions) -> pa.Table:
-    """Types come from the first block; where a later one does not fit, all is read again with that column as text."""
-    types = {name: pa.large_string() for name in (*options.user_columns(), options.example_id) if isinstance(name, str)}
+def _read_csv_file(file: Path, _: DataOptions) -> pa.Table:
+    """All cells as text: types that are inferred from cells would let one person's cell change everybody's."""
     parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+    convert = pyarrow.csv.ConvertOptions(check_utf8=False)
     block_bytes = _BLOCK_BYTES
     while True:
-        names: list[str] = []
+        read = pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False)
         try:
-            with pyarrow.csv.open_csv(
-                file,
-                read_options=pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False),
-                parse_options=parse,
-                convert_options=pyarrow.csv.ConvertOptions(
-                    column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=False
-                ),
-            ) as reader:
-                names = _names(reader.schema)
+            with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
+                types = dict.fromkeys(_names(reader.schema), pa.large_string())
+            convert = pyarrow.csv.ConvertOptions(
+                column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=False
+            )
+            with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
                 return pa.Table.from_batches(list(reader), reader.schema)
         except pa.ArrowInvalid as error:
-            wrong = re.search(r"In CSV column #(\d+):", str(error))
-            column = names[int(wrong[1])] if wrong and int(wrong[1]) < len(names) else None
-            if column is not None and column not in types:
-                types[column] = pa.large_string()
-            elif "straddl" in str(error):  # one row longer than a block: the next try has room for it
-                why = "an unclosed quote joins all rows after it into one"
-                block_bytes = _larger_block(file, block_bytes, why)
-            else:
+            if "straddl" not in str(error):
                 raise _csv_error(file, error) from error
+            # One row is longer than a block: the next try has room for it.
+            why = "an unclosed quote joins all rows after it into one"
+            block_bytes = _larger_block(file, block_bytes, why)
 
 
 def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
@@ -215,15 +238,27 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
     block_bytes = _BLOCK_BYTES
     while True:
         try:
-            return pyarrow.json.read_json(
+            table = pyarrow.json.read_json(
                 file,
                 read_options=pyarrow.json.ReadOptions(block_size=block_bytes, use_threads=True),
                 parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer"),
             )
+            return _read_json_values(file, options) if any(map(_lost_its_spelling, table.columns)) else table
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if "straddl" not in str(error):
                 return _read_json_values(file, options)
             block_bytes = _larger_block(file, block_bytes, "is it one object per line?")
+
+
+def _lost_its_spelling(column: pa.ChunkedArray) -> bool:
+    """Whether the reader took texts for times, or rounded integers that stand among floats, at any depth."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_lost_its_spelling(pc.struct_field(column, name)) for name in _names(pa.schema(list(kind))))
+    if pa.types.is_nested(kind):
+        return _lost_its_spelling(pc.list_flatten(column))
+    rounded = pa.types.is_floating(kind) and pc.any(pc.greater_equal(pc.abs(column), EXACT)).as_py()
+    return pa.types.is_temporal(kind) or bool(rounded)
 
 
 def _breaks_arrow(file: Path) -> bool:
@@ -279,8 +314,8 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
             raise InputError(f"{where}: not JSON ({one_line(error)}); write one complete object per line") from None
         if not isinstance(fields, dict):
             raise InputError(f"{where}: {json_kind(fields)} where an object was expected; write one object per line")
-        for name in fields.keys() - columns.keys():
-            columns[name] = [None] * len(numbers)
+        for name in fields:
+            columns.setdefault(name, [None] * len(numbers))
         for name in metadata:
             if "\ufffd" in text and "\ufffd" in str(fields.get(name)) and "\ufffd".encode() not in line:
                 raise InputError(f"{where}: {name!r} is not UTF-8; save the file as UTF-8")
@@ -296,7 +331,8 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
                 f"{kinds[0][1]} in an earlier line; use one type"
             )
     names = [name.encode("utf-8", "replace").decode() for name in columns]
-    return pa.table([values_to_arrow(values) for values in columns.values()], names=names)
+    arrays = [values_to_arrow(values, exact_text if name in metadata else None) for name, values in columns.items()]
+    return pa.table(arrays, names=names)
 
 
 def json_kind(value: Any) -> str:

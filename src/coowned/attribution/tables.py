@@ -6,7 +6,7 @@ import decimal
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from coowned.errors import InputError
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
+EXACT = 2**53  # float64 holds every integer up to it
 _INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
 # Values of other types (a UUID, an address, ...) become text.
 _ARROW_TYPES = {
@@ -57,12 +58,13 @@ def from_table(
       user_keys: the rules that make keys of spellings; `UserKeyRules()` by default, which merges on the safe side.
       aliases: an `Aliases`, or the path of a CSV file `key,user`.
       addresses: the user columns hold mail addresses, perhaps several in a cell; by default where a column's name says
-        so ("to", "sender", "email", ...).
+        so ("to", "sender", "email", ...). In other columns a user with two addresses is an error, unless this is False.
       name: what errors call the table.
 
     Guarantees:
       - One example per row, in row order, for every kind of table.   (test_every_kind_of_table)
       - Rows with one id are one example with the users of all.        (test_copies_of_an_example_are_one)
+      - Two addresses are no user, unless addresses=False was said.    (test_two_addresses_are_no_user)
 
     Example:
       >>> examples = from_table({"sender": ["Ann", "Bob"], "to": ["bob; carol", ""]}, ["sender", "to"], separator=";")
@@ -132,7 +134,7 @@ def attribute_table(
         user_keys=user_keys,
         aliases=aliases,
         columns_read=[*([] if example_id is None else [example_id]), *columns],
-        addresses=options.has_addresses() and (user_keys or UserKeyRules()).bracketed_addresses,
+        addresses=(user_keys or UserKeyRules()).bracketed_addresses and (options.has_addresses() or options.addresses),
         repeats="" if pairs else "repeated_rows",
         location=where,
     )
@@ -191,17 +193,23 @@ def _repaired(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def with_inferred_types(table: pa.Table) -> pa.Table:
-    """The same table, marked: its types come from what cells hold, and are no reason to refuse a content column."""
+    """The same table, marked: its types come from what cells hold, and must decide nothing about a content column.
+
+    One cell can change the type of its column. What reads such a table takes each cell by itself: as `spelling` gives
+    it, or as the number that this text is.
+    """
     return table.replace_schema_metadata({**(table.schema.metadata or {}), **_INFERRED})
 
 
 def types_are_inferred(schema: pa.Schema) -> bool:
-    """Whether the types of this payload come from what cells hold (CSV, JSONL) rather than from a declaration."""
+    """Whether the types of this payload come from what cells hold (CSV, JSONL, SQL) rather than from a declaration."""
     return _INFERRED.items() <= (schema.metadata or {}).items()
 
 
-def values_to_arrow(values: Sequence[Any]) -> pa.Array:
+def values_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None = None) -> pa.Array:
     """Python values as one Arrow array; values without a common type become text, so that no value is refused.
+
+    `text` makes text of a value, by default `spelling`.
 
     >>> values_to_arrow([1, None, 2.5]).to_pylist(), values_to_arrow([1, "a", {"b": 2}]).to_pylist()
     ([1.0, None, 2.5], ['1', 'a', '{"b": 2}'])
@@ -212,26 +220,96 @@ def values_to_arrow(values: Sequence[Any]) -> pa.Array:
         types = types - {memoryview, bytearray} | {bytes}
     if types and types <= {list, tuple}:
         lengths = [0 if value is None else len(value) for value in values]
-        entries = values_to_arrow([entry for value in values if value is not None for entry in value])
+        listed = [entry for value in values if value is not None for entry in value]
+        entries = values_to_arrow(listed, text)
+        if (
+            text is None
+            and is_text(entries.type)
+            and not all(entry is None or isinstance(entry, str) for entry in listed)
+        ):
+            return values_to_text(values)  # a list keeps its own entries, whatever others hold
         missing = pa.array([value is None for value in values])
         return pa.LargeListArray.from_arrays(pa.array(_ends(np.array(lengths))), entries, mask=missing)
-    if types == {int, float}:
+    if types == {int, float} and all(abs(value) <= EXACT for value in values if isinstance(value, int)):
         types = {float}
     if len(types) <= 1 and types <= _ARROW_TYPES.keys():
         with contextlib.suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             array = pa.array(values, _ARROW_TYPES[types.pop()] if types else None)
             return array if isinstance(array, pa.Array) else array.combine_chunks()
-    return values_to_text(values)
+    return values_to_text(values, text)
 
 
-def values_to_text(values: Sequence[Any]) -> pa.Array:
-    """Python values as text: lists and objects as JSON, null as null."""
-    return pa.array([None if value is None else _text_of(value) for value in values], pa.large_string())
+def values_to_text(values: Sequence[Any], text: Callable[[Any], str] | None = None) -> pa.Array:
+    """Python values as text, null as null; `text` as in `values_to_arrow`."""
+    return pa.array([None if value is None else (text or spelling)(value) for value in values], pa.large_string())
 
 
-def _text_of(value: Any) -> str:
+def spelling(value: Any) -> str:
+    """The text of a content cell: of its value alone, whatever type the other cells gave to its column.
+
+    A number that is whole has no ".0"; a list or an object is JSON, without the fields that are null, which Arrow adds
+    where another row has them.
+
+    Guarantees:
+      - A cell of a typed column has the text that it has in a mixed one.   (test_one_cell_changes_no_other)
+
+    >>> [spelling(value) for value in (1, 1.0, 0.5, True, "a", [1.0, None], {"b": None, "a": 2.0})]
+    ['1', '1', '0.5', 'true', 'a', '[1, null]', '{"a": 2}']
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).decode("utf-8", "replace")
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str, sort_keys=True)
+
+
+def exact_text(value: Any) -> str:
+    """The text of an id or of a user's name: integers have all their digits."""
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else str(value)
+    return _valid(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return _valid(value)
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= EXACT else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value if value is None or isinstance(value, int) else _valid(str(value))
+
+
+def _valid(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
+
+
+def spelled(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """(rows,) large_string: the `spelling` of each cell of a column whose type was inferred."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if is_text(column.type) or pa.types.is_null(column.type):
+        return column.cast(pa.large_string())
+    if pa.types.is_nested(column.type):
+        return pa.chunked_array([values_to_text(column.to_pylist())])
+    encoded = one_array(column).dictionary_encode()
+    return pa.chunked_array([values_to_text(encoded.dictionary.to_pylist()).take(encoded.indices)])
+
+
+def join_chunks(chunks: Sequence[pa.Array | pa.ChunkedArray], text: Callable[[Any], str] | None = None) -> pa.Array:
+    """All chunks in one common type, or as text if there is none; `text` as in `values_to_arrow`."""
+    pieces = [piece for chunk in chunks for piece in getattr(chunk, "chunks", [chunk])]
+    known = [chunk.type for chunk in chunks if not pa.types.is_null(chunk.type)] or [pa.null()]
+    try:
+        schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(known)]
+        kind = pa.unify_schemas(schemas, promote_options="permissive")[0].type
+        if pa.types.is_large_binary(kind) and len(schemas) > 1:
+            raise pa.ArrowInvalid("text and bytes have no common type but text")
+        return pa.chunked_array([piece.cast(kind) for piece in pieces], kind)
+    except pa.ArrowException:  # integers that no float holds, times with and without a zone, ...
+        return pa.chunked_array([values_to_text(piece.to_pylist(), text) for piece in pieces], pa.large_string())
 
 
 def _column(table: pa.Table, name: str, where: Location) -> pa.ChunkedArray:

@@ -25,10 +25,13 @@ from coowned.errors import InputError
 
 _ADDRESS = re.compile(r"^[^\s@<>,;]+@[^\s@<>,;]+$")
 _BRACKETED = re.compile(r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$")
+_AND = re.compile(r"@.*[,;|<>]", re.DOTALL)  # before a bracketed address: it may be the last one of several
 # A local part of nothing but dots, or with nothing but dots before its tag, is left as it is: who it names is unknown.
 _PLAIN = r"^[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)*$"  # nothing to unwrap
 # Invisible characters that are not spaces: zero-width and directional marks, variation selectors, controls.
 _INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}]--\s]"
+_UNTIDY = r"^\s|\s$|\s\s|[\s--\x20]"  # white space that is not one space between two words
+_TWO_ADDRESSES = r"(?s)[^\s@<>,;|]@[^\s@<>,;|]+[\s<>,;|](?:.*[\s<>,;|])?[^\s@<>,;|]+@[^\s@<>,;|]"
 _ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
 _DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
 _TAGGED = r"^([^+@]*[^+@.][^+@]*)\+[^@]*@"
@@ -95,13 +98,9 @@ class UserKeyRules:
         if self.case:
             keys = keys.str.to_lowercase()
         if self.whitespace:
-            keys = keys.str.replace_all(r"\s+", " ").str.strip_chars()
-        if self.bracketed_addresses:
-            keys = _where(keys, keys.str.contains("@", literal=True) & ~keys.str.contains(_PLAIN), _unwrap_address)
-        if self.international_domains:
-            keys = _where(keys, keys.str.contains(_ENCODED_DOMAIN), self._decode_domain)
-        if self.plus_tags or self.dots:
-            keys = _where(keys, _is_address(keys), self._canonical_address)
+            keys = _where(keys, keys.str.contains(_UNTIDY), _tidy)
+        if self.bracketed_addresses or self.international_domains or self.plus_tags or self.dots:
+            keys = _where(keys, keys.str.contains("@", literal=True), self._canonical_mention)
         if self.author_names:
             keys = self._canonical_name(keys)
         return keys
@@ -121,6 +120,16 @@ class UserKeyRules:
         result = pl.Series("key", decoded, dtype=pl.String)
         readable = _is_address(result) & ~result.str.contains(_INVISIBLE)
         return pl.select(pl.when(readable).then(result).otherwise(addresses)).to_series()
+
+    def _canonical_mention(self, keys: pl.Series) -> pl.Series:
+        """Of keys with an @, which may be addresses."""
+        if self.bracketed_addresses:
+            keys = _where(keys, ~keys.str.contains(_PLAIN), _unwrap_address)
+        if self.international_domains:
+            keys = _where(keys, keys.str.contains(_ENCODED_DOMAIN), self._decode_domain)
+        if self.plus_tags or self.dots:
+            keys = _where(keys, _is_address(keys), self._canonical_address)
+        return keys
 
     def _canonical_address(self, address: pl.Series) -> pl.Series:
         if self.plus_tags:
@@ -230,15 +239,6 @@ class UserMapping:
         rows = np.searchsorted(self.indptr, np.flatnonzero(self.users == user), side="right") - 1
         return self.spellings.take(pa.array(rows)).to_pylist()
 
-    def without(self, stays: np.ndarray) -> "UserMapping":
-        """The mapping with only the users for which stays (num_users,) is true."""
-        kept = stays[self.users]
-        before = np.concatenate([[0], np.cumsum(kept)])
-        labels = np.cumsum(stays) - 1
-        return UserMapping(
-            self.spellings, before[self.indptr], labels[self.users[kept]], self.user_keys.filter(pa.array(stays))
-        )
-
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
     """Reads user keys, one per line; blank lines and lines that start with # are skipped."""
@@ -318,6 +318,10 @@ def _without_invisible(keys: pl.Series) -> pl.Series:
     ).to_series()
 
 
+def _tidy(keys: pl.Series) -> pl.Series:
+    return keys.str.replace_all(r"\s+", " ").str.strip_chars()
+
+
 def _unwrap_address(keys: pl.Series) -> pl.Series:
     return pl.Series("key", [_address_in(key) for key in keys], dtype=pl.String)
 
@@ -325,6 +329,7 @@ def _unwrap_address(keys: pl.Series) -> pl.Series:
 def _address_in(key: str) -> str:
     """The one address that a key names; the key itself where it names none or several."""
     bracketed = _BRACKETED.search(key)
+    bracketed = None if bracketed and _AND.search(key, 0, bracketed.start()) else bracketed
     found = {bracketed[1]} if bracketed else set(parse_addresses(key).addresses)
     address = found.pop() if len(found) == 1 else key
     return _address_in(address) if len(address) < len(key) and _ADDRESS.fullmatch(address) else key
@@ -343,6 +348,36 @@ def split_addresses(spellings: pl.Series) -> tuple[np.ndarray, pl.Series]:
         names[row] = list(parse_addresses(names[row][0]).addresses) or names[row]
     ends = np.concatenate([[0], np.cumsum([len(entry) for entry in names], dtype=np.int64)])
     return ends, pl.Series([name for entry in names for name in entry], dtype=pl.String)
+
+
+def with_two_addresses(keys: pl.Series) -> pl.Series:
+    """The positions of canonical keys that contain two mail addresses, one after the other.
+
+    >>> with_two_addresses(pl.Series(["ann@x.org, bob@x.org", "ann@x.org", "@ann@x.org", "ann, bob"])).to_list()
+    [0]
+    """
+    places = keys.str.contains("@", literal=True).arg_true()
+    return places.filter(keys.gather(places).str.contains(_TWO_ADDRESSES))
+
+
+def lists_others(keys: pl.Series, rules: UserKeyRules) -> pl.Series:
+    """The keys with a part, at commas, semicolons or bars, that is itself another of the keys.
+
+    >>> lists_others(pl.Series(["ann; bob", "ann", "bob;ann", "lee, carol"]), UserKeyRules()).to_list()
+    ['ann; bob', 'bob;ann']
+    """
+    lists = keys.filter(keys.str.contains(r"[,;|]"))
+    if lists.is_empty():
+        return lists
+    parts = pl.DataFrame({"key": lists, "part": lists.str.extract_all(r"[^,;|]+")}).explode("part").drop_nulls()
+    others = parts["part"].str.strip_chars()
+    found = among(_where(others, others.str.contains("@", literal=True), rules.canonical), keys)
+    return parts["key"].filter(found).unique(maintain_order=True)
+
+
+def among(few: pl.Series, keys: pl.Series) -> pl.Series:
+    """Whether each of a few keys is one of many, of which no set is made."""
+    return few.is_in(keys.filter(keys.is_in(few.unique().implode())).implode())
 
 
 def _last_name_last(names: pl.Series) -> pl.Series:

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import os
 import secrets
 from collections.abc import Sequence
 from typing import Any, Self
@@ -62,6 +63,8 @@ class RunKey:
         test_purposes_never_share_a_key)
       - Neither `repr` nor an error message shows the secret.   (test_secret_is_not_shown)
       - `from_json(to_json())` gives the same streams.   (test_json_round_trip)
+      - A key that a fork or a pickle has brought to another process serves no run there, unless it is a test run's.
+        (test_a_key_serves_one_process)
     What it is not: safe to publish. Whoever has it can subtract the noise; keep `to_json()` in a file only the trainer
     reads, never among metrics. `fingerprint` may be published unless the run is a test run.
 
@@ -79,6 +82,7 @@ class RunKey:
 
     secret: bytes
     seed: int | None = None
+    process: int = dataclasses.field(default_factory=os.getpid, init=False, compare=False)  # where it was made or read
 
     FORMAT = "coowned-run-key-1"
 
@@ -149,8 +153,14 @@ class RunKey:
     def bind(self, run: str) -> None:
         """Refuses, with InputError, to serve another run than the one so named, unless it is a test run.
 
-        The same run again is allowed: it is the same noise under the same gradients.
+        The same run again is allowed: it is the same noise under the same gradients. Another process is not, since what
+        the key serves elsewhere is not known; to resume a run, a process reads the key with `from_json`.
         """
+        if not self.is_test_run and self.process != os.getpid():
+            raise InputError(
+                "this run key is from another process (by fork or pickle), where it may serve another run; use "
+                "RunKey.from_operating_system() in each process, or resume a run from its folder"
+            )
         if not self.is_test_run and _SERVED.setdefault(self.fingerprint, run) != run:
             raise InputError(
                 "this run key was used by another run: the same noise added to two different gradients reveals both, "

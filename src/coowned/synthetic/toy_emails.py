@@ -176,16 +176,7 @@ class EmailWorld:
         to = draws.distinct(others, 1 + min(draws.geometric(0.35), len(others) - 1, 4))
         rest = [person for person in others if person not in to]
         cc = draws.distinct(rest, min(draws.geometric(0.25), len(rest), 3))
-        return {
-            "in_reply_to": None,
-            "references": [],
-            "sender": sender,
-            "to": to,
-            "cc": cc,
-            "subject": draws.choice(subjects),
-            "text": _letter(_greeting(to), _sentences(draws, topic), sender),
-            "label": label,
-        }
+        return _message(sender, to, cc, draws.choice(subjects), _sentences(draws, topic), label)
 
     def _reply(self, draws: "_Draws", people: list[str], recent: list[dict]) -> dict:
         parent = draws.choice(recent)
@@ -199,29 +190,18 @@ class EmailWorld:
         if self.secret not in quote:
             body = f"> {quote}\n\n{body}"
         subject = parent["subject"] if parent["subject"].startswith("Re: ") else f"Re: {parent['subject']}"
-        return {
-            "in_reply_to": parent["message_id"],
-            "references": [*parent["references"], parent["message_id"]],
-            "sender": sender,
-            "to": [parent["sender"]],
-            "cc": cc,
-            "subject": subject,
-            "text": _letter(_greeting([parent["sender"]]), body, sender),
-            "label": parent["label"],
-        }
+        message = _message(sender, [parent["sender"]], cc, subject, body, parent["label"])
+        thread = [*parent["references"], parent["message_id"]]
+        return message | {"in_reply_to": parent["message_id"], "references": thread}
 
     def _secret_message(self, draws: "_Draws", people: list[str], activity: list[float], about: str) -> dict:
         message = self._opening(draws, people, activity)
-        if message["sender"] == about:
-            message["sender"] = draws.choice([person for person in people if person != about])
-        message["to"] = [about]
-        message["cc"] = [person for person in message["cc"] if person not in (about, message["sender"])]
+        sender = message["sender"]
+        if sender == about:
+            sender = draws.choice([person for person in people if person != about])
+        cc = [person for person in message["cc"] if person not in (about, sender)]
         body = f"I hope you are well again after the {self.secret}. " + _sentences(draws, PRIVATE)
-        return message | {
-            "subject": "get well soon",
-            "text": _letter(_greeting([about]), body, message["sender"]),
-            "label": 0,
-        }
+        return _message(sender, [about], cc, "get well soon", body, 0)
 
 
 def write_mbox(table: pa.Table, path: str | os.PathLike[str]) -> None:
@@ -273,12 +253,12 @@ def _first_name(address: str) -> str:
     return address.partition("@")[0].capitalize()
 
 
-def _greeting(to: list[str]) -> str:
-    return f"Hi {' and '.join(_first_name(address) for address in to)}," if len(to) < 3 else "Hi all,"
-
-
-def _letter(greeting: str, body: str, sender: str) -> str:
-    return f"{greeting}\n\n{body}\n\n{_first_name(sender)}"
+def _message(sender: str, to: list[str], cc: list[str], subject: str, body: str, label: int) -> dict:
+    """A message that starts a thread, with what is known before it is sent."""
+    greeting = f"Hi {' and '.join(_first_name(address) for address in to)}," if len(to) < 3 else "Hi all,"
+    text = f"{greeting}\n\n{body}\n\n{_first_name(sender)}"
+    message = {"sender": sender, "to": to, "cc": cc, "subject": subject, "text": text, "label": label}
+    return message | {"in_reply_to": None, "references": []}
 
 
 def _sentences(draws: "_Draws", topic: tuple[Sequence[str], Sequence[str], Sequence[str]]) -> str:

@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import is_text
+from coowned.attribution.tables import spelled, types_are_inferred
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.extras import require
+from coowned.torch.fresh_copies import fresh_copy
 from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
 from coowned.training.columns import column_type
 from coowned.training.example_table import ExampleTable, number_array
@@ -23,6 +25,8 @@ from coowned.training.models.parameter_trees import ParameterTree
 from coowned.training.models.python_model import PythonModel
 
 _AT_ONCE = 1024  # rows that are encoded together
+_AGAIN = 64  # rows that are encoded again
+Encode = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +42,8 @@ class TorchModel(ExampleSpecification):
         (test_shapes_come_from_the_schema_alone)
       - A row that `encode` fails on, or makes other shapes of, adds nothing and stops nothing.
         (test_rows_that_cannot_be_encoded_add_nothing)
+      - An `encode` that remembers rows, so that one changes what another becomes, is refused where some rows show it.
+        (test_an_encoder_that_remembers_is_refused)
       - Layers that mix examples and random layers are refused, by name, before anything is read.
         (test_batch_norm_is_refused, test_dropout_is_refused)
 
@@ -49,13 +55,13 @@ class TorchModel(ExampleSpecification):
       encode: (row) -> named arrays of fixed shapes: for text. A row is a dictionary of the columns in
         `encode_columns`; what it gives are entries of the example beside the columns of numbers.
       encode_columns: that a row has; default: all.
-      columns, shapes, label, classes, memory_limit, microbatch, origin: as for `coowned.JaxModel`.
+      columns, shapes, integers, label, classes, memory_limit, microbatch, origin: as for `coowned.JaxModel`.
     """
 
     kind: ClassVar[str] = "torch"
     softmax: ClassVar[str] = "torch.softmax, or torch.sigmoid for one of two classes"
     module: Any = dataclasses.field(repr=False)  # a torch.nn.Module
-    encode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    encode: Encode | None = None
     encode_columns: tuple[str, ...] | list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -119,44 +125,61 @@ class TorchModel(ExampleSpecification):
         wanted = {entry.name: nothing[entry.name] for entry in model.entries if entry.name in nothing}
         count = payload.num_rows
         arrays = {name: np.zeros((count, *array.shape), array.dtype) for name, array in wanted.items()}
-        usable = np.ones(count, bool)
+        usable = np.zeros(count, bool)
+        as_it_was = fresh_copy(self.encode)
         for number, row in enumerate(self._rows(payload)):
-            try:
-                encoded = self._encoded(row)
-                fits = all(
-                    name in encoded and encoded[name].shape == array.shape and encoded[name].dtype == array.dtype
-                    for name, array in wanted.items()
-                )
-            except Exception:  # whatever it is, it came of this row's content alone
-                fits = False
-            usable[number] = fits
-            for name, array in arrays.items() if fits else ():
-                array[number] = encoded[name]
+            if (encoded := _fitting(self.encode, row, wanted)) is not None:
+                usable[number] = True
+                for name, array in arrays.items():
+                    array[number] = encoded[name]
+        self._encode_again(payload, arrays, usable, wanted, as_it_was)
         for entry in model.entries:
             if entry.name not in nothing:
                 arrays[entry.name], good = entry.read(payload)
                 usable &= good
         return ExampleTable(graph=examples.graph, arrays=arrays, usable=usable)
 
+    def _encode_again(
+        self, payload: pa.Table, arrays: Mapping[str, Any], usable: Any, wanted: Mapping[str, Any], as_it_was: Encode
+    ) -> None:
+        """Refuses an `encode` that gives something else for some rows in reverse order; their numbers choose them."""
+        assert self.encode is not None
+        again = np.unique(np.linspace(0, max(0, usable.size - 1), _AGAIN).astype(np.int64))[: usable.size][::-1]
+        rows = list(self._rows(payload.take(again)))
+        for encode in (self.encode, as_it_was):
+            for number, row in zip(again.tolist(), rows, strict=True):
+                encoded = _fitting(encode, row, wanted)
+                found = {name: np.zeros_like(array[number]) for name, array in arrays.items()} | (encoded or {})
+                if (encoded is not None) != usable[number] or any(
+                    found[name].tobytes() != array[number].tobytes() for name, array in arrays.items()
+                ):
+                    name = getattr(self.encode, "__qualname__", type(self.encode).__name__)
+                    raise InputError(
+                        f"encode ({name}) gave something else for a row when rows came in another order: it keeps what "
+                        "it has seen (a vocabulary that grows, a counter) or draws random numbers: one person's "
+                        "text changes what another's becomes. This is about the code, not about that row: fix "
+                        "vocabulary and seeds before reading data"
+                    )
+
     def _encoded_nothing(self, schema: pa.Schema) -> dict[str, npt.NDArray[Any]]:
         """What `encode` gives for a row of empty texts, zeros and empty lists: it says which shapes there are."""
         if self.encode is None:
             return {}
-        row = {name: _nothing(column_type(schema, name)) for name in self.encode_columns or schema.names}
+        inferred = types_are_inferred(schema)
+        kinds = {name: column_type(schema, name) for name in self.encode_columns or schema.names}
+        row = {name: "" if inferred else _nothing(kind) for name, kind in kinds.items()}
         try:
-            return self._encoded(row)
+            return _encoded(self.encode, row)
         except Exception as error:
             raise InputError(
                 f"encode must take a row without content, which says what shapes an example has; for {row} it raised "
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _encoded(self, row: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        assert self.encode is not None
-        return {name: number_array(name, np.asarray(value)[None])[0] for name, value in self.encode(row).items()}
-
     def _rows(self, payload: pa.Table) -> Iterator[dict[str, Any]]:
         columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
+        if types_are_inferred(payload.schema):  # each cell as text, whatever the others made of its column
+            columns = pa.table(list(map(spelled, columns.columns)), names=columns.column_names)
         for piece in columns.to_batches(max_chunksize=_AT_ONCE):
             yield from piece.to_pylist()
 
@@ -201,6 +224,20 @@ def _refuse_batch_statistics(module: Any) -> None:
                 "batch: clipping would not bound its contribution; use GroupNorm or LayerNorm, or freeze public "
                 "statistics with module.eval()"
             )
+
+
+def _encoded(encode: Encode, row: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    return {name: number_array(name, np.asarray(value)[None])[0] for name, value in encode(row).items()}
+
+
+def _fitting(encode: Encode, row: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]] | None:
+    """The arrays of a row, or None where it cannot be encoded, or not to the shapes and types that are wanted."""
+    try:
+        encoded = _encoded(encode, row)
+    except Exception:  # whatever it is, it came of this row's content alone
+        return None
+    kinds = {name: (array.shape, array.dtype) for name, array in encoded.items()}
+    return encoded if all(kinds.get(name) == (a.shape, a.dtype) for name, a in wanted.items()) else None
 
 
 def _nothing(kind: pa.DataType) -> Any:

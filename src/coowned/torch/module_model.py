@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from coowned import interrupts
 from coowned.errors import InputError
-from coowned.training.example_table import USABLE
+from coowned.training.example_table import KEY, USABLE
 from coowned.training.model import num_parameters
 from coowned.training.models.example_model import (
     MOST_ROWS,
@@ -39,7 +40,11 @@ class ModuleModel(ExampleModel):
       - The clipped sum is that of the examples' own gradients, as JAX and Opacus have them.
         (test_sums_are_those_of_jax, test_gradients_are_those_of_opacus)
       - A copy's gradient does not depend on others: found out on made-up data before training.
-        (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch)
+        (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch,
+        test_a_copy_adds_the_same_in_any_place_in_torch)
+      - A row for which the loss or the module raises (an index out of range) adds exactly zero and stops nothing; it
+        has no loss and no prediction. What made-up rows raise too is reported, and memory that is missing.
+        (test_rows_that_raise_add_nothing, test_errors_of_the_model_are_reported)
       - Only parameters with `requires_grad` are trained, clipped and noised.   (test_frozen_parameters_stay)
       - A microbatch's tensors need no more memory than the limit.   (test_torch_memory_limit_is_kept)
       - Another loss, frozen tensor, version of PyTorch or number of threads has another description: a run is not
@@ -67,13 +72,18 @@ class ModuleModel(ExampleModel):
 
         trained = {name: parameter.requires_grad_() for name, parameter in tensors(parameters).items()}
         losses = torch.func.vmap(self._loss, in_dims=(None, None, 0))
+
+        def slopes(rows: Arrays) -> Any:
+            given = tensors(rows)
+            total = torch.where(given[USABLE], losses(trained, self._frozen, given), 0.0).sum()
+            return torch.autograd.grad(total, list(trained.values()), materialize_grads=True)
+
         kept = np.asarray(mask) & np.asarray(batch[USABLE])
+        sums = [np.zeros(parameter.shape, np.float32) for parameter in trained.values()]
         for rows in _in_parts({**self._rows(batch), USABLE: kept}, self.rows_at_once):
-            torch.where(rows[USABLE], losses(trained, self._frozen, rows), 0.0).sum().backward()
-        return {
-            name: np.zeros(parameter.shape, np.float32) if parameter.grad is None else parameter.grad.numpy()
-            for name, parameter in trained.items()
-        }
+            for total, slope in zip(sums, self._without_failing(slopes, rows)[0], strict=True):
+                total += slope.numpy()
+        return dict(zip(trained, sums, strict=True))
 
     def stand_in(self) -> "ModuleModel":
         return linear_stand_in(self.shapes(), self.rows_at_once)
@@ -121,9 +131,44 @@ class ModuleModel(ExampleModel):
         import torch
 
         trained, many = tensors(parameters), torch.func.vmap(function, in_dims=(None, None, 0))
+        parts = []
         with torch.no_grad():
-            parts = _in_parts(self._rows(batch), _FORWARD)
-            return np.concatenate([np.asarray(many(trained, self._frozen, rows)) for rows in parts])
+            for rows in _in_parts(self._rows(batch), _FORWARD):
+                found, failing = self._without_failing(lambda own: many(trained, self._frozen, tensors(own)), rows)
+                values = np.asarray(found)
+                if failing.any():
+                    values = np.where(failing.reshape(-1, *(1,) * (values.ndim - 1)), np.float32(np.nan), values)
+                parts.append(values)
+        return np.concatenate(parts)
+
+    def _without_failing(self, compute: Callable[[Arrays], Any], rows: Arrays) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """(what `compute` gives, which rows it raises for): those are replaced by made-up rows, which are not usable.
+
+        All others stay where they are, among as many rows as ever: no bit of theirs tells that one of them raised.
+        """
+        failing = np.zeros(len(rows[KEY]), bool)
+        if (found := _attempt(compute, rows)) is not None:
+            return found, failing
+        made_up = self._made_up(failing.size)
+        harmless = {name: made_up.get(name, failing.copy()) for name in rows}
+        compute(harmless)  # an error of the model, whatever the content: it is reported
+
+        def with_own(own: npt.NDArray[Any]) -> Arrays:
+            chosen = {name: array.copy() for name, array in harmless.items()}
+            for name, array in rows.items():
+                chosen[name][own] = np.asarray(array)[own]
+            return chosen
+
+        def look_in(own: npt.NDArray[np.int64]) -> None:
+            if _attempt(compute, with_own(own)) is None:
+                if own.size == 1:
+                    failing[own] = True
+                else:
+                    look_in(own[: own.size // 2])
+                    look_in(own[own.size // 2 :])
+
+        look_in(np.arange(failing.size))
+        return compute(with_own(~failing)), failing
 
     # ---- the program of a microbatch
 
@@ -139,10 +184,24 @@ class ModuleModel(ExampleModel):
                 self._programs[rows] = make_fx(lambda parameters, rows: self._gradients(parameters, rows))(*arguments)
             except RuntimeError:  # it decides by values that are the same for all examples: parameters or positions
                 self._programs[rows] = self._gradients
-        program = self._programs[rows]
+        recorded = self._programs[rows]
+        program = getattr(
+            recorded, "forward", recorded
+        )  # to call it itself prints the line where a row's content fails
 
         def gradients(parameters: Mapping[str, Any], rows: Arrays) -> dict[str, npt.NDArray[np.float32]]:
             return {name: gradient.numpy() for name, gradient in program(parameters, tensors(rows)).items()}
+
+        return gradients
+
+    def _program_for_data(self) -> Any:
+        program = super()._program_for_data()
+
+        def gradients(parameters: Mapping[str, Any], rows: Arrays) -> dict[str, npt.NDArray[np.float32]]:
+            found, failing = self._without_failing(functools.partial(program, parameters), rows)
+            for gradient in found.values() if failing.any() else ():
+                gradient[failing] = 0
+            return found
 
         return gradients
 
@@ -268,8 +327,19 @@ def tensors(arrays: Arrays) -> dict[str, Any]:
     return found
 
 
+def _attempt(compute: Callable[[Arrays], Any], rows: Arrays) -> Any:
+    """What `compute` gives, or None if it raises; an interrupt and missing memory do not count, and are raised on."""
+    try:
+        return compute(rows)
+    except MemoryError:
+        raise
+    except Exception:
+        interrupts.check()
+        return None
+
+
 def _in_parts(batch: Arrays, size: int) -> Iterator[Arrays]:
-    arrays, count = tensors(batch), len(next(iter(batch.values())))
+    arrays, count = {name: np.asarray(array) for name, array in batch.items()}, len(next(iter(batch.values())))
     for begin in range(0, max(1, count), size):
         yield {name: array[begin : begin + size] for name, array in arrays.items()}
 

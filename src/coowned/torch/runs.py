@@ -92,7 +92,12 @@ def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
     `plan.batch_size`, once: two loops over one plan are two releases with the same coins, which no sum of two claims
     covers. The batches are secret: published, they void the claim.
 
+    The claim is for ideal noise. `train` and `fit` release exactly that, as integers. A loop that adds noise in
+    floating point does not: which floats can come out depends on the sum that the noise is added to, and may reveal it.
+
     Guarantees:
+      - What the claim rests on is recounted first, as `train` does; a selection without its graph is refused.
+        (test_batches_check_the_plan)
       - They are the batches that `train` would draw: all `plan.iterations` of them, empty ones included, none cut.
         (test_batches_are_those_of_the_plan, test_batches_are_poisson)
       - A key serves one run: a plan whose key has trained a model is refused.   (test_batches_take_the_key)
@@ -100,8 +105,11 @@ def batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
     Yields:
       (copies,) indices of examples of the graph that `plan.selected` was chosen from.
     """
+    graph = plan.selected.graph
+    if graph is None:
+        raise InputError("the plan's selection has no graph to check it against; read it with from_json(text, graph)")
+    plan.check(graph)
     plan.run_key.bind(f"batches of {plan.digest}")
-    plan.mechanism.check_selected(plan.selected)
     return _batches(plan)
 
 

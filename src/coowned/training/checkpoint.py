@@ -200,8 +200,8 @@ class RunFolder:
         *,
         public: bool = False,
     ) -> None:
-        """Prepares certificate.json and guarantee.json, which anyone may read."""
-        self.prepare("certificate.json", (certificate.to_json() + "\n").encode(), mode=0o644)
+        """Prepares guarantee.json, which anyone may read, and certificate.json, which holds statistics of the graph."""
+        self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
         self.prepare("guarantee.json", guarantee_text(guarantee, mechanism, public=public).encode(), mode=0o644)
 
     def _lay_out(self) -> None:

@@ -1,13 +1,16 @@
 """Columns of a payload as arrays: numbers, lists of numbers, texts.
 
-Only a declared type can refuse a column. A CSV or JSONL file declares none: its types are inferred from what the cells
-hold, so that one odd cell turns a column of numbers into text. There cells are read one by one, and what does not parse
-is NaN: a row without influence.
+Only a declared type can refuse a column. CSV, JSONL and SQL declare none: one odd cell turns a column of numbers into
+text. There every cell is read by itself, whatever its column's type became, and what does not parse is NaN: a row
+without influence.
+
+Guarantees:
+  - In data without declared types no cell changes what is read of another.   (test_one_cell_changes_no_other)
 """
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from coowned.attribution.identifiers import is_text
-from coowned.attribution.tables import types_are_inferred
+from coowned.attribution.tables import spelled, spelling, types_are_inferred, values_to_text
 from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported: no checker sees them
@@ -58,12 +61,10 @@ def number_matrix(
     is then taken as public. A list of another length is a row of NaN.
     """
     columns = [payload.column(name) for name in check_number_columns(payload.schema, names, lists=True)]
-    if len(columns) == 1 and is_text(columns[0].type):
-        columns = [_parsed_lists(columns[0])]
+    if len(columns) == 1 and types_are_inferred(payload.schema):
+        return inferred_numbers(columns[0], (num_features or _usual_length(_lengths(columns[0])),))
     if len(columns) == 1 and is_list(columns[0].type):
         return numbers(columns[0], (_list_width(columns[0], num_features),))
-    if len(columns) == 1 and num_features not in (None, 1):  # not even one list among the cells
-        return np.full((len(payload), num_features or 1), np.nan, np.float32)
     return np.stack([numbers(column) for column in columns], axis=1)
 
 
@@ -96,7 +97,9 @@ def _exact_numbers(cells: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[np.fl
         found = np.full((len(cells), *shape), np.nan)
         found[whole] = _exact_numbers(cells.filter(pa.array(whole)), shape)
         return found
-    if is_text(cells.type) and not shape:
+    if pa.types.is_large_binary(cells.type):
+        cells = values_to_text(cells.to_pylist())
+    if (is_text(cells.type) or pa.types.is_decimal(cells.type)) and not shape:
         import polars as pl
 
         text = pl.Series(cells.cast(pa.large_string())).str.strip_chars()
@@ -109,6 +112,81 @@ def _exact_numbers(cells: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[np.fl
     return np.full((len(cells), *shape), np.nan)
 
 
+def inferred_numbers(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: Any = np.float32) -> npt.NDArray[Any]:
+    """`numbers` of a column without a declared type: a cell may hold a list or spell it as JSON.
+
+    A single number stands for a list of one.
+
+    >>> inferred_numbers(pa.chunked_array([["[1, 2.5]", "oops", "[1]"]]), (2,)).tolist()
+    [[1.0, 2.5], [nan, nan], [nan, nan]]
+    """
+    kind, size = column.type, math.prod(shape)
+    while is_list(kind):
+        kind = kind.value_type
+    if is_list(column.type) and not is_text(kind):
+        return numbers(column, shape or (1,), dtype).reshape(len(column), *shape)
+    found = np.full((len(column), size), np.nan)
+    if is_list(column.type):
+        cells: Iterable[tuple[int, Any]] = enumerate(column.to_pylist())
+    else:
+        if size == 1:
+            found[:, 0] = numbers(column, dtype=np.float64)
+        cells = _json_cells(column)
+    rows, entries = [], []
+    for row, cell in cells:
+        if (flat := _flat(cell, shape or (1,))) is not None:
+            rows.append(row)
+            entries += flat
+    if rows:
+        found[rows] = _exact_numbers(pa.array(entries, pa.large_string()), ()).reshape(len(rows), size)
+    with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
+        return found.astype(dtype).reshape(len(column), *shape)
+
+
+def _json_cells(column: pa.ChunkedArray) -> list[tuple[int, Any]]:
+    """(row, value) of the cells that spell a list as JSON."""
+    if not is_text(column.type):
+        return []
+    import polars as pl
+
+    text = pl.Series(column.cast(pa.large_string()))
+    rows = text.str.contains(r"^\s*\[").fill_null(False).arg_true()
+    return [(row, cell) for row, cell in zip(rows, map(_json_list, text.gather(rows)), strict=True) if cell is not None]
+
+
+def _json_list(text: str) -> list[Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+def _flat(cell: Any, shape: tuple[int, ...]) -> list[str] | None:
+    """The entries of a cell, spelled; it holds them all in one list, or lists of its further axes. None: neither."""
+    if not isinstance(cell, list):
+        return None
+    lists = [_json_list(entry) if isinstance(entry, str) else entry for entry in cell]
+    if not any(isinstance(entry, list) for entry in lists):
+        return ["" if entry is None else spelling(entry) for entry in cell] if len(cell) == math.prod(shape) else None
+    parts = [_flat(entry, shape[1:]) for entry in lists] if len(shape) > 1 and len(cell) == shape[0] else [None]
+    return None if any(part is None for part in parts) else [entry for part in parts for entry in part or ()]
+
+
+def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """(rows,) of the lists that cells hold or spell, 1 for other cells, -1 for null."""
+    if is_list(column.type):
+        return np.asarray(pc.list_value_length(column).fill_null(-1), np.int64)
+    found = np.where(np.asarray(column.is_null()), -1, 1)
+    for row, cell in _json_cells(column):
+        found[row] = len(cell)
+    return found
+
+
+def _usual_length(lengths: npt.NDArray[np.int64]) -> int:
+    return max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
+
+
 def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str]:
     """The names of the text columns; refuses, with InputError, columns that are missing or of another type."""
     names = [text] if isinstance(text, str) else list(text)
@@ -116,19 +194,14 @@ def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str
         raise InputError("text must name one or more columns of text")
     for name in names:
         kind = column_type(schema, name)
-        inferred = types_are_inferred(schema) and not pa.types.is_nested(kind)
-        if not (is_text(kind) or pa.types.is_null(kind) or inferred):
+        if not (is_text(kind) or pa.types.is_null(kind) or types_are_inferred(schema)):
             raise InputError(f"column {name!r} must contain text, not {kind}; name a column of text")
     return names
 
 
 def text_column(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray:
     """One text for each row: that of a column, or of several, with a new line between them."""
-    schema = payload.schema
-    columns = [
-        payload.column(name).cast(column_type(schema, name)).cast(pa.large_string())
-        for name in check_text_columns(schema, text)
-    ]
+    columns = [spelled(payload.column(name)) for name in check_text_columns(payload.schema, text)]
     if len(columns) == 1:
         return columns[0]
     between = pa.scalar("\n", pa.large_string())
@@ -153,27 +226,4 @@ def _list_width(column: pa.ChunkedArray, num_features: int | None) -> int:
     fixed = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
     if num_features is not None and fixed not in (None, num_features):
         raise InputError(f"num_features is {num_features}, but the column's lists have {fixed} numbers; remove it")
-    lengths = np.asarray(pc.list_value_length(column).fill_null(-1))
-    return num_features or fixed or max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
-
-
-def _parsed_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Cells that were written as JSON because one of them is no list: as lists again, each by itself; else the column.
-
-    >>> _parsed_lists(pa.chunked_array([["[1, 2.5]", "oops"]])).to_pylist()
-    [[1.0, 2.5], None]
-    """
-
-    def entries(cell: str | None) -> list[float] | None:
-        try:
-            found = json.loads(cell or "")
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(found, list):
-            return None
-        return [float(entry) if isinstance(entry, int | float) else float("nan") for entry in found]
-
-    cells = [entries(cell) for cell in column.to_pylist()]
-    if not any(cell is not None for cell in cells):
-        return column
-    return pa.chunked_array([pa.array(cells, pa.large_list(pa.float64()))])
+    return num_features or fixed or _usual_length(_lengths(column))

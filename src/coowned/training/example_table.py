@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.tables import types_are_inferred
 from coowned.errors import InputError
 from coowned.mechanism.compiled import compiled
 from coowned.mechanism.keys import Purpose, fill_words
-from coowned.training.columns import column_type, is_list, is_number, numbers
+from coowned.training.columns import column_type, inferred_numbers, is_list, is_number, numbers
 from coowned.training.data import Draw, RowTable, random_streams
 from coowned.training.labels import class_indices
 
@@ -47,11 +48,14 @@ class ExampleColumn:
 
     def read(self, payload: pa.Table) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """((rows, *shape) values, (rows,) whether the row holds what it should); zeros for numbers that do not fit."""
-        column = payload.column(self.column)
+        column, precision = payload.column(self.column), np.float64 if self.whole else np.float32
         if self.classes:
-            column = pa.chunked_array([class_indices(column, self.classes)])
-        shape = (1,) if is_list(column.type) and not self.shape else self.shape  # a list of one number is that number
-        found = numbers(column, shape, np.float64 if self.whole else np.float32).reshape(len(column), *self.shape)
+            found = class_indices(column, self.classes).astype(precision)
+        elif types_are_inferred(payload.schema):
+            found = inferred_numbers(column, self.shape, precision)
+        else:
+            shape = (1,) if is_list(column.type) and not self.shape else self.shape  # a list of one is that number
+            found = numbers(column, shape, precision).reshape(len(column), *self.shape)
         fits = np.abs(found) <= (_LARGEST if self.whole else np.finfo(np.float32).max)  # NaN is not
         found[~fits] = 0
         return found.astype(self.dtype, copy=False), np.all(fits.reshape(len(fits), math.prod(self.shape)), axis=1)
@@ -139,15 +143,24 @@ class ExampleTable(RowTable):
 
 
 def columns_of(
-    schema: pa.Schema, columns: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    schema: pa.Schema,
+    columns: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    integers: Sequence[str] = (),
 ) -> dict[str, tuple[tuple[int, ...] | None, bool]]:
     """By entry: its shape (None where lists may have any length) and whether it holds integers.
 
-    Refuses, with InputError, columns that are missing or hold no numbers, and shapes that are not the schema's.
+    Refuses, with InputError, columns that are missing or hold no numbers, and shapes that are not the schema's. Where
+    the data declare no types, an entry is one number unless `shapes` says otherwise, and a float unless `integers`
+    names it: what cells hold may decide neither.
     """
     found = {}
     for name, column in columns.items():
         declared, kind = _shape_of(column_type(schema, column))
+        if types_are_inferred(schema):
+            declared, kind = tuple(shapes.get(name, ())), pa.int32() if name in integers else pa.float32()
+        elif name in integers and not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+            raise InputError(f"column {column!r} holds {schema.field(column).type}, not integers; remove it")
         if not is_number(kind):
             raise InputError(
                 f"column {column!r} must contain numbers or lists of numbers, not {schema.field(column).type}; "
@@ -162,7 +175,9 @@ def columns_of(
 
 
 def numeric_columns(schema: pa.Schema) -> list[str]:
-    """The columns that hold numbers or lists of them."""
+    """The columns that hold numbers or lists of them; all that might, where the data declare no types."""
+    if types_are_inferred(schema):
+        return schema.names
     return [field.name for field in schema if is_number(_shape_of(field.type)[1])]
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute
 
 from coowned import validate
 from coowned.attribution.identifiers import is_text
-from coowned.attribution.tables import types_are_inferred
+from coowned.attribution.tables import spelled, types_are_inferred
 from coowned.errors import InputError
 from coowned.training.columns import check_number_columns, column_type, numbers
 
@@ -84,12 +84,8 @@ def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.
     >>> class_indices(pa.chunked_array([[True, False]]), (0, 1)), class_indices(pa.chunked_array([[7.0, 7.5]]), [3, 7])
     (array([1., 0.], dtype=float32), array([ 1., nan], dtype=float32))
     """
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type) or pa.types.is_nested(column.type):
-        return np.full(len(column), np.nan, np.float32)
     if isinstance(classes[0], str):
-        names, cells = pa.array(classes, pa.large_string()), column.cast(pa.large_string())
+        names, cells = pa.array(classes, pa.large_string()), spelled(column)
     else:
         names, cells = pa.array(classes, pa.float64()), pa.array(numbers(column, dtype=np.float64))
     found = pc.index_in(cells, value_set=names).cast(pa.float32())

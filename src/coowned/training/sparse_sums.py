@@ -20,7 +20,9 @@ from coowned.mechanism.linear_kernels import clip_to_integers, fill_residuals
 from coowned.mechanism.linear_sums import checked_coefficients
 
 ONE = 2**14  # stands for 1
-_LARGEST = 2**24  # of a number of a row: squares of 2^14 of them still add up to less than 2^63
+_LARGEST = 2**24  # of a number of a row
+_LONGEST = 2**62  # of the square of a row: a sum that must not pass 2^63
+_MANY = 2**14  # numbers of a row: fewer than that cannot pass _LONGEST
 _MOST_COPIES = 2**28  # times the radius is below 2^63
 _PARTS = 16  # of a batch, taken by whichever thread is free
 _FEW = 32  # copies that are not worth a part of their own
@@ -74,9 +76,9 @@ def clipped_sparse_sums(
         threads.   (test_a_copy_adds_the_same_in_any_company, test_a_model_alone_has_the_same_sum,
         test_order_threads_and_padding_change_nothing)
       - The sum is the sum of what each copy adds, exactly.   (test_the_sum_is_that_of_the_copies)
-      - A copy with a label or gradient that is not finite, with indices that do not increase or lie outside, or with a
-        number beyond 2^24 adds exactly zero, and so does padding.   (test_unusable_rows_add_zero,
-        test_padding_adds_zero)
+      - A copy with a label or gradient that is not finite, with indices that do not increase or lie outside, with a
+        number beyond 2^24 or longer than 2^31 adds exactly zero, and so does padding.   (test_unusable_rows_add_zero,
+        test_no_long_row_of_large_numbers_adds_more, test_padding_adds_zero)
       - It is close to the clipped gradient of Algorithm 1.   (test_is_close_to_the_reference)
     Cost: two passes over the numbers that are not zero for every score; a sum of the size of the model for each thread.
 
@@ -172,7 +174,20 @@ def _square(indices, values, width):
         good &= previous < index and -_LARGEST <= value <= _LARGEST
         previous = index
         square += value * value
-    return square if good and previous < width and square > 0 else np.int64(-1)
+    if good and indices.size >= _MANY:
+        good = _is_short(values)
+    return square if good and previous < width else np.int64(-1)
+
+
+@_njit
+def _is_short(values):
+    """Whether |X|^2 is at most _LONGEST; stops before it overflows. A loop of its own: the usual one has no branch."""
+    square = np.int64(ONE * ONE)
+    for t in range(values.size):
+        square += np.int64(values[t]) * np.int64(values[t])
+        if square > _LONGEST:
+            return False
+    return True
 
 
 @_njit

@@ -14,11 +14,13 @@ import pytest
 from jax_privacy.clipping import clipped_grad
 from tests.mechanism.test_grid import squared_radius
 
+import coowned as co
 from coowned import CertificateMismatchError, InputError, evaluate, train
 from coowned.errors import BatchCoupledLossError, MemoryLimitError
 from coowned.mechanism.grid import Grid
 from coowned.training.checkpoint import RunFolder
 from coowned.training.example_table import KEY, USABLE, ExampleTable
+from coowned.training.models.example_model import at_own_places
 from coowned.training.models.jax_model import JaxModel
 from coowned.training.models.parameter_trees import ParameterTree
 
@@ -137,6 +139,49 @@ def test_an_example_counts_the_same_in_any_company():
         mixed[name][3] = array[3]
     everybody, without = sums(model, mixed)[0], sums(model, mixed, np.arange(8) != 3)[0]
     assert same({name: everybody[name] - without[name] for name in alone}, alone)
+
+
+def make_wide(microbatch):
+    """A network that XLA multiplies in other kernels for the last rows of an odd microbatch; starts at zero."""
+
+    def of_wide(p, e, key):
+        z = jnp.tanh(jnp.tanh(e["x"] @ p["a"]) @ p["b"])
+        return (z @ p["c"] - e["label"]) ** 2
+
+    shapes = {"a": (100, 33), "b": (33, 33), "c": (33,)}
+    parameters = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    schema = pa.schema({"x": pa.list_(pa.float32(), 100), "label": pa.float32()})
+    return JaxModel(loss=of_wide, parameters=parameters, microbatch=microbatch).for_schema(schema)
+
+
+@pytest.mark.parametrize("size", [13, 16])
+def test_an_example_counts_the_same_in_any_place(size):
+    model, generator = make_wide(size), np.random.default_rng(0)
+    own = {name: generator.normal(size=s).astype(np.float32) / 6 for name, s in model.shapes().items()}
+    batch = make_batch(40) | {
+        "x": generator.normal(size=(40, 100)).astype(np.float32),
+        "label": generator.normal(size=40).astype(np.float32),
+    }
+    everybody, clipped = sums(model, batch, clip_norm=100.0, parameters=own)
+    assert not clipped
+    for leaver in (0, 17):
+        alone = sums(model, batch, np.arange(40) == leaver, 100.0, own)[0]
+        others = {name: np.delete(array, leaver, axis=0) for name, array in batch.items()}  # all after it move up
+        without = sums(model, others, clip_norm=100.0, parameters=own)[0]
+        assert same({name: everybody[name] - without[name] for name in alone}, alone)
+
+
+def test_places_are_the_copies_own():
+    batch, mask = make_batch(50), np.arange(50) % 7 != 0
+    rows, real = at_own_places(batch, mask, 8)
+    assert np.count_nonzero(real) == np.count_nonzero(mask)
+    assert real.size % 8 == 0
+    assert sorted(map(bytes, rows[KEY][real])) == sorted(map(bytes, batch[KEY][mask]))
+    assert (rows[KEY][real, 0] % 8 == np.flatnonzero(real) % 8).all()
+    by_key = {bytes(key): x for key, x in zip(batch[KEY], batch["x"], strict=True)}
+    assert all((by_key[bytes(key)] == x).all() for key, x in zip(rows[KEY][real], rows["x"][real], strict=True))
+    assert not rows["x"][~real].any()
+    assert at_own_places(batch, np.zeros(50, bool), 8)[1].size == 0
 
 
 def test_unusable_adds_zero():
@@ -477,6 +522,21 @@ def test_arrays_round_trip():
         model.from_arrays({"w": np.zeros(3)})
 
 
+_NUMBERS = np.arange(200)
+CLOSED_OVER = [  # arrays whose bytes have decimal digits only, in hexadecimal
+    (_NUMBERS % 10).astype(np.int32),
+    (_NUMBERS % 7).astype(np.int32),
+    _NUMBERS % 2 == 0,
+    _NUMBERS % 2 == 1,
+    np.where(_NUMBERS % 2, 2, 0).astype(np.float32),
+    np.where(_NUMBERS % 3, 2, 0).astype(np.float32),
+]
+
+
+def weighted_by(weights):
+    return lambda p, e, k: loss(p, e, k) + (p["layers"][0]["b"][0] * weights).sum()
+
+
 def test_description_follows_the_model():
     first = make_model().describe()
     assert first == make_model().describe()
@@ -489,6 +549,7 @@ def test_description_follows_the_model():
         make_model(trainable=lambda path: path != "layers/0/b"),
         make_model(parameters=make_parameters(1), trainable=lambda path: path != "layers/0/w"),
         make_model(microbatch=4),
+        *(make_model(loss=weighted_by(weights)) for weights in CLOSED_OVER),
     ]
     described = [model.describe() for model in others]
     assert all(one != other for number, one in enumerate([first, *described]) for other in described[number:])
@@ -615,3 +676,42 @@ def test_no_accuracy_without_a_label(small):
     assert found["measure"][0] == "loss"
     named = make_model(columns={"x": "x", "kind": "label"}, label="kind", loss=model.loss)
     assert 0 < evaluate(named, named.initial(), data, split="test")["accuracy"][0] < 1
+
+
+@pytest.mark.parametrize("odd", ["", "oops", "3.5", "[1]", "[1, 2]"])
+def test_files_without_types_decide_nothing(odd, tmp_path):
+    """What one cell of a CSV holds refuses nothing, and changes neither the types nor the rows of others."""
+
+    def read(*cells):
+        file = tmp_path / "data.csv"
+        file.write_text("users,n,x,y\n" + "".join(f'u{i},{cell},"[0.5, {i}]",1\n' for i, cell in enumerate(cells)))
+        examples = co.read_csv(file, users="users")
+        model = JaxModel(
+            loss=lambda parameters, example, key: parameters["w"][example["n"]] * example["x"].sum() * example["y"],
+            parameters={"w": np.zeros(9, np.float32)},
+            integers=["n"],
+            shapes={"x": (2,)},
+        )
+        return ExampleTable.from_examples(examples, model.for_schema(examples.payload.schema).entries)
+
+    plain, other = read(3, 4, 5), read(3, 4, f'"{odd}"')
+    assert plain.dtypes() == other.dtypes()
+    assert plain.shapes() == other.shapes()
+    assert plain.usable.all()
+    for name, array in plain.arrays.items():
+        np.testing.assert_array_equal(array[:2], other.arrays[name][:2])
+    np.testing.assert_array_equal(plain.arrays["x"], [[0.5, 0], [0.5, 1], [0.5, 2]])
+
+
+def test_undeclared_integers_are_asked_for(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text("users,n\na,1\n")
+    schema = co.read_csv(file, users="users").payload.schema
+    nine = {"w": np.zeros(9, np.float32)}
+    model = JaxModel(loss=lambda parameters, example, key: parameters["w"][example["n"]], parameters=nine)
+    with pytest.raises(InputError, match=r"declare no types: name the entries that are integers, integers=\[...\]"):
+        model.for_schema(schema)
+    one = {"w": np.zeros((), np.float32)}
+    model = JaxModel(loss=lambda parameters, example, key: sum(example.values()) * parameters["w"], parameters=one)
+    with pytest.raises(InputError, match=r"uses all entries of an example.*pass columns="):
+        model.for_schema(schema)

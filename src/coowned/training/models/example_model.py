@@ -25,7 +25,7 @@ MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
 _KEPT = 4  # times the memory of a microbatch: what threads have freed may stay with the allocator
 _AT_ONCE = 256  # examples of an evaluation that are worked on together
 _CALLBACK = re.compile(r"custom_call @\w*callback")
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}\b")
+_ADDRESS = re.compile(r"""(?<!["<])0x[0-9a-f]{6,}\b""")  # of an object in memory; "0x...": the bytes of a constant
 Arrays = Mapping[str, Any]
 STAND_IN_ENTRIES = (
     ExampleColumn(name="coordinate", column="coordinate", whole=True),
@@ -43,6 +43,8 @@ class ExampleModel:
       - What a copy adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more)
       - It does not depend on other copies: a loss that mixes examples is refused before training, on made-up data.
         (test_coupled_losses_are_refused, test_an_example_counts_the_same_in_any_company)
+      - Nor on its place in a microbatch: where that changes the gradient of a made-up row, each copy has a place of
+        its own, whoever else was drawn.   (test_an_example_counts_the_same_in_any_place)
       - The clipped sum is that of the examples' own gradients.   (test_equals_jax_privacy)
       - Microbatches of every size give the same integers, as far as XLA gives the same gradients.
         (test_microbatches_give_the_same_integers)
@@ -120,12 +122,15 @@ class ExampleModel:
         scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         self.check_independence()
+        rows, kept = self._rows(batch), np.asarray(mask) & np.asarray(batch[USABLE])
+        if not self._is_same_everywhere:
+            rows, kept = at_own_places(rows, kept, self.rows_at_once)
         return sums_of_members(
-            self._gradients if devices else self._program(self.rows_at_once),
+            self._gradients if devices else self._program_for_data(),
             self._placed,
             parameters,
-            self._rows(batch),
-            np.asarray(mask) & np.asarray(batch[USABLE]),
+            rows,
+            kept,
             grids,
             scales=scales,
             shapes=self.shapes(),
@@ -259,6 +264,10 @@ class ExampleModel:
             self._programs[rows] = self._gradients.lower(self._all_parameters(), self._made_up(rows)).compile()
         return self._programs[rows]
 
+    def _program_for_data(self) -> Any:
+        """The program of a microbatch, for rows that need not be as harmless as made-up ones."""
+        return self._program(self.rows_at_once)
+
     # ---- checks before training, on made-up data of the data's shapes
 
     @functools.cached_property
@@ -339,6 +348,27 @@ class ExampleModel:
                         )
         return True
 
+    @functools.cached_property
+    def _is_same_everywhere(self) -> bool:
+        """Whether made-up rows have the same gradients, bit by bit, in every place of a microbatch they are moved to.
+
+        Libraries multiply matrices by kernels for some rows at a time, and add in another order in the last ones.
+        """
+        size = self.rows_at_once
+        batch, gradients, generator = self._made_up(size), self._program(size), np.random.default_rng(0)
+        for distance in (0.0, 0.1):  # from where training starts, which may have zeros, and so nothing to add
+            near = {
+                name: np.asarray(array + distance * generator.standard_normal(array.shape), np.float32)
+                for name, array in self.tree.trained.items()
+            }
+            parameters = self._placed({name: array[None] for name, array in near.items()})
+            usual = _on_host(gradients(parameters, batch))
+            for shift in (2**exponent for exponent in range((size - 1).bit_length())):
+                moved = _on_host(gradients(parameters, {name: np.roll(a, shift, axis=0) for name, a in batch.items()}))
+                if any(np.roll(moved[name], -shift, axis=0).tobytes() != usual[name].tobytes() for name in usual):
+                    return False
+        return True
+
     def _all_parameters(self) -> Mapping[str, Any]:
         return self._placed({name: array[None] for name, array in self.tree.trained.items()})
 
@@ -353,6 +383,27 @@ class ExampleModel:
                 values = scale * generator.standard_normal((rows, *entry.shape), np.float32)
                 arrays[entry.name] = np.asarray(values, np.float32)
         return {**arrays, KEY: generator.integers(0, 2**32, (rows, 2), np.uint32)}
+
+
+def at_own_places(
+    rows: Arrays, mask: npt.NDArray[np.bool_], size: int
+) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_]]:
+    """Rows and mask of a batch in another order, with padding: a copy's place in microbatches of `size` is its own.
+
+    The place is drawn by the copy's key, which it has whoever else was drawn. Two copies with one place are in two
+    microbatches: for a batch of n there are as many as the most that share one, about n / size where n is much more.
+    """
+    kept = np.flatnonzero(mask)
+    places = np.asarray(rows[KEY])[kept, 0].astype(np.int64) % size
+    order, shared = np.argsort(places, kind="stable"), np.bincount(places, minlength=size)
+    turns = np.arange(kept.size) - np.repeat(np.cumsum(shared) - shared, shared)
+    to, count = turns * size + places[order], int(shared.max()) * size
+    moved = {name: np.zeros((count, *np.shape(array)[1:]), np.asarray(array).dtype) for name, array in rows.items()}
+    for name, array in rows.items():
+        moved[name][to] = np.asarray(array)[kept[order]]
+    real = np.zeros(count, bool)
+    real[to] = True
+    return moved, real
 
 
 def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> ExampleModel:

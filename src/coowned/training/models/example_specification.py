@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.attribution.identifiers import is_text
+from coowned.attribution.identifiers import is_text, one_line
+from coowned.attribution.tables import types_are_inferred
 from coowned.errors import InputError
 from coowned.training.columns import column_type
 from coowned.training.example_table import KEY, USABLE, ExampleColumn, ExampleTable, columns_of, numeric_columns
@@ -37,13 +38,14 @@ class ExampleSpecification(Specification):
     Attributes:
       loss: of one example.
       predict: of one example: the probabilities of the classes, or one number.
-      columns, shapes, label, classes, memory_limit, microbatch, origin: as `JaxModel` says.
+      columns, shapes, integers, label, classes, memory_limit, microbatch, origin: as `JaxModel` says.
     """
 
     loss: Callable[..., Any]
     predict: Callable[[Any, Any], Any] | None = None
     columns: Mapping[str, str] | Sequence[str] | None = None
     shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    integers: Sequence[str] = ()
     label: str | None = None
     classes: int | Sequence[Any] | None = None
     memory_limit: str | int = "1GB"
@@ -119,7 +121,8 @@ class ExampleSpecification(Specification):
             raise InputError(
                 f"label is {label!r}, which is not an entry of an example; choose from {', '.join(columns)}"
             )
-        spelled = label in columns and label not in more and is_text(column_type(schema, columns[label]))
+        declared = not types_are_inferred(schema)
+        spelled = declared and label in columns and label not in more and is_text(column_type(schema, columns[label]))
         if spelled and self.classes is None:
             raise InputError(
                 f"column {columns[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
@@ -128,9 +131,21 @@ class ExampleSpecification(Specification):
         plain = {
             name: column for name, column in columns.items() if name not in more and not (spelled and name == label)
         }
-        kinds = columns_of(schema, plain, {name: tuple(shape) for name, shape in self.shapes.items()})
+        shapes = {name: tuple(shape) for name, shape in self.shapes.items()}
+        kinds = columns_of(schema, plain, shapes, self.integers)
         kinds |= {name: more.get(name, ((), True)) for name in columns if name not in plain}
-        found, output = self._traced(tree, kinds, label, labels=labels)
+        try:
+            found, output = self._traced(
+                tree, kinds, label, labels=labels, all_known=declared or self.columns is not None
+            )
+        except Exception as error:
+            if declared or isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"the model cannot be computed ({type(error).__name__}: {one_line(error)}). CSV, JSONL and SQL declare "
+                "no types: name the entries that are integers, integers=[...], and give the shapes of lists, "
+                "shapes={...}; or store the data as Parquet"
+            ) from error
         classes = self.class_names(output)
         if classes is not None and labels and self.predict is not None:
             self._check_probabilities(tree, found, kinds)
@@ -183,18 +198,19 @@ class ExampleSpecification(Specification):
         return columns
 
     def _traced(
-        self, tree: ParameterTree, kinds: Kinds, label: str | None, *, labels: bool
+        self, tree: ParameterTree, kinds: Kinds, label: str | None, *, labels: bool, all_known: bool
     ) -> tuple[dict[str, tuple[int, ...]], Any]:
         """(the shape of each entry that is used, what `predict` gives), by calling both functions.
 
-        Entries whose length nobody says have each length that a parameter has, until one of them fits.
+        Entries whose length nobody says have each length that a parameter has, until one of them fits. Unless all
+        columns of numbers are known, entries must be asked for by name.
         """
         unknown = [] if self.columns is None else [name for name, (shape, _) in kinds.items() if shape is None]
         fitting: list[tuple[RecordingExample, Any]] = []
         failure: Exception | None = None
         tries = _lengths(unknown, self.lengths(tree))
         while tries:
-            example = RecordingExample(kinds, tries.pop(), self.zeros)
+            example = RecordingExample(kinds, tries.pop(), self.zeros, all_known)
             try:
                 with refuse_collectives():
                     output = None if self.predict is None else self.call(self.predict, tree, example)
@@ -263,8 +279,14 @@ class UnknownLengthError(Exception):
 class RecordingExample(Mapping[str, Any]):
     """An example that records which entries are used; lists of unknown length have the given lengths."""
 
-    def __init__(self, kinds: Kinds, lengths: Mapping[str, int], zeros: Callable[[tuple[int, ...], bool], Any]):
-        self._kinds, self._lengths, self._zeros = kinds, lengths, zeros
+    def __init__(
+        self,
+        kinds: Kinds,
+        lengths: Mapping[str, int],
+        zeros: Callable[[tuple[int, ...], bool], Any],
+        all_known: bool = True,
+    ):
+        self._kinds, self._lengths, self._zeros, self._all_known = kinds, lengths, zeros, all_known
         self.whole: set[str | None] = {name for name, (_, whole) in kinds.items() if whole}
         self.used: dict[str, tuple[int, ...]] = {}
 
@@ -277,6 +299,11 @@ class RecordingExample(Mapping[str, Any]):
         return self._zeros(shape, name in self.whole)
 
     def __iter__(self) -> Iterator[str]:
+        if not self._all_known:
+            raise InputError(
+                "the model uses all entries of an example, and the data declare no types that say which columns hold "
+                "numbers; pass columns=[...]"
+            )
         return iter(self._kinds)
 
     def __len__(self) -> int:

@@ -33,7 +33,8 @@ class JaxModel(ExampleSpecification):
       columns: the column of the data that each entry of an example is read from, or a list of columns; default: the
         columns of numbers that `loss` and `predict` ask for by name (all of them, if they copy the whole example).
       shapes: of entries whose lists may have any length; where it is left out and only one length goes with the
-        parameters, it is that.
+        parameters, it is that. CSV, JSONL and SQL declare no types: an entry is one number where it is left out.
+      integers: the entries that are integers, in data that declare no types; all others are floats there.
       trainable: which parameters are trained: patterns of paths such as ["layers/1/*"], a function of a path, or a
         tree of booleans.
       label: the entry that holds the class (default: "label", "labels" or "y"): accuracy is counted by it.
