@@ -79,6 +79,7 @@ def run(point: Point) -> Row:
         "mean_users_per_example": round(float(np.dot(weights, graph.users_per_example)), 3),
         "seconds": round(seconds, 2),
         "recounted_bound": certificate.contribution_bound,
+        "graph_digest": certificate.graph_digest[:16],
     }
 
 
