@@ -39,7 +39,8 @@ def test_no_better_than_trivial(row):
 
 def test_no_example_could_be_used():
     """A label column that holds other words than the classes, say: no figure then means anything."""
-    said = result(evaluated({**ACCURATE, "accuracy": 0.0, "examples": 1200, "without_loss": 1200}))
+    unusable = evaluated({**ACCURATE, "accuracy": 0.0, "examples": 1200, "without_loss": 1200})
+    (said,) = sentences(unusable, steps([0.0], [10]))  # and no advice on the clip norm
     assert said.startswith("None of the 1,200 test examples could be used: their labels are not among the classes")
     assert "Test accuracy" in result(evaluated({**ACCURATE, "examples": 1200, "without_loss": 1199}))
 

@@ -10,8 +10,13 @@ _NEARLY_ALL, _HARDLY_ANY = 0.95, 0.05  # shares of clipped copies
 
 
 def sentences(evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame | None") -> list[str]:
-    """The test figure, and what clipping suggests; without metrics, or where nothing was drawn, the first alone."""
-    return [sentence for sentence in (result(evaluations), clipping(metrics)) if sentence is not None]
+    """The test figure, and what clipping suggests.
+
+    The first alone without metrics, where nothing was drawn, or where no example could be used.
+    """
+    row = _test_row(evaluations)
+    said = [result(evaluations), None if _is_unusable(row) else clipping(metrics)]
+    return [sentence for sentence in said if sentence is not None]
 
 
 def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
@@ -21,10 +26,9 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
       - A model that is not clearly better than the trivial answer is said to be so.   (test_no_better_than_trivial)
       - Where no example could be used, that is said in place of figures.   (test_no_example_could_be_used)
     """
-    table = evaluations.get("test")
-    row: dict[str, Any] = {} if table is None or table.is_empty() else table.row(0, named=True)
+    row = _test_row(evaluations)
     measure = row.get("measure", "accuracy")
-    if row.get("examples") and row.get("without_loss") == row["examples"]:
+    if _is_unusable(row):
         return (
             f"None of the {row['examples']:,} test examples could be used: their labels are not among the classes, "
             "or values are missing or not numbers; check the columns and classes of the model."
@@ -45,6 +49,15 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
         return said
     beaten = low > trivial if measure == "accuracy" else high < trivial
     return said if beaten else f"{said} Not clearly better than {row['trivial']}: the model is of little use."
+
+
+def _test_row(evaluations: "Mapping[str, pl.DataFrame]") -> dict[str, Any]:
+    table = evaluations.get("test")
+    return {} if table is None or table.is_empty() else table.row(0, named=True)
+
+
+def _is_unusable(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("examples")) and row.get("without_loss") == row["examples"]
 
 
 def clipping(metrics: "pl.DataFrame | None") -> str | None:
