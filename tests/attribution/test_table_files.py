@@ -236,6 +236,8 @@ def test_the_line_is_found_beyond_the_first_block(put, monkeypatch):
 
 CONTENT = [  # a file with one strange cell, and what becomes of the column
     ("x.parquet", parquet_bytes({"users": ["a", "b"], "x": invalid_text([b"1", b"\xff"])}), ["1", "\ufffd"]),
+    ("x.parquet", parquet_bytes({"users": ["a", "b"], "x": pa.ListArray.from_arrays([0, 2, 3], invalid_text([b"1", b"\xff", b"2"]))}),
+     [["1", "\ufffd"], ["2"]]),
     ("x.csv", b"users,x\na,1\nb,\xff\n", ["1", "\ufffd"]),
     ("x.csv", b"users,x\na,1\nb,one\n", ["1", "one"]),
     ("x.jsonl", b'{"users": ["a"], "x": 1}\n{"users": ["b"], "x": "one"}\n', ["1", "one"]),

@@ -173,7 +173,7 @@ def read_in_format(kind, folder, cells):
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "folder", "sql"])
 @given(cells=st.lists(CELLS, min_size=4, max_size=7), other=CELLS, row=st.integers(0, 3))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_one_cell_changes_no_other(kind, cells, other, row):
     """Whatever one person writes into their cell, and whatever that makes of the column: other rows stay the same."""
     found = []

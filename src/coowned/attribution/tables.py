@@ -178,18 +178,27 @@ def valid_table(table: pa.Table, options: DataOptions, where: Location | str) ->
     metadata = {*options.user_columns(), options.example_id}
     for number in range(table.num_columns):
         name, column = table.field(number).name, table.column(number)
-        if is_text(column.type) and name not in metadata and not is_valid(column):
-            table = table.set_column(number, name, _repaired(column))
+        if name not in metadata and _is_repairable(column.type) and not all(map(is_valid, column.chunks)):
+            table = table.set_column(number, name, pa.chunked_array(list(map(_repaired, column.chunks))))
         else:
             check_valid(column, f"{where}column {name!r}")
     return table
 
 
-def _repaired(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A text column with replacement characters for what is not UTF-8."""
-    chunks = [chunk.cast(pa.large_string(), safe=False).view(pa.large_binary()) for chunk in column.chunks]
-    text = [[None if raw is None else raw.decode("utf-8", "replace") for raw in chunk.to_pylist()] for chunk in chunks]
-    return pa.chunked_array(text, pa.large_string())
+def _is_repairable(kind: pa.DataType) -> bool:
+    """Text, or lists of it at any depth."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return is_text(kind)
+
+
+def _repaired(array: pa.Array) -> pa.Array:
+    """Text, or lists of it, with replacement characters for what is not UTF-8."""
+    if not is_text(array.type):
+        ends = _ends(np.asarray(pc.list_value_length(array).fill_null(0)))
+        return pa.LargeListArray.from_arrays(pa.array(ends), _repaired(array.flatten()), mask=array.is_null())
+    raw = array.cast(pa.large_string(), safe=False).view(pa.large_binary()).to_pylist()
+    return pa.array([None if cell is None else cell.decode("utf-8", "replace") for cell in raw], pa.large_string())
 
 
 def with_inferred_types(table: pa.Table) -> pa.Table:
