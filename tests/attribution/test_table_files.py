@@ -150,6 +150,14 @@ def test_folders(put, tmp_path, kind):
         READERS[kind](tmp_path / "d")
 
 
+def test_users_are_in_every_file(put, tmp_path):
+    """A column of users that one file spells otherwise is refused: its people would not be protected."""
+    put("d/a.jsonl", '{"users": "a", "cc": "x"}\n')
+    put("d/b.jsonl", '{"users": "b", "copy": "y"}\n')
+    with pytest.raises(InputError, match=r"b.jsonl: its columns are \['users'\], those of .* all files of a folder"):
+        read_jsonl(tmp_path / "d", users=["users", "cc"])
+
+
 def test_folder_errors_name_the_file(put, tmp_path):
     put("d/a.csv", "id,users\n1,a\n2,b\n")
     put("d/b.csv", "id,users\n3,c\n4,\n")

@@ -65,8 +65,8 @@ EDITS = [
     Edit(
         "coins repeated on resumption",
         "training/feed.py",
-        "drawn = self._batches.batch(step)",
-        "drawn = self._batches.batch(step - self._start)",
+        "drawn = self.batches.batch(step)",
+        "drawn = self.batches.batch(step - self.start)",
         "contributions",
     ),
     Edit(

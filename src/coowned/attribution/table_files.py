@@ -115,16 +115,21 @@ def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> 
         tables.append(valid_table(table, options, f"{file}: "))
     location = Location(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
     if kind == "jsonl":
-        return _joined(tables, options), location
+        return _joined(files, tables, options), location
     one_schema(files, [table.schema for table in tables])
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive"), location
 
 
-def _joined(tables: Sequence[pa.Table], options: DataOptions) -> pa.Table:
-    """One table of all fields, in the order in which they first appear; nobody's cell or field stops the others."""
+def _joined(files: Sequence[Path], tables: Sequence[pa.Table], options: DataOptions) -> pa.Table:
+    """One table of all fields, in the order in which they first appear; ids and users must be in every file.
+
+    Nobody's cell or field of content stops the others.
+    """
     if len(tables) == 1:
         return tables[0]
-    metadata = (*options.user_columns(), options.example_id)
+    metadata = [name for name in (*options.user_columns(), options.example_id) if name is not None]
+    named = [[table.schema.field(name) for name in metadata if name in table.column_names] for table in tables]
+    one_schema(files, list(map(pa.schema, named)))
     names = dict.fromkeys(name for table in tables for name in table.column_names)
     columns = {
         name: join_chunks(

@@ -280,9 +280,9 @@ def _read_json_lines(
     for name, part in found.items():
         if part.problem is not None:
             raise InputError(f"{name}: {part.problem}")
-    names = [sorted(part.fields) for part in found.values()]
-    one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in names])
-    fields = {field: pa.null() for field in (names[0] if names else ())}
+    named = [[name for name in columns if name in part.fields] for part in found.values()]  # others are content
+    one_schema(list(found), [pa.schema([(field, pa.null()) for field in fields]) for fields in named])
+    fields = {field: pa.null() for field in sorted(set().union(*(part.fields for part in found.values())))}
     for column in columns:
         kind = _arrow_type(set().union(*(part.kinds[column] for part in found.values())))
         if kind is None:
