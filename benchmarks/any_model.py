@@ -21,10 +21,10 @@ import pyarrow as pa
 from jax_privacy.clipping import clipped_grad
 
 from benchmarks.timing import Figure, interleaved
-from coowned.mechanism.grid import Grid
-from coowned.training.example_table import KEY, USABLE
-from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.jax_model import JaxModel
+from coowned.content.example_table import KEY, USABLE
+from coowned.exact.grid import Grid
+from coowned.models.example_model import ExampleModel
+from coowned.models.jax_model import JaxModel
 
 INPUTS, HIDDEN, CLASSES = 784, 126, 10  # 100,180 parameters
 BATCH = 1024

@@ -16,14 +16,14 @@ import numpy as np
 from jax_privacy.clipping import clipped_grad
 
 from benchmarks.timing import Figure
+from coowned.exact.coins import PoissonCoins
+from coowned.exact.grid import Grid
+from coowned.exact.keys import WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, random_words
+from coowned.exact.linear_sums import clipped_linear_sums, norms_of
+from coowned.exact.noise import NoiseStream, release
+from coowned.exact.normals import approximate
 from coowned.mechanism import banded_strategy
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.grid import Grid
-from coowned.mechanism.keys import WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, random_words
-from coowned.mechanism.linear_sums import clipped_linear_sums, norms_of
-from coowned.mechanism.noise import NoiseStream, release
-from coowned.mechanism.normals import approximate
 
 BATCH, NUM_FEATURES = 4096, 1000
 BLOCK = 8  # steps timed together: rows of correlated noise are made so many at a time

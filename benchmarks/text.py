@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks import memory
 from benchmarks.timing import Figure, interleaved
-from coowned.mechanism.keys import RunKey
-from coowned.mechanism.noise import NoiseStream
-from coowned.training.models.bert_model import BertModel
+from coowned.exact.keys import RunKey
+from coowned.exact.noise import NoiseStream
+from coowned.models.bert_model import BertModel
 from coowned.training.optimizers import OptimizerOptions, Rates, Rule, make_optimizer
 from coowned.training.step import Step
 

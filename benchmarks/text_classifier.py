@@ -23,12 +23,12 @@ import scipy.sparse
 import coowned as co
 from benchmarks.timing import Figure, interleaved
 from benchmarks.training import with_noise
-from coowned.mechanism.keys import RunKey
+from coowned.content.sparse_table import SparseTable
+from coowned.exact.keys import RunKey
+from coowned.exact.sparse_sums import ONE
 from coowned.training.loop import Trainer
 from coowned.training.optimizers import make_optimizer
 from coowned.training.plan import TrainingPlan
-from coowned.training.sparse_sums import ONE
-from coowned.training.sparse_table import SparseTable
 
 MAIL = Path("../shared/data/git_mailing_list.parquet")
 EXAMPLES, BATCH, STEPS, FEATURES = 100_000, 1024, 1000, 2**14

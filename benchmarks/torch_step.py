@@ -101,7 +101,7 @@ def loss(module: Any, example: Any) -> Any:
 
 
 def make_batch(count: int) -> dict[str, np.ndarray]:
-    from coowned.training.example_table import KEY, USABLE
+    from coowned.content.example_table import KEY, USABLE
 
     words = np.random.default_rng(0).integers(0, WORDS, (count, LENGTH + 1), np.int32)
     return {
@@ -127,8 +127,8 @@ def make_model(memory_limit: str = "1GB") -> Any:
 
 def our_steps() -> Callable[[], object]:
     """Whole steps as the loop takes them: clipped sum, noise, optimizer."""
-    from coowned.mechanism.keys import RunKey
-    from coowned.mechanism.noise import NoiseStream, release
+    from coowned.exact.keys import RunKey
+    from coowned.exact.noise import NoiseStream, release
 
     model, batch = make_model(), make_batch(BATCH)
     grid = model.grid(1.0)

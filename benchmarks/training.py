@@ -22,10 +22,10 @@ from jax_privacy.clipping import clipped_grad
 
 from benchmarks.timing import Figure, interleaved
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
-from coowned.mechanism.keys import RunKey
-from coowned.training.data import FeatureTable, with_norms
+from coowned.content.data import FeatureTable, with_norms
+from coowned.exact.keys import RunKey
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.loop import Trainer
-from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 from coowned.training.sweep import grid
 

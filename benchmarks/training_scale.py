@@ -41,12 +41,12 @@ def train_once(num_features: int) -> dict[str, float]:
     begun = time.perf_counter()
 
     from coowned import Greedy, PoissonSampling, certify, guarantee
-    from coowned.mechanism.keys import RunKey
+    from coowned.content.data import WorldData
+    from coowned.exact.keys import RunKey
+    from coowned.models.logistic_regression import LogisticRegression
     from coowned.synthetic.logistic_data import LogisticData
     from coowned.synthetic.regular_graph import RegularGraph
-    from coowned.training.data import WorldData
     from coowned.training.loop import train
-    from coowned.training.models.logistic_regression import LogisticRegression
     from coowned.training.plan import TrainingPlan
 
     world = LogisticData(num_features=num_features).attach(

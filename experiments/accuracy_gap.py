@@ -20,16 +20,16 @@ import polars as pl
 
 import coowned as co
 from coowned.cache import cache_folder
+from coowned.content.data import FeatureTable, TrainingData, with_norms
+from coowned.content.splits import split_examples
 from coowned.files import write_file
+from coowned.models.model import Model
+from coowned.runs.config import TrainConfig
+from coowned.runs.configured_run import make_plan, run_configuration
+from coowned.runs.run_folder import RunFolder
 from coowned.synthetic.hashed_words import hashed_words
-from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig
-from coowned.training.configured_run import make_plan, run_configuration
-from coowned.training.data import FeatureTable, TrainingData, with_norms
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer
-from coowned.training.model import Model
-from coowned.training.splits import split_examples
 from experiments import private_abstracts
 from experiments.framework import logistic
 from experiments.framework.graphs import FILES, data_folder

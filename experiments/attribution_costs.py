@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 
 import coowned as co
+from coowned.content.data import FeatureTable
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
 from coowned.synthetic.hashed_words import hashed_words
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.data import FeatureTable
 from experiments.framework import logistic
 from experiments.framework.graphs import FILES, data_folder, real_graph
 from experiments.framework.rows import Point, Row

@@ -11,11 +11,11 @@ import polars as pl
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.audit.canaries import audit_with_canaries
-from coowned.mechanism.keys import RunKey
-from coowned.training.data import FeatureTable
-from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.content.data import FeatureTable
+from coowned.exact.keys import RunKey
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.probes import feature_canaries
 from coowned.training.plan import TrainingPlan
-from coowned.training.probes import feature_canaries
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge
 

@@ -17,11 +17,11 @@ import altair as alt
 import polars as pl
 
 from coowned.cache import cache_folder
-from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig
-from coowned.training.configured_run import run_configuration
+from coowned.content.splits import split_examples
+from coowned.runs.config import TrainConfig
+from coowned.runs.configured_run import run_configuration
+from coowned.runs.run_folder import RunFolder
 from coowned.training.evaluate import evaluate
-from coowned.training.splits import split_examples
 from experiments.framework.graphs import data_folder
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 import coowned as co
+from coowned.content.splits import split_examples
 from coowned.synthetic.regular_graph import RegularGraph
-from coowned.training.splits import split_examples
 from experiments import private_abstracts
 from experiments.framework.graphs import data_folder
 from experiments.framework.logistic import SEEDS

@@ -96,9 +96,9 @@ def command_line() -> str:
 
 def configuration() -> str:
     """The configuration reference: a commented example, and the keys of every section, model and selector."""
+    from coowned.fitting import config
+    from coowned.models.registry import MODELS, model_class
     from coowned.selection.registry import CLASSES, selector_class
-    from coowned.training import config
-    from coowned.training.models.registry import MODELS, model_class
 
     text = (
         "# Configuration\n\n`coowned train CONFIG.toml -o RUN` reads this file. `[run]` and `[report]` are optional.\n"

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 
 import coowned as co
+from coowned.content.data import TrainingData, WorldData
 from coowned.mechanism.mechanism import Mechanism
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
-from coowned.training.data import TrainingData, WorldData
 from experiments.framework.graphs import synthetic_graph
 from experiments.framework.rows import Point, Row
 

@@ -28,19 +28,19 @@ from coowned import (
     guarantee,
 )
 from coowned.audit.run_audit import RunAudit, audit_plan
-from coowned.mechanism import normals
+from coowned.exact import normals
+from coowned.exact.keys import Purpose, RunKey, random_words
+from coowned.exact.linear_sums import RowsInPlace
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
-from coowned.mechanism.keys import Purpose, RunKey, random_words
-from coowned.mechanism.linear_sums import RowsInPlace
 from coowned.mechanism.random_allocation import AllocationBatches
+from coowned.models.bert_files import BertConfig
+from coowned.models.bert_model import BertModel
+from coowned.models.example_model import ExampleModel, linear_stand_in
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.model import Model
+from coowned.models.parameter_trees import FrozenParameters
 from coowned.training.loop import Trainer
-from coowned.training.model import Model
-from coowned.training.models.bert_files import BertConfig
-from coowned.training.models.bert_model import BertModel
-from coowned.training.models.example_model import ExampleModel, linear_stand_in
-from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.models.parameter_trees import FrozenParameters
 from coowned.training.optimizers import compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.step import Step

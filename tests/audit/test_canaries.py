@@ -13,22 +13,22 @@ from coowned.audit.canaries import (
     audit_with_canaries,
     graph_with_canaries,
 )
+from coowned.content.data import FeatureTable, WorldData
+from coowned.content.example_table import ExampleTable
+from coowned.content.hashed_text import hash_texts
+from coowned.content.sparse_table import SparseTable
 from coowned.errors import InputError
-from coowned.mechanism.grid import Grid
-from coowned.mechanism.keys import RunKey
-from coowned.mechanism.linear_sums import norms_of
+from coowned.exact.grid import Grid
+from coowned.exact.keys import RunKey
+from coowned.exact.linear_sums import norms_of
+from coowned.models.jax_model import JaxModel
+from coowned.models.linear_regression import LinearRegression
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.probes import feature_canaries, token_canaries
+from coowned.models.text_classifier import TextClassifier
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.data import FeatureTable, WorldData
-from coowned.training.example_table import ExampleTable
-from coowned.training.hashed_text import hash_texts
 from coowned.training.loop import Trainer
-from coowned.training.models.jax_model import JaxModel
-from coowned.training.models.linear_regression import LinearRegression
-from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.models.text_classifier import TextClassifier
 from coowned.training.plan import TrainingPlan
-from coowned.training.probes import feature_canaries, token_canaries
-from coowned.training.sparse_table import SparseTable
 
 BOUND, NUM_FEATURES, CANARIES = 2, 2, 200
 
@@ -263,11 +263,11 @@ def test_too_few_canaries(data):
 def texts(tmp_path_factory):
     """{kind: (model, data)}: 150 short texts of two people each, and small BERTs that could learn them."""
     from coowned import from_table
-    from coowned.training.labels import read_labels
-    from coowned.training.models.bert_files import BertConfig
-    from coowned.training.models.bert_model import BertModel
-    from coowned.training.text import Vocabulary
-    from coowned.training.token_table import LabelledTokenTable, TokenTable
+    from coowned.content.labels import read_labels
+    from coowned.content.text import Vocabulary
+    from coowned.content.token_table import LabelledTokenTable, TokenTable
+    from coowned.models.bert_files import BertConfig
+    from coowned.models.bert_model import BertModel
 
     file = tmp_path_factory.mktemp("words") / "vocab.txt"
     words = [f"word{number}" for number in range(1995)]

@@ -11,8 +11,8 @@ from coowned.audit import canaries, run_audit
 from coowned.audit.run_audit import audit_configured_run
 from coowned.cli import main
 from coowned.errors import InputError
+from coowned.runs.config import TrainConfig, example
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.config import TrainConfig, example
 
 
 @pytest.fixture(scope="module")

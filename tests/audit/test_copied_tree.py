@@ -40,7 +40,7 @@ EDITS = [
     Edit("half the noise on the host", "training/loop.py", NOISE, f"0.5 * {NOISE}", "noise"),
     Edit(
         "no noise on one coordinate",
-        "mechanism/noise.py",
+        "exact/noise.py",
         "if noisy else sums[i, j]",
         "if noisy and j != 3 else sums[i, j]",
         "noise",
@@ -71,7 +71,7 @@ EDITS = [
     ),
     Edit(
         "the same noise for two tensors",
-        "mechanism/noise.py",
+        "exact/noise.py",
         "step=step, tensor=name)",
         'step=step, tensor="any")',
         "noise",

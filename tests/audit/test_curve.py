@@ -13,7 +13,7 @@ from coowned.audit.checks import lower_bound
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.audit.curve import audit_curves, judge
 from coowned.errors import InputError
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
 from coowned.mechanism.min_separation import MinSeparation
 
 SCHEDULE = MinSeparation(contribution_bound=3, min_separation=3, num_bands=3, iterations=10, batch_size=4)

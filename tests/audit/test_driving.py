@@ -4,10 +4,10 @@ from tests.audit import planted_bugs
 
 from coowned.audit.driving import audited, drive
 from coowned.audit.worlds import World, WorldData, content_for
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
+from coowned.models.probes import BLANK, IN
 from coowned.training.feed import Feeder
 from coowned.training.loop import Trainer
-from coowned.training.probes import BLANK, IN
 
 MODEL = planted_bugs.SMALL
 

@@ -13,9 +13,9 @@ from tests.audit import planted_bugs
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
 from coowned.errors import InputError
+from coowned.exact.coins import PoissonCoins
+from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import CyclicPoissonBatches, PoissonBatches
-from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.random_allocation import AllocationBatches
 from coowned.selection.selector import Selection
 

@@ -21,11 +21,11 @@ from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.cli import main
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.runs.records import NO_GUARANTEE, AuditRecord, guarantee_text
+from coowned.runs.stored_run import StoredRun
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.plan import plan_digest
-from coowned.training.records import NO_GUARANTEE, AuditRecord, guarantee_text
-from coowned.training.run import StoredRun
 
 FORMAT = AuditRecord().format
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])

@@ -15,14 +15,14 @@ from coowned import codec
 from coowned.audit.driving import audited, first_scales
 from coowned.audit.trainer_laws import TrainerLaws, noise_checks
 from coowned.audit.worlds import World, audited_model
-from coowned.mechanism.keys import RunKey
-from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.jax_model import JaxModel
-from coowned.training.models.linear_regression import LinearRegression
-from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.models.registry import model_from_description
-from coowned.training.models.text_classifier import TextClassifier
-from coowned.training.probes import IN
+from coowned.exact.keys import RunKey
+from coowned.models.example_model import ExampleModel
+from coowned.models.jax_model import JaxModel
+from coowned.models.linear_regression import LinearRegression
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.probes import IN
+from coowned.models.registry import model_from_description
+from coowned.models.text_classifier import TextClassifier
 
 PLANS = {
     "poisson": planted_bugs.poisson,
@@ -133,9 +133,9 @@ def test_a_leaky_model_of_ones_own_is_caught(own_model, monkeypatch):
 TWO_DEVICES = """
 import jax, numpy as np, pyarrow as pa
 from coowned.audit.worlds import audited_model
-from coowned.mechanism.gradient_sums import GradientSum
-from coowned.mechanism.keys import RunKey
-from coowned.training.models.jax_model import JaxModel
+from coowned.exact.gradient_sums import GradientSum
+from coowned.exact.keys import RunKey
+from coowned.models.jax_model import JaxModel
 from tests.audit import planted_bugs
 from tests.audit.test_trainer_laws import laws
 
@@ -175,8 +175,8 @@ def test_huge_numbers_that_are_predicted_rightly(clip_norm):
 
 @pytest.fixture(scope="module", params=["masked words", "classes"])
 def bert(request):
-    from coowned.training.models.bert_files import BertConfig
-    from coowned.training.models.bert_model import BertModel
+    from coowned.models.bert_files import BertConfig
+    from coowned.models.bert_model import BertModel
 
     config = BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12

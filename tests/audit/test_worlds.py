@@ -6,8 +6,8 @@ from coowned.audit import worlds
 from coowned.audit.worlds import World, WorldData
 from coowned.certificate import certify
 from coowned.errors import InputError
-from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.probes import BLANK, IN, INFINITE, LinearContent
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.probes import BLANK, IN, INFINITE, LinearContent
 
 PLANS = {
     "poisson": planted_bugs.poisson,

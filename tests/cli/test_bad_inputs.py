@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from coowned.cli import main
-from coowned.training.config import example
+from coowned.runs.config import example
 
 DATA = ["mail.csv", "--separator", ";", "--example-id", "id"]
 SELECT = ["--contribution-bound", "2", "-o", "new.parquet"]

@@ -10,8 +10,8 @@ from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.audit import run_audit
 from coowned.cli import demo
 from coowned.cli.main import run
-from coowned.mechanism import keys
-from coowned.training.run import StoredRun
+from coowned.exact import keys
+from coowned.runs.stored_run import StoredRun
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from coowned import AttributionGraph
 from coowned.cli.main import run
+from coowned.runs.config import example
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.config import example
 
 
 @pytest.fixture(scope="module")

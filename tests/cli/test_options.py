@@ -10,7 +10,7 @@ import pytest
 from coowned.attribution import options
 from coowned.attribution.sources import DataSource
 from coowned.cli.main import run
-from coowned.training.config import DataSection
+from coowned.runs.config import DataSection
 
 
 def complete(shell, words, **more):

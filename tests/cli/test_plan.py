@@ -7,7 +7,7 @@ import pytest
 
 from coowned import Priced, read_csv
 from coowned.cli.main import run
-from coowned.training.splits import split_examples
+from coowned.content.splits import split_examples
 
 TARGET = ["--epsilon", "4", "--delta", "1e-6", "--batch-size", "10", "--iterations", "20"]
 

@@ -20,15 +20,15 @@ from tests.training.run_folders import reseal
 
 from coowned import AttributionGraph, interrupts
 from coowned.cli import main, train
+from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError
+from coowned.runs.config import TrainConfig, example, read_file
+from coowned.runs.records import NO_GUARANTEE_FORMAT
+from coowned.runs.run_folder import RunFolder
+from coowned.runs.stored_run import StoredRun
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import loop
-from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig, example, read_file
 from coowned.training.evaluate import evaluate
-from coowned.training.records import NO_GUARANTEE_FORMAT
-from coowned.training.run import StoredRun
-from coowned.training.splits import split_examples
 
 run = main.run
 

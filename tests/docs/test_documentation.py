@@ -14,8 +14,8 @@ import pytest
 import typer.main
 
 from coowned.cli.main import app
-from coowned.training import config
-from coowned.training.config import TrainConfig
+from coowned.fitting import config
+from coowned.runs.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 MARKDOWN = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})

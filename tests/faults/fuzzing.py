@@ -37,13 +37,13 @@ from coowned.attribution.sources import DataSource
 from coowned.attribution.user_keys import read_keys
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CoownedError
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
+from coowned.runs.config import TrainConfig, example
+from coowned.runs.records import RunRecord
+from coowned.runs.run_folder import RunFolder
+from coowned.runs.signature import read_key, verify_run
+from coowned.runs.stored_run import StoredRun, read_claim
 from coowned.selection.selection_files import read_selection, write_selection
-from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig, example
-from coowned.training.records import RunRecord
-from coowned.training.run import StoredRun, read_claim
-from coowned.training.signature import read_key, verify_run
 
 SECONDS = 20  # of processor time for one case
 _WALL_SECONDS = 300  # then the process ends with a traceback: compiled code cannot be interrupted otherwise
@@ -462,7 +462,7 @@ def _read_signed(folder: Path) -> None:
 
 
 def _signed_files() -> dict[str, bytes]:
-    from coowned.training.signature import sign_run, signing_key
+    from coowned.runs.signature import sign_run, signing_key
 
     with tempfile.TemporaryDirectory() as room:
         folder = Path(room)

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.faults.world import COMMANDS, coowned, run_coowned, write_world
 
 from coowned.errors import CoownedError
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 # Phases of each verb in order: each begins with the first event that matches after the one before has begun.
 PHASES = {

@@ -16,10 +16,10 @@ from coowned.attribution.sources import DataSource
 from coowned.certificate import ContributionCertificate
 from coowned.cli.paths import read_certificate
 from coowned.errors import CoownedError, InputError
+from coowned.runs.signature import read_key, verify_run
+from coowned.runs.stored_run import StoredRun
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.run import StoredRun
-from coowned.training.signature import read_key, verify_run
 
 BY_VERSION = r"expected the format 'coowned-[a-z-]+-\d+', not 'coowned-[a-z-]+-\d+'"
 
@@ -65,7 +65,7 @@ def test_run_folders(tmp_path):
     assert run.private_log()["covered_by_guarantee"] is False
     assert run.audit().audits_run == 1
     assert run.arrays()
-    from coowned.training.splits import split_examples
+    from coowned.content.splits import split_examples
 
     rows = split_examples(data.graph, run.config(FIXTURES).splits)["train"]
     trained = data.graph.subgraph(rows)

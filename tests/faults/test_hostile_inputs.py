@@ -19,8 +19,8 @@ import coowned as co
 from coowned.attribution.sources import DataSource
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CoownedError, InputError
-from coowned.training.config import TrainConfig
-from coowned.training.records import RunRecord
+from coowned.runs.config import TrainConfig
+from coowned.runs.records import RunRecord
 
 MEMORY_LIMIT = 3.0  # GB, for all of these inputs one after another
 MANY = 1_000_000

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.world import COMMANDS, DATA_OPTIONS, write_world
 
 from coowned.cli.main import run
-from coowned.training.checkpoint import RunFolder
+from coowned.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.full
 
@@ -118,7 +118,7 @@ def test_disk_that_fills_up_while_training(trained, monkeypatch, capsys):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write_file(path, content, **more)
 
-    from coowned.training import checkpoint
+    from coowned.fitting import run_folder as checkpoint
 
     write_file = checkpoint.write_file
     monkeypatch.setattr(checkpoint, "write_file", full)

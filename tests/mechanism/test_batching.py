@@ -6,12 +6,12 @@ from scipy import stats
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import (
     CyclicPoissonBatches,
     PoissonBatches,
     ScheduledBatches,
 )
-from coowned.mechanism.keys import RunKey
 from coowned.selection.selector import Schedule, Selection
 
 NUM_EXAMPLES, P, STEPS = 80, 0.1, 1500

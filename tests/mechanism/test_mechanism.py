@@ -19,8 +19,8 @@ from coowned import (
     guarantee,
 )
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.exact.keys import RunKey
 from coowned.mechanism import registry
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class_for, mechanism_from_dict, mechanisms
 

@@ -20,8 +20,8 @@ from coowned import (
 )
 from coowned.accounting.gaussian import gaussian_epsilon
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.exact.keys import Purpose, RunKey
 from coowned.mechanism import random_allocation
-from coowned.mechanism.keys import Purpose, RunKey
 from coowned.mechanism.random_allocation import AllocationBatches, draw_rounds, largest_fair_word
 
 COPIES = 90

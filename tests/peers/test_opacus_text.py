@@ -7,8 +7,8 @@ Opacus is given every help: positions and types for each example, the head only 
 import numpy as np
 import pytest
 
-from coowned.training.models.bert_files import BertConfig
-from coowned.training.models.bert_model import BertModel
+from coowned.models.bert_files import BertConfig
+from coowned.models.bert_model import BertModel
 
 CONFIG = BertConfig(vocab_size=60, hidden_size=16, intermediate_size=24, max_position_embeddings=20)
 LENGTH, PLACES, SIZE, CLIP_NORM = 12, 3, 6, 0.1

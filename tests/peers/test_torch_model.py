@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from coowned import InputError
+from coowned.content.example_table import KEY, USABLE
 from coowned.errors import BatchCoupledLossError
-from coowned.mechanism.grid import Grid
-from coowned.training.example_table import KEY, USABLE
-from coowned.training.models.jax_model import JaxModel
+from coowned.exact.grid import Grid
+from coowned.models.jax_model import JaxModel
 
 SCHEMA = pa.schema({"x": pa.list_(pa.float64()), "label": pa.int64(), "note": pa.string()})
 FAR = 64  # grid units a copy

@@ -14,9 +14,9 @@ from scipy.stats import chi2
 
 import coowned as co
 from coowned.audit.run_audit import audit_plan, audit_run
-from coowned.mechanism.noise import NoiseStream
-from coowned.training.checkpoint import RunFolder
-from coowned.training.models.registry import model_from_description
+from coowned.exact.noise import NoiseStream
+from coowned.models.registry import model_from_description
+from coowned.runs.run_folder import RunFolder
 
 made: dict = {}  # what FACTORY defines
 
@@ -186,7 +186,7 @@ KILLED = """
 import os, signal, sys
 import torch
 from coowned.cli.main import run
-from coowned.training.checkpoint import RunFolder
+from coowned.runs.run_folder import RunFolder
 
 save = RunFolder.save
 
@@ -253,9 +253,9 @@ def test_audit_of_a_torch_run(run):
 def test_canaries_in_torch(torch, honest, monkeypatch):
     """Seeded; 4000 features, which a linear module learns by heart where there is no noise."""
     from coowned.audit.canaries import audit_with_canaries
-    from coowned.mechanism.grid import Grid
+    from coowned.content.example_table import ExampleTable
+    from coowned.exact.grid import Grid
     from coowned.torch import TorchModel
-    from coowned.training.example_table import ExampleTable
 
     if not honest:
         monkeypatch.setattr(Grid, "noise_deviation", lambda grid, sigma: 0.0)
@@ -422,8 +422,8 @@ def test_batches_check_the_plan():
 
 @pytest.mark.peers
 def test_several_devices_are_refused():
+    from coowned.content.example_table import ExampleTable
     from coowned.torch import train
-    from coowned.training.example_table import ExampleTable
 
     graph, plan = make_plan(200, 8, 3)
     data = ExampleTable(graph=graph, arrays={"x": np.zeros((200, 2)), "label": np.zeros(200, int)})
@@ -433,8 +433,8 @@ def test_several_devices_are_refused():
 
 @pytest.mark.peers
 def test_batches_take_the_key(torch):
+    from coowned.content.example_table import ExampleTable
     from coowned.torch import batches, train
-    from coowned.training.example_table import ExampleTable
 
     graph, plan = make_plan(200, 8, 3, run_key=co.RunKey.from_operating_system())
     x = np.random.default_rng(0).normal(size=(200, 2))

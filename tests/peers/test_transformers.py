@@ -8,9 +8,9 @@ from tests.report.test_export import run_readme
 from tests.training.models.test_bert_files import write_bert_folder
 
 import coowned as co
-from coowned.training.models.bert_files import BertConfig, read_bert_folder
-from coowned.training.models.bert_model import BertModel
-from coowned.training.models.bert_network import ClassifierHead, MaskedLMHead
+from coowned.models.bert_files import BertConfig, read_bert_folder
+from coowned.models.bert_model import BertModel
+from coowned.models.bert_network import ClassifierHead, MaskedLMHead
 
 CONFIG = BertConfig(
     vocab_size=60,
@@ -28,7 +28,7 @@ def scores_of(config: BertConfig, parameters) -> np.ndarray:
     """(batch, sequence_length, vocabulary) logits of ours at every place."""
     import jax
 
-    from coowned.training.models import bert_gradients
+    from coowned.models import bert_gradients
 
     batch = {
         "tokens": tokens(),
@@ -137,7 +137,7 @@ def test_transformers_opens_a_classifier(tmp_path):
     import torch
     from transformers import BertForSequenceClassification
 
-    from coowned.training.models import bert_gradients
+    from coowned.models import bert_gradients
 
     (tmp_path / "words.txt").write_text("".join(f"word{number}\n" for number in range(60)))
     head = ClassifierHead(classes=("ham", "spam", "eggs"))

@@ -5,7 +5,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from coowned.training.text import SPECIAL_TOKENS, Vocabulary, tokenize
+from coowned.content.text import SPECIAL_TOKENS, Vocabulary, tokenize
 
 PIECES = ["the", "cat", "sat", "##s", "un", "##able", "naive", "Ünal", "unal", "é", "e", "中", "文", "!", ".", "-", "'"]
 LETTERS = [f"{mark}{chr(code)}" for code in range(ord("a"), ord("z") + 1) for mark in ("", "##")]

@@ -10,10 +10,10 @@ import pytest
 from tests.training.run_folders import reseal
 
 from coowned import AttributionGraph
+from coowned.runs.config import TrainConfig, example
+from coowned.runs.configured_run import run_configuration
+from coowned.runs.run_folder import RunFolder
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.checkpoint import RunFolder
-from coowned.training.config import TrainConfig, example
-from coowned.training.configured_run import run_configuration
 
 SEEDED = ("# seed = 0  ", "seed = 0  ")
 SIMULATED = ("epsilon = 8.0 ", "epsilon = 2.0\nsimulated_batch_size = 16\n#")

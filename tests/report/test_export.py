@@ -12,7 +12,7 @@ from tests.training.run_folders import reseal
 from coowned import CertificateMismatchError, InputError
 from coowned.report import export
 from coowned.report.export import export_model
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 
 def test_only_what_is_covered(audited, tmp_path):

@@ -18,7 +18,7 @@ from coowned.audit.retraining import MeasuredLeak
 from coowned.report import charts
 from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 SECRETS = (
     "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",

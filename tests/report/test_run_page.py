@@ -7,7 +7,7 @@ import pytest
 from coowned import CertificateMismatchError, InputError
 from coowned.report.page import write_report
 from coowned.report.run_page import releasable_config
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 
 def test_release_opens_no_private_file(copy):

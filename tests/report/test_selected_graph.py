@@ -6,7 +6,7 @@ import pytest
 from coowned import AttributionGraph, Greedy, GreedyMinSeparation, GreedyWithDuplicates, certify
 from coowned.report import graph_figures
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 ROWS = [[i % 23] if i % 3 else sorted({i % 23, (7 * i + 1) % 23, (5 * i) % 19}) for i in range(150)] + [[]]
 SELECTORS = [

@@ -18,9 +18,9 @@ from coowned import (
     guarantee,
 )
 from coowned.accounting.guarantee import _MADE_BY_GUARANTEE
-from coowned.mechanism.keys import RunKey
+from coowned.content.data import WorldData
+from coowned.exact.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
-from coowned.training.data import WorldData
 from coowned.training.plan import TrainingPlan
 
 NUM_FEATURES = 6

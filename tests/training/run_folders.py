@@ -9,8 +9,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.runs.records import RunRecord, guarantee_text
 from coowned.training.plan import claim_terms, plan_digest
-from coowned.training.records import RunRecord, guarantee_text
 
 
 def write_run(

@@ -10,10 +10,10 @@ from scipy.stats import binomtest
 from tests.training.conftest import NUM_FEATURES, part_of
 
 from coowned import InputError
-from coowned.training.data import FeatureTable
+from coowned.content.data import FeatureTable
+from coowned.models.linear_regression import LinearRegression
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.evaluate import evaluate, predictions, wilson_interval
-from coowned.training.models.linear_regression import LinearRegression
-from coowned.training.models.logistic_regression import LogisticRegression
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
 PARAMETERS = {"coefficients": np.array([3, -2, 1, 0.5, 0, 2, 0.1], np.float32)}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coowned.mechanism.grid import Grid
-from coowned.mechanism.keys import RunKey
-from coowned.mechanism.noise import NoiseStream, release
-from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.exact.grid import Grid
+from coowned.exact.keys import RunKey
+from coowned.exact.noise import NoiseStream, release
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.optimizers import OptimizerOptions, Rates, Rule, compiled_update
 from coowned.training.step import Step
 

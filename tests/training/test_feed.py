@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from coowned.content.data import WorldData, with_norms
 from coowned.errors import InputError
-from coowned.mechanism.linear_sums import norms_of
-from coowned.training.data import WorldData, with_norms
+from coowned.exact.linear_sums import norms_of
 from coowned.training.feed import Feeder
 
 

@@ -14,14 +14,14 @@ from tests.training.conftest import NUM_FEATURES, forged
 
 from coowned import InputError
 from coowned.accounting.statement import rounded_up
+from coowned.content.data import FeatureTable, WorldData, with_norms
 from coowned.errors import CertificateMismatchError
+from coowned.exact.noise import NoiseStream
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.noise import NoiseStream
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.training import optimizers
-from coowned.training.data import FeatureTable, WorldData, with_norms
 from coowned.training.loop import Trainer, train, train_without_privacy
-from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.progress import privacy_so_far
 from coowned.training.sweep import sweep
 
@@ -296,9 +296,9 @@ def test_two_devices_equal_one(tmp_path):
         from tests.training.conftest import Small, NUM_FEATURES
         from coowned import AttributionGraph
         from coowned.synthetic.logistic_data import LogisticData
-        from coowned.training.data import WorldData
+        from coowned.content.data import WorldData
         from coowned.training.loop import train
-        from coowned.training.models.logistic_regression import LogisticRegression
+        from coowned.models.logistic_regression import LogisticRegression
         rows = [[i % 120] for i in range(300)]
         graph = AttributionGraph.from_users_per_example(rows, num_users=120)
         world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
@@ -327,9 +327,10 @@ def test_a_batch_lies_on_two_devices():
         from tests.training.conftest import Small, NUM_FEATURES
         from coowned import AttributionGraph
         from coowned.synthetic.logistic_data import LogisticData
-        from coowned.training import loop, step
-        from coowned.training.data import WorldData
-        from coowned.training.models.logistic_regression import LogisticRegression
+        from coowned.training import loop
+        from coowned.training import step
+        from coowned.content.data import WorldData
+        from coowned.models.logistic_regression import LogisticRegression
         graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
         world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
         small = Small(graph, world, WorldData.part(world))

@@ -12,10 +12,10 @@ import pytest
 from tests.training.conftest import NUM_FEATURES
 
 from coowned import InputError
+from coowned.content.data import with_norms
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.training import step
-from coowned.training.data import with_norms
 from coowned.training.loop import Trainer, train
-from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.optimizers import (
     OptimizerOptions,
     Rates,

@@ -7,8 +7,8 @@ from tests.training.conftest import forged
 
 from coowned import InputError
 from coowned.errors import CertificateMismatchError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.keys import RunKey
 
 
 def test_parts_must_agree(small):

@@ -7,7 +7,7 @@ from tests.training.conftest import forged
 from coowned import LogisticRegression, train
 from coowned.accounting import calculators
 from coowned.errors import UncertifiableError
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
 from coowned.training import progress
 from coowned.training.progress import Report, claim, privacy_so_far
 

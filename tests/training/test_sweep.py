@@ -14,15 +14,15 @@ from tests.training.models.test_jax_model import dropout_loss, make_data, make_m
 from tests.training.test_checkpoint import Stopped, run_and_kill, stop_after
 
 from coowned import InputError, evaluate, guarantee
+from coowned.content.data import FeatureTable
 from coowned.errors import CertificateMismatchError
-from coowned.mechanism.keys import RunKey
-from coowned.mechanism.noise import NoiseStream
+from coowned.exact.keys import RunKey
+from coowned.exact.noise import NoiseStream
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.runs.run_folder import RunFolder
+from coowned.runs.stored_run import StoredRun, read_claim
 from coowned.training import loop
-from coowned.training.checkpoint import RunFolder
-from coowned.training.data import FeatureTable
 from coowned.training.loop import train
-from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.run import StoredRun, read_claim
 from coowned.training.sweep import grid, sweep
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
@@ -343,9 +343,9 @@ PROGRAM = """
 import sys
 from coowned import AttributionGraph
 from coowned.synthetic.logistic_data import LogisticData
-from coowned.training.checkpoint import RunFolder
-from coowned.training.data import WorldData
-from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.runs.run_folder import RunFolder
+from coowned.content.data import WorldData
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.sweep import sweep
 from tests.training.conftest import NUM_FEATURES, Small
 from tests.training.test_sweep import members

@@ -5,13 +5,13 @@ import pyarrow as pa
 import pytest
 
 from coowned import AttributionGraph, from_table
-from coowned.training.data import FeatureTable
+from coowned.content.data import FeatureTable
+from coowned.content.example_table import ExampleTable
+from coowned.content.text import SPECIAL_TOKENS, Vocabulary
+from coowned.content.token_table import TokenTable
+from coowned.models.example_model import ExampleModel
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.evaluate import trivial_answer
-from coowned.training.example_table import ExampleTable
-from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.logistic_regression import LogisticRegression
-from coowned.training.text import SPECIAL_TOKENS, Vocabulary
-from coowned.training.token_table import TokenTable
 
 CLASSES = LogisticRegression(num_features=2)
 LABELS = np.array([0, 1, 1, 2, 1, 0, np.nan], np.float32)

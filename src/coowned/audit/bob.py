@@ -17,15 +17,15 @@ from coowned.accounting.terms import UNIT
 from coowned.attribution.tables import from_table
 from coowned.audit.retraining import MeasuredLeak, measure_leak, retrain
 from coowned.certificate import certify
+from coowned.content.data import FeatureTable, with_norms
 from coowned.errors import InputError
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
 from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.models.logistic_regression import LogisticRegression
 from coowned.selection.greedy import Greedy
 from coowned.synthetic.hashed_words import hashed_words
 from coowned.synthetic.toy_emails import DOMAIN, EmailWorld
-from coowned.training.data import FeatureTable, with_norms
 from coowned.training.loop import Trainer
-from coowned.training.models.logistic_regression import LogisticRegression
 from coowned.training.plan import TrainingPlan
 
 

@@ -25,14 +25,14 @@ from coowned.accounting.gaussian import gaussian_epsilon
 from coowned.accounting.guarantee import UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.one_run import epsilon_lower_bound, gaussian_lower_bound
+from coowned.content.data import Draw, TrainingData
 from coowned.errors import InputError
-from coowned.mechanism.keys import Purpose, RunKey, random_words
-from coowned.mechanism.linear_sums import norms_of
-from coowned.training.data import Draw, TrainingData
+from coowned.exact.keys import Purpose, RunKey, random_words
+from coowned.exact.linear_sums import norms_of
+from coowned.models.model import Model, compiled_for
+from coowned.models.probes import CanaryContent
 from coowned.training.loop import Trainer
-from coowned.training.model import Model, compiled_for
 from coowned.training.plan import TrainingPlan
-from coowned.training.probes import CanaryContent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

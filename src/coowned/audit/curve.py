@@ -22,13 +22,13 @@ from coowned.audit.claims import USERS, MechanismClaim
 from coowned.audit.driving import audited, drive
 from coowned.audit.trainer_laws import too_small, whiten
 from coowned.audit.worlds import World, WorldData, content_for
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
-from coowned.training.model import Model
-from coowned.training.models.example_model import linear_stand_in
-from coowned.training.models.logistic_regression import LogisticRegression
+from coowned.models.example_model import linear_stand_in
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.model import Model
+from coowned.models.probes import BLANK, IN, OPPOSITE
 from coowned.training.plan import TrainingPlan
-from coowned.training.probes import BLANK, IN, OPPOSITE
 
 ALPHA = 1e-3
 TRIALS = 200_000
@@ -145,7 +145,7 @@ def audit_curves(
       trials: of each side, at most.
       seconds: stop earlier, after at least one training; if even that would take longer, a plan with independent
         noise is audited on its first steps alone, against the curve of a run of so many.
-      model: to train instead, whose gradients are known (`coowned.training.probes.Auditable`).
+      model: to train instead, whose gradients are known (`coowned.models.probes.Auditable`).
 
     References: Jagielski et al. (2020), https://arxiv.org/abs/2006.07709; Nasr et al. (2023),
       https://arxiv.org/abs/2302.07956

@@ -15,8 +15,8 @@ from scipy.stats import binom
 from coowned import validate
 from coowned.audit.checks import Check, CheckedLaw, binomial_check, certain_check, share_check
 from coowned.errors import InputError
+from coowned.exact.coins import PoissonCoins
 from coowned.mechanism.batching import Batches
-from coowned.mechanism.coins import PoissonCoins
 from coowned.selection.selector import Selection
 
 _BATCH_QUANTILES = (0.02, 0.25, 0.75, 0.98)
@@ -62,7 +62,7 @@ def audit_participation(
     Example:
       >>> from coowned.attribution.graph import AttributionGraph
       >>> from coowned.mechanism.batching import PoissonBatches
-      >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned.exact.keys import RunKey
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> selection = Selection.from_copies(graph, np.ones(200, int))
       >>> batches = PoissonBatches(selection=selection, sampling_probability=0.1, batch_size=20, iterations=500,

@@ -22,22 +22,22 @@ from coowned.audit.participation import audit_allocation, audit_coin_words, audi
 from coowned.audit.trainer_laws import TrainerLaws
 from coowned.audit.words import audit_key_source, audit_noise_tail
 from coowned.audit.worlds import World, audited_model
+from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.exact.coins import PoissonCoins
+from coowned.exact.keys import Purpose, RunKey
 from coowned.extras import require
 from coowned.files import check_writable
-from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.keys import Purpose, RunKey
 from coowned.mechanism.mechanism import WorstUser
+from coowned.models.model import Model
+from coowned.models.registry import model_from_description
 from coowned.progress import counted
+from coowned.runs.config import TrainConfig
+from coowned.runs.configured_run import make_plan
+from coowned.runs.records import AuditRecord
+from coowned.runs.stored_run import StoredRun
 from coowned.selection.selector import Selection
-from coowned.training.config import TrainConfig
-from coowned.training.configured_run import make_plan
-from coowned.training.model import Model
-from coowned.training.models.registry import model_from_description
 from coowned.training.plan import TrainingPlan
-from coowned.training.records import AuditRecord
-from coowned.training.run import StoredRun
-from coowned.training.splits import split_examples
 
 _NOT_SEEN = (
     "Trials cannot see events rarer than about 1 in 10,000; the tails of noise and coins are tested on extreme bit "

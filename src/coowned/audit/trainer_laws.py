@@ -21,10 +21,10 @@ from coowned.audit.checks import Check, CheckedLaw, any_of, binomial_check, cert
 from coowned.audit.claims import whitening
 from coowned.audit.driving import Released, audited, drive, first_scales
 from coowned.audit.worlds import World, WorldData
-from coowned.mechanism.keys import RunKey
-from coowned.training.model import Model, num_parameters
+from coowned.exact.keys import RunKey
+from coowned.models.model import Model, num_parameters
+from coowned.models.probes import BLANK, HUGE, IN, INFINITE, NOT_A_NUMBER, OPPOSITE, QUIET
 from coowned.training.plan import TrainingPlan
-from coowned.training.probes import BLANK, HUGE, IN, INFINITE, NOT_A_NUMBER, OPPOSITE, QUIET
 
 _LIMITS = (1.0, 2.0, 3.0)
 _LONGEST_LAG = 64

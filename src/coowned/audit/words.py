@@ -8,8 +8,8 @@ import numpy.typing as npt
 from scipy.special import ndtri_exp
 
 from coowned.audit.checks import CheckedLaw, any_of, binomial_check, certain_check, share_check
-from coowned.mechanism import normals
-from coowned.mechanism.keys import RunKey
+from coowned.exact import normals
+from coowned.exact.keys import RunKey
 
 _LARGEST_NORMAL = 13.0  # beyond it there is 6e-39 of a normal
 _KEYS = 2**18  # of 32 random bits, so many would hold 8 equal pairs on average

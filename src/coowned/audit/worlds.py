@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
+from coowned.content.data import Draw, TrainingData
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.mechanism import Mechanism, WorstUser
+from coowned.models.model import Model
+from coowned.models.probes import QUIET, WorstCase
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.data import Draw, TrainingData
-from coowned.training.model import Model
-from coowned.training.probes import QUIET, WorstCase
 
 _IN_MEMORY = 2**25  # numbers of a table that is built as a whole
 
@@ -130,7 +130,7 @@ class WorldData:
 
 
 def content_for(model: Model) -> WorstCase:
-    """Worst-case content for a model; InputError if it has none (`coowned.training.probes.Auditable`)."""
+    """Worst-case content for a model; InputError if it has none (`coowned.models.probes.Auditable`)."""
     make = getattr(model, "worst_case", None)
     if make is None:
         raise InputError(f"the audit has no worst-case content for {type(model).__name__}; implement worst_case()")

@@ -61,7 +61,7 @@ def run(
         check_writable(folder, folder / "audit.json")  # before an audit that may take long
     config = None
     if canaries is not None:
-        from coowned.training.config import TrainConfig
+        from coowned.runs.config import TrainConfig
 
         config, alpha = TrainConfig.read(canaries), alpha / 2  # a half for each audit
     with show.progress("auditing"):

@@ -108,8 +108,8 @@ def _recount_run(
 ) -> "ContributionCertificate":
     """Recounts the S of a run on the train split of its configuration."""
     from coowned.certificate import certify
-    from coowned.training.run import StoredRun
-    from coowned.training.splits import split_examples
+    from coowned.content.splits import split_examples
+    from coowned.runs.stored_run import StoredRun
 
     run = StoredRun.open(folder, finished=False)
     train = graph.subgraph(split_examples(graph, run.config(folder).splits)["train"])

@@ -27,7 +27,7 @@ def run(
         coowned compose RUN1 RUN2 --delta 1e-6
     """
     from coowned.accounting.composition import compose
-    from coowned.training.run import read_claim
+    from coowned.runs.stored_run import read_claim
 
     claims = [read_claim(folder) for folder in folders]
     with show.progress("composing"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coowned.accounting.planning import Choice, Plan
     from coowned.audit.bob import Measured
-    from coowned.training.run import StoredRun
+    from coowned.runs.stored_run import StoredRun
 
 _EPSILONS = (0.5, 2.0, 8.0)  # the last is that of the report
 _TARGET: dict[str, Any] = {"delta": 1e-8, "adjacency": "zero-out"}
@@ -240,10 +240,10 @@ def _write_features(output: Path, emails: "pa.Table") -> None:
 
 
 def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
-    from coowned.training.checkpoint import RunFolder
-    from coowned.training.config import TrainConfig
-    from coowned.training.configured_run import run_configuration
-    from coowned.training.run import StoredRun
+    from coowned.runs.config import TrainConfig
+    from coowned.runs.configured_run import run_configuration
+    from coowned.runs.run_folder import RunFolder
+    from coowned.runs.stored_run import StoredRun
 
     folder, config = _paths(output, epsilon)
     config.write_text(_configuration(epsilon, choice), encoding="utf-8")
@@ -254,7 +254,7 @@ def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
 
 def _configuration(epsilon: float, choice: "Choice") -> str:
     """The commented example with the demo's values."""
-    from coowned.training.config import example
+    from coowned.runs.config import example
 
     values = {
         'path = "papers.parquet"': 'path = "emails.parquet"',

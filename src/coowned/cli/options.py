@@ -59,7 +59,7 @@ _DATA = Annotated[
 def check_signature(folder: Path, key: Path | None) -> None:
     """Refuses a run that was not signed with the key in a file, if one is given."""
     if key is not None:
-        from coowned.training.signature import read_key, verify_run
+        from coowned.runs.signature import read_key, verify_run
 
         verify_run(folder, read_key(key))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coowned.accounting.planning import Choice
     from coowned.attribution.examples import AttributedExamples
     from coowned.attribution.sources import DataSource
-    from coowned.training.config import TrainConfig
+    from coowned.runs.config import TrainConfig
 
 
 @functools.partial(reads_data, or_config=True)
@@ -114,7 +114,7 @@ def run(
         raise InputError("plan needs either DATA or --config TRAIN.toml")
     configuration = None
     if config is not None:
-        from coowned.training.config import TrainConfig
+        from coowned.runs.config import TrainConfig
 
         configuration = TrainConfig.read(config)
     settings: dict[str, Any] = {"adjacency": "zero-out"} if configuration is None else _settings_of(configuration)
@@ -132,7 +132,7 @@ def run(
         examples = source.read(progress)
     graph = examples.graph
     if configuration is not None:  # the examples that `coowned train` would select from
-        from coowned.training.splits import split_examples
+        from coowned.content.splits import split_examples
 
         graph = graph.subgraph(split_examples(graph, configuration.splits)["train"])
         if bound := configuration.selection.settings.get("contribution_bound"):
@@ -185,7 +185,7 @@ def _parameters_of(config: "TrainConfig", examples: "AttributedExamples") -> int
     """
     import numpy as np
 
-    from coowned.training.model import num_parameters
+    from coowned.models.model import num_parameters
 
     no_rows = {"train": np.empty(0, np.int64)}
     try:

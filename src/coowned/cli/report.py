@@ -42,7 +42,7 @@ def run(
         coowned report RUN --release -o public.html
     """
     from coowned.report.page import RELEASE, REPORT, write_report
-    from coowned.training.run import StoredRun
+    from coowned.runs.stored_run import StoredRun
 
     check_signature(folder, verify_key)
     refuse_to_replace([folder, *(compare or ())], output, except_for=(REPORT, RELEASE))

@@ -47,16 +47,16 @@ def run(
         coowned train run.toml -o RUN
     """
     if example:
-        from coowned.training.config import example as text
+        from coowned.runs.config import example as text
 
         show.line(text().rstrip("\n"))
         return
     if config is None or output is None:
         raise InputError("train needs CONFIG.toml and -o RUN; --example prints a configuration to start from")
-    from coowned.training.checkpoint import RunFolder
-    from coowned.training.config import TrainConfig, read_file
-    from coowned.training.configured_run import run_configuration
-    from coowned.training.signature import sign_run, signing_key
+    from coowned.runs.config import TrainConfig, read_file
+    from coowned.runs.configured_run import run_configuration
+    from coowned.runs.run_folder import RunFolder
+    from coowned.runs.signature import sign_run, signing_key
 
     text = read_file(config, allow_large_delta=allow_large_delta)
     settings = TrainConfig.from_toml(text, folder=config.parent, name=str(config))
@@ -86,8 +86,8 @@ def run(
 
 
 def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
-    from coowned.training.model import num_parameters, num_scores
-    from coowned.training.run import StoredRun
+    from coowned.models.model import num_parameters, num_scores
+    from coowned.runs.stored_run import StoredRun
     from coowned.training.verdict import sentences
 
     guarantee = trained.plan.guarantee

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
-from coowned.mechanism.coins import PoissonCoins
-from coowned.mechanism.compiled import compiled
-from coowned.mechanism.keys import Purpose, RunKey
+from coowned.exact.coins import PoissonCoins
+from coowned.exact.compiled import compiled
+from coowned.exact.keys import Purpose, RunKey
 from coowned.selection.selector import Schedule, Selection
 
 Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]  # (n,) example and (n,) copy number of some copies

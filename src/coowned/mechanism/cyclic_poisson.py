@@ -6,8 +6,8 @@ from typing import Any, Self
 from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import CyclicPoissonBatches
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import GroupedMechanism, Selected
 from coowned.progress import counted
 

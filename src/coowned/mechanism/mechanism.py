@@ -17,9 +17,9 @@ from coowned import codec, validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches, GroupedBatches
-from coowned.mechanism.keys import RunKey
 from coowned.progress import counted
 from coowned.selection.selector import Schedule, Selection
 

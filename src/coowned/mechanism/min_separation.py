@@ -10,9 +10,9 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, separation_in_words
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import ScheduledBatches
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
 from coowned.selection.selector import Schedule

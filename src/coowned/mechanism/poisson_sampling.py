@@ -7,8 +7,8 @@ from typing import Any, Self
 from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import PoissonBatches
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism, Selected
 from coowned.progress import counted
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
+from coowned.exact.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Copies, GroupedBatches
-from coowned.mechanism.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
 

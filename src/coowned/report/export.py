@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.training.run import MODEL_FILES, StoredRun
+from coowned.runs.stored_run import MODEL_FILES, StoredRun
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
 RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-1"

@@ -13,7 +13,7 @@ from coowned.progress import counted
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
 from coowned.report.selected_graph import SelectedGraph
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 _BEFORE, _AFTER = "before selection", "after selection"
 _GRAPH_ALONE = "Computed from the graph alone, not from content."

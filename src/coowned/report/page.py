@@ -26,7 +26,7 @@ from coowned.progress import counted
 from coowned.report import charts, graph_figures
 from coowned.report.figures import Figure, Mark, charts_json, shown
 from coowned.report.run_page import gather
-from coowned.training.run import StoredRun
+from coowned.runs.stored_run import StoredRun
 
 REPORT, RELEASE = "report.html", "report-release.html"
 

@@ -17,8 +17,8 @@ from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
-from coowned.training.config import ReportSection
-from coowned.training.run import StoredRun
+from coowned.runs.config import ReportSection
+from coowned.runs.stored_run import StoredRun
 from coowned.training.verdict import sentences
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")

@@ -11,11 +11,11 @@ from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import histogram
 from coowned.certificate import ContributionCertificate
+from coowned.content.splits import split_examples
 from coowned.errors import CoownedError, InputError
+from coowned.runs.stored_run import StoredRun
 from coowned.selection.priced import Priced
 from coowned.selection.selection_cache import select_once
-from coowned.training.run import StoredRun
-from coowned.training.splits import split_examples
 
 _SECONDS_FOR_THE_BOUND = 20.0
 

@@ -12,17 +12,17 @@ import pyarrow as pa
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import is_text
 from coowned.attribution.tables import spelled, types_are_inferred
+from coowned.content.columns import column_type
+from coowned.content.example_table import ExampleTable, number_array
 from coowned.errors import BatchCoupledLossError, InputError
 from coowned.extras import require
+from coowned.models.example_model import ExampleModel
+from coowned.models.example_specification import ExampleSpecification
+from coowned.models.model import Model
+from coowned.models.parameter_trees import ParameterTree
+from coowned.models.python_model import PythonModel
 from coowned.torch.fresh_copies import fresh_copy
 from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
-from coowned.training.columns import column_type
-from coowned.training.example_table import ExampleTable, number_array
-from coowned.training.model import Model
-from coowned.training.models.example_model import ExampleModel
-from coowned.training.models.example_specification import ExampleSpecification
-from coowned.training.models.parameter_trees import ParameterTree
-from coowned.training.models.python_model import PythonModel
 
 _AT_ONCE = 1024  # rows that are encoded together
 _AGAIN = 64  # rows that are encoded again

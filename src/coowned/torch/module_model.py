@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import interrupts
+from coowned.content.example_table import KEY, USABLE
 from coowned.errors import InputError
-from coowned.training.example_table import KEY, USABLE
-from coowned.training.model import num_parameters
-from coowned.training.models.example_model import (
+from coowned.models.example_model import (
     MOST_ROWS,
     STAND_IN_ENTRIES,
     ExampleModel,
     largest_tensor,
     power_of_two,
 )
-from coowned.training.models.parameter_trees import ParameterTree
+from coowned.models.model import num_parameters
+from coowned.models.parameter_trees import ParameterTree
 
 _GRADIENTS = 2**25  # bytes of them in a microbatch: fewer rows cost more calls, more rows fall out of the caches
 _FORWARD = 32  # rows worked on together where nothing is differentiated
@@ -296,7 +296,7 @@ class ModuleModel(ExampleModel):
 def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> ModuleModel:
     """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
 
-    As `coowned.training.models.example_model.linear_stand_in`, in PyTorch.
+    As `coowned.models.example_model.linear_stand_in`, in PyTorch.
     """
     import torch
 

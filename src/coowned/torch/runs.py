@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coowned import runs
+from coowned import fitting as runs
 from coowned.attribution.examples import AttributedExamples
+from coowned.content.example_table import ExampleTable
 from coowned.errors import InputError
 from coowned.torch.model import TorchModel
 from coowned.training import loop
-from coowned.training.example_table import ExampleTable
 from coowned.training.plan import TrainingPlan
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.content.data import TrainingData, content_pieces
 from coowned.errors import InputError
-from coowned.training.data import TrainingData, content_pieces
-from coowned.training.model import Model, compiled_for
+from coowned.models.model import Model, compiled_for
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,7 +63,7 @@ def evaluate(
     Example:
       >>> from coowned import AttributionGraph, LogisticRegression
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.training.data import WorldData
+      >>> from coowned.content.data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [1]])
       >>> model = LogisticRegression(num_features=2)
       >>> data = WorldData.part(LogisticData(num_features=2).attach(graph, seed=0))

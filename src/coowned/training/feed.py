@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import threads
+from coowned.content.data import Draw, TrainingData, rows_in_place
+from coowned.exact.keys import RunKey
+from coowned.exact.noise import NoiseStream
 from coowned.mechanism.batching import Batches
-from coowned.mechanism.keys import RunKey
-from coowned.mechanism.noise import NoiseStream
-from coowned.training.data import Draw, TrainingData, rows_in_place
 
 _ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without a copy
 

@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 from coowned import interrupts, validate
 from coowned.cache import keep_compiled_programs
+from coowned.content.data import TrainingData, with_norms
 from coowned.errors import InputError
+from coowned.exact.noise import NoiseStream
 from coowned.extras import require
-from coowned.mechanism.noise import NoiseStream
+from coowned.models.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.progress import Progress, counted
-from coowned.training.checkpoint import Checkpoint, RunFolder, code_digest, machine
-from coowned.training.data import TrainingData, with_norms
+from coowned.runs.records import RunRecord
+from coowned.runs.run_folder import Checkpoint, RunFolder, code_digest, machine
 from coowned.training.feed import Feeder, StepInput
-from coowned.training.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
-from coowned.training.records import RunRecord
 from coowned.training.step import Step, compiled_loss, gathered
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ def train(
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
-      >>> from coowned.mechanism.keys import RunKey
+      >>> from coowned.exact.keys import RunKey
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.training.data import WorldData
+      >>> from coowned.content.data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)

@@ -16,14 +16,14 @@ from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches
-from coowned.mechanism.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
+from coowned.runs.config import CLIP_NORMS
+from coowned.runs.records import NO_GUARANTEE, PUBLIC
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.config import CLIP_NORMS
 from coowned.training.optimizers import OptimizerOptions
-from coowned.training.records import NO_GUARANTEE, PUBLIC
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from coowned.mechanism.grid import Grid
-from coowned.mechanism.noise import release
-from coowned.training.model import Model, compiled_for
+from coowned.exact.grid import Grid
+from coowned.exact.noise import release
+from coowned.models.model import Model, compiled_for
 from coowned.training.optimizers import Arrays, Rates, Rule, State, compiled_scales, compiled_update
 
 

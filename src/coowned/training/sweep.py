@@ -16,16 +16,16 @@ from coowned import validate
 from coowned.accounting.calculators import sweep_noise_multiplier
 from coowned.accounting.guarantee import guarantee
 from coowned.certificate import ContributionCertificate
+from coowned.content.data import TrainingData
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.keys import RunKey
+from coowned.exact.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
+from coowned.models.model import Model
 from coowned.progress import Progress
+from coowned.runs.run_folder import RunFolder
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.checkpoint import RunFolder
-from coowned.training.data import TrainingData
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import run_plans
-from coowned.training.model import Model
 from coowned.training.optimizers import OPTION_DEFAULTS
 from coowned.training.plan import TrainingPlan
 
@@ -161,7 +161,7 @@ def sweep(
     Example:
       >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.training.data import WorldData
+      >>> from coowned.content.data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)

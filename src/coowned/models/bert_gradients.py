@@ -1,0 +1,109 @@
+"""Gradients of a BERT of every example apart, and what it says of an example.
+
+One forward and one backward pass give what each layer is fed and the gradient at what it gives; from these follows the
+gradient of each layer's weights. The word embedding, most of a small model, is left in factors (`EmbeddingGradients`,
+`LookupGradients`), which are far smaller than what they make, and so is a layer that sees one row of each example
+(`OuterGradients`): a classifier's whole last layer but for keys and values.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from coowned.exact.gradient_sums import FirstRowsGradients, OuterGradients
+from coowned.models import bert_network as network
+from coowned.models.bert_network import Arrays, Head, Tape, product
+from coowned.models.embedding_gradients import EmbeddingGradients, LookupGradients
+
+
+def example_gradients(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Arrays:
+    """By parameter: (batch, ...) the gradient of every example, or its factors."""
+    tokens, targets = batch["tokens"], head.targets(batch)
+
+    def forward(added: Arrays | None):
+        tape = Tape(added)
+        rows = network.encode(config, parameters, batch, targets.positions, tape)
+        return head.hidden(config, parameters, rows, tape), (tape.inputs, tape.outputs)
+
+    shapes = jax.eval_shape(lambda: forward(None)[1][1])
+    added = {name: jnp.zeros(given.shape, given.dtype) for name, given in shapes.items()}
+    hidden, backward, (inputs, _) = jax.vjp(forward, added, has_aux=True)  # inputs: what each layer is fed
+    examples, predicted, width = hidden.shape
+    scores = _scores(head, parameters, hidden.reshape(-1, width))
+    powers = jnp.exp(scores - scores.max(axis=1, keepdims=True))
+    norms = powers.sum(axis=1)
+    # The scores' gradient is weights times residuals: softmax minus one at the target, times its norm. Changed at one
+    # class a row: the difference is rounded once, where it is small.
+    residuals = powers.at[jnp.arange(examples * predicted), targets.classes.reshape(-1)].add(-norms)
+    weights = targets.weights.reshape(-1) / norms
+    at_hidden = product(residuals, parameters[head.projection]) * weights[:, None]
+    (slopes,) = backward(at_hidden.reshape(hidden.shape))  # by layer: the gradient at what it gives
+    embedded = slopes.pop(network.EMBEDDED)  # (batch, sequence_length, hidden), at the sum of the three embeddings
+    residuals, weights = residuals.reshape(examples, predicted, -1), weights.reshape(examples, predicted)
+    projected = hidden * weights[:, :, None]
+    gradients: Arrays = {
+        network.POSITIONS: FirstRowsGradients(embedded),
+        network.TYPES: FirstRowsGradients(jnp.sum(embedded, axis=1, keepdims=True)),
+        head.bias: jnp.einsum("bm,bmv->bv", weights, residuals, precision="highest"),
+    }
+    if head.projection == network.WORDS:
+        gradients[network.WORDS] = EmbeddingGradients(residuals, projected, tokens, embedded)
+    else:
+        gradients[network.WORDS] = LookupGradients(tokens, embedded)
+        gradients[head.projection] = _products(residuals, projected)
+    for name, own in slopes.items():
+        gradients |= _layer(name, inputs[name], own)
+    return gradients
+
+
+def _scores(head: Head, parameters: Arrays, hidden: Any) -> Any:
+    """(..., classes); of the masked model the word embedding is used a second time here."""
+    return product(hidden, parameters[head.projection].T) + parameters[head.bias]
+
+
+def _layer(names: str, inputs: Any, slopes: Any) -> Arrays:
+    """Weight and bias of a layer, or of layers that were one product, of every example."""
+    if names.endswith("LayerNorm"):
+        return {f"{names}.weight": jnp.sum(inputs * slopes, axis=1), f"{names}.bias": jnp.sum(slopes, axis=1)}
+    found: Arrays = {}
+    for name, own in zip(names.split("+"), jnp.split(slopes, names.count("+") + 1, axis=-1), strict=True):
+        found[f"{name}.weight"] = _products(own, inputs)
+        found[f"{name}.bias"] = jnp.sum(own, axis=1)
+    return found
+
+
+def _products(left: Any, right: Any) -> Any:
+    """(batch, outputs, inputs): of each example the sum over rows of the products; of one row its factors."""
+    if left.shape[1] == 1:
+        return OuterGradients(left[:, 0], right[:, 0])
+    return jnp.einsum("bto,bti->boi", left, right, precision="highest")
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def example_losses(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> tuple[Any, Any]:
+    """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
+    _, classes, weights = head.targets(batch)
+    scores = scores_of(head, config, parameters, batch)
+    at_targets = jnp.take_along_axis(scores, classes[:, :, None], axis=2)[:, :, 0]
+    entropies = jax.nn.logsumexp(scores, axis=2) - at_targets
+    right = jnp.sum(weights * (scores.argmax(axis=2) == classes), axis=1)
+    # A text without words has no loss; counted as 0 it would make the mean look better.
+    some = jnp.any(weights > 0, axis=1)
+    return jnp.where(some, jnp.sum(weights * entropies, axis=1), jnp.nan), right >= 0.5 - 1e-6  # weights are rounded
+
+
+def predictions(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> tuple[Any, Any]:
+    """((batch,) the first position's class, (batch,) its probability, NaN where there is no text)."""
+    shares = jax.nn.softmax(scores_of(head, config, parameters, batch)[:, 0], axis=-1)
+    likely = jnp.where(batch["lengths"] > 0, shares.max(axis=-1), jnp.nan)
+    return shares.argmax(axis=-1).astype(jnp.int32), likely
+
+
+def scores_of(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Any:
+    """(batch, m, classes) logits."""
+    tape = Tape()
+    rows = network.encode(config, parameters, batch, head.targets(batch).positions, tape)
+    return _scores(head, parameters, head.hidden(config, parameters, rows, tape))

@@ -1,0 +1,341 @@
+"""A model of one's own by a loss of ONE example: how data of a schema become its examples, whatever computes it."""
+
+import abc
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from coowned import validate
+from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.identifiers import is_text, one_line
+from coowned.attribution.tables import types_are_inferred
+from coowned.content.columns import column_type
+from coowned.content.example_table import KEY, USABLE, ExampleColumn, ExampleTable, columns_of, numeric_columns
+from coowned.errors import InputError
+from coowned.models.example_model import ExampleModel, refuse_collectives
+from coowned.models.model import Model
+from coowned.models.parameter_trees import ParameterTree
+from coowned.models.tasks import Specification, Table, Task
+
+_LABELS = ("label", "labels", "y")  # entries that are taken for the class where none is named
+_MOST_TRIES = 400  # shapes tried to find the one that a loss takes
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+Kinds = Mapping[str, tuple[tuple[int, ...] | None, bool]]
+"""By entry of an example: its shape, None where lists may have any length, and whether it holds integers."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ExampleSpecification(Specification):
+    """What `JaxModel` and PyTorch's `TorchModel` share: from a schema to the entries of an example.
+
+    Attributes:
+      loss: of one example.
+      predict: of one example: the probabilities of the classes, or one number.
+      columns, shapes, integers, label, classes, memory_limit, microbatch, origin: as `JaxModel` says.
+    """
+
+    loss: Callable[..., Any]
+    predict: Callable[[Any, Any], Any] | None = None
+    columns: Mapping[str, str] | Sequence[str] | None = None
+    shapes: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    integers: Sequence[str] = ()
+    label: str | None = None
+    classes: int | Sequence[Any] | None = None
+    memory_limit: str | int = "1GB"
+    microbatch: int | None = None
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    softmax: ClassVar[str]  # what turns scores into probabilities, for an error
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "predict"):
+            if not callable(getattr(self, name)) and (name == "loss" or self.predict is not None):
+                raise InputError(f"{name} must be a function, not {getattr(self, name)!r}")
+        if self.microbatch is not None:
+            validate.positive(microbatch=self.microbatch)
+        if isinstance(self.classes, int):
+            validate.integer(at_least=2, classes=self.classes)
+        bytes_of(self.memory_limit)
+
+    def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
+        del folder
+        model = self.for_schema(schema, labels=labels)
+        if is_private:  # before anything is read; that the parameters are public is the caller's word
+            model.check_independence()
+
+        def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
+            table = self.table(examples, model)
+            return model, table, {"unusable_rows": table.num_unusable}
+
+        return Task(read=read)
+
+    def table(self, examples: AttributedExamples, model: ExampleModel) -> ExampleTable:
+        """The content of some examples."""
+        return ExampleTable.from_examples(examples, model.entries)
+
+    # ---- what depends on the library that computes
+
+    @abc.abstractmethod
+    def parameter_tree(self) -> ParameterTree:
+        """The parameters, taken apart."""
+
+    @abc.abstractmethod
+    def make_model(self, **settings: Any) -> ExampleModel:
+        """The model with these settings, besides the loss and the predictor."""
+
+    @abc.abstractmethod
+    def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
+        """What `loss` or `predict` gives for an example; its shape is enough."""
+
+    @abc.abstractmethod
+    def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """What `predict` gives for an example under the parameters that training starts from."""
+
+    def lengths(self, tree: ParameterTree) -> list[int]:
+        """What the length of a list may be that nobody says, in increasing order: those of the parameters' axes."""
+        return sorted({size for array in (*tree.trained.values(), *tree.frozen.values()) for size in array.shape})
+
+    def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Entries of an example that are no column of the data: shape, and whether they hold integers."""
+        del schema
+        return {}
+
+    # ---- from a schema to entries
+
+    def for_schema(self, schema: pa.Schema, *, labels: bool = True) -> ExampleModel:
+        """The model for data of this schema; without labels only what `predict` reads need be there."""
+        tree = self.parameter_tree()
+        columns = self._columns(schema)
+        if not labels:
+            columns = {name: column for name, column in columns.items() if column in schema.names}
+        more = self.more_entries(schema)
+        columns |= dict.fromkeys(more, "")
+        label = self.label or next((name for name in _LABELS if name in columns), None)
+        if label is not None and label not in columns and labels:
+            raise InputError(
+                f"label is {label!r}, which is not an entry of an example; choose from {', '.join(columns)}"
+            )
+        declared = not types_are_inferred(schema)
+        spelled = declared and label in columns and label not in more and is_text(column_type(schema, columns[label]))
+        if spelled and self.classes is None:
+            raise InputError(
+                f"column {columns[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
+                "the data would reveal them"
+            )
+        plain = {
+            name: column for name, column in columns.items() if name not in more and not (spelled and name == label)
+        }
+        shapes = {name: tuple(shape) for name, shape in self.shapes.items()}
+        kinds = columns_of(schema, plain, shapes, self.integers)
+        kinds |= {name: more.get(name, ((), True)) for name in columns if name not in plain}
+        try:
+            found, output = self._traced(
+                tree, kinds, label, labels=labels, all_known=declared or self.columns is not None
+            )
+        except Exception as error:
+            if declared or isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"the model cannot be computed ({type(error).__name__}: {one_line(error)}). CSV, JSONL and SQL declare "
+                "no types: name the entries that are integers, integers=[...], and give the shapes of lists, "
+                "shapes={...}; or store the data as Parquet"
+            ) from error
+        classes = self.class_names(output)
+        if classes is not None and labels and self.predict is not None:
+            self._check_probabilities(tree, found, kinds)
+        entries = tuple(
+            ExampleColumn(
+                name=name,
+                column=columns[name],
+                shape=found[name],
+                whole=kinds[name][1] or (name == label and bool(classes)),
+                classes=classes or () if name == label and name not in more else (),
+            )
+            for name in columns
+            if name in found
+        )
+        return self.make_model(
+            tree=tree,
+            entries=entries,
+            classes=classes,
+            label=label if label in found else None,
+            memory_limit=bytes_of(self.memory_limit),
+            microbatch=self.microbatch,
+            origin=self.origin,
+        )
+
+    def for_table(self, table: ExampleTable) -> ExampleModel:
+        """The model for arrays in memory; classes are then indices already."""
+        kinds = table.dtypes()
+        fields = {}
+        for name, shape in table.shapes().items():
+            if name not in (KEY, USABLE):
+                fields[name] = pa.int32() if kinds[name] == np.int32 else pa.float32()
+                for size in reversed(shape):
+                    fields[name] = pa.list_(fields[name], size)
+        return self.for_schema(pa.schema(fields))
+
+    def settings(self) -> dict[str, Any]:
+        """Nothing but the kind: functions are not in a configuration file."""
+        return {"kind": self.kind}
+
+    def _columns(self, schema: pa.Schema) -> dict[str, str]:
+        """The column of each entry that an example may have."""
+        if isinstance(self.columns, Mapping):
+            return dict(self.columns)
+        if isinstance(self.columns, str):
+            raise InputError(f"columns must be a list of columns or a mapping, not {self.columns!r}")
+        columns = {name: name for name in (numeric_columns(schema) if self.columns is None else self.columns)}
+        label = self.label or next((name for name in _LABELS if name in schema.names), None)
+        if self.columns is None and label in schema.names and is_text(column_type(schema, str(label))):
+            columns[str(label)] = str(label)
+        return columns
+
+    def _traced(
+        self, tree: ParameterTree, kinds: Kinds, label: str | None, *, labels: bool, all_known: bool
+    ) -> tuple[dict[str, tuple[int, ...]], Any]:
+        """(the shape of each entry that is used, what `predict` gives), by calling both functions.
+
+        Entries whose length nobody says have each length that a parameter has, until one of them fits. Unless all
+        columns of numbers are known, entries must be asked for by name.
+        """
+        unknown = [] if self.columns is None else [name for name, (shape, _) in kinds.items() if shape is None]
+        fitting: list[tuple[RecordingExample, Any]] = []
+        failure: Exception | None = None
+        tries = _lengths(unknown, self.lengths(tree))
+        while tries:
+            example = RecordingExample(kinds, tries.pop(), self.zeros, all_known)
+            try:
+                with refuse_collectives():
+                    output = None if self.predict is None else self.call(self.predict, tree, example)
+                    if labels:
+                        if self.class_names(output):  # a class is its index, whatever the type of its column
+                            example.whole.add(label)
+                        self.call(self.loss, tree, example)
+                    fitting.append((example, output))
+            except UnknownLengthError as missing:
+                unknown.append(str(missing))
+                tries, fitting = _lengths(unknown, self.lengths(tree)), []
+            except Exception as error:  # each library has a class of its own for shapes that do not fit
+                if not unknown or isinstance(error, InputError):
+                    raise
+                failure = error
+        if len({tuple(found.used.items()) for found, _ in fitting}) != 1:
+            raise InputError(
+                f"the schema does not give the length of the lists of {', '.join(unknown)}, and "
+                f"{'several lengths fit' if fitting else 'no length of a parameter fits'}; pass "
+                f"shapes={{{unknown[0]!r}: (length,)}}, or store them as fixed-size lists"
+            ) from (None if fitting else failure)
+        example, output = fitting[0]
+        return (example.used if self.columns is None or not labels else example.all_shapes()), output
+
+    @abc.abstractmethod
+    def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
+        """An array of the library's, of float32 or of integers."""
+
+    def _check_probabilities(self, tree: ParameterTree, shapes: Mapping[str, tuple[int, ...]], kinds: Kinds) -> None:
+        """Refuses scores instead of probabilities, on a made-up example and the parameters that were given."""
+        example = {name: np.ones(shape, np.int32 if kinds[name][1] else np.float32) for name, shape in shapes.items()}
+        probabilities = np.asarray(self.probabilities(tree, example), np.float64)
+        total = probabilities.sum() if probabilities.ndim else 1.0
+        if np.isfinite(probabilities).all() and not (
+            abs(total - 1) < 1e-3 and (probabilities >= 0).all() and (probabilities <= 1 + 1e-6).all()
+        ):
+            raise InputError(
+                f"predict must return probabilities, but returned {probabilities.tolist()} for a synthetic example; "
+                f"end it with {self.softmax}"
+            )
+
+    def class_names(self, output: Any) -> tuple[Any, ...] | None:
+        """What the numbers that `predict` gives stand for."""
+        classes = () if self.classes is None else self.classes
+        named = tuple(range(classes)) if isinstance(classes, int) else tuple(np.asarray(classes, object).tolist())
+        shape = None if output is None else getattr(output, "shape", None)
+        if output is None:
+            return named or None
+        if shape is None or len(shape) > 1:
+            raise InputError(f"predict must return the probabilities of the classes, or one number, not {output}")
+        if len(shape) == 0:
+            if named and len(named) != 2:
+                raise InputError(
+                    f"predict returns one number, but there are {len(named)} classes; return all probabilities"
+                )
+            return named or None
+        if named and len(named) != shape[0]:
+            raise InputError(f"predict returns {shape[0]} probabilities, but there are {len(named)} classes")
+        return named or tuple(range(shape[0]))
+
+
+class UnknownLengthError(Exception):
+    """An entry was asked for whose length is not known; the message is its name."""
+
+
+class RecordingExample(Mapping[str, Any]):
+    """An example that records which entries are used; lists of unknown length have the given lengths."""
+
+    def __init__(
+        self,
+        kinds: Kinds,
+        lengths: Mapping[str, int],
+        zeros: Callable[[tuple[int, ...], bool], Any],
+        all_known: bool = True,
+    ):
+        self._kinds, self._lengths, self._zeros, self._all_known = kinds, lengths, zeros, all_known
+        self.whole: set[str | None] = {name for name, (_, whole) in kinds.items() if whole}
+        self.used: dict[str, tuple[int, ...]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._kinds:
+            raise InputError(
+                f"the model uses example[{name!r}], which is not in the data; choose from {', '.join(self._kinds)}"
+            )
+        self.used[name] = shape = self._shape(name)
+        return self._zeros(shape, name in self.whole)
+
+    def __iter__(self) -> Iterator[str]:
+        if not self._all_known:
+            raise InputError(
+                "the model uses all entries of an example, and the data declare no types that say which columns hold "
+                "numbers; pass columns=[...]"
+            )
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def all_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: self._shape(name) for name in self._kinds}
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape = self._kinds[name][0]
+        if shape is not None:
+            return shape
+        if name not in self._lengths:
+            raise UnknownLengthError(name)
+        return (self._lengths[name],)
+
+
+def _lengths(unknown: Sequence[str], sizes: Sequence[int]) -> list[dict[str, int]]:
+    """Every way to give each of them one of these lengths, as far as they are not too many to try."""
+    ways = itertools.islice(itertools.product(sizes, repeat=len(unknown)), _MOST_TRIES)
+    return [dict(zip(unknown, lengths, strict=True)) for lengths in ways]
+
+
+def bytes_of(limit: str | int) -> int:
+    """A memory limit in bytes.
+
+    >>> bytes_of("1.5GB"), bytes_of("512 MiB"), bytes_of(1000)
+    (1500000000, 536870912, 1000)
+    """
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+        return limit
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", limit) if isinstance(limit, str) else None
+    if found is None or found[2].upper() not in _UNITS or not float(found[1]):
+        raise InputError(f'memory_limit must be a number of bytes or a text such as "1GB", not {limit!r}')
+    return int(float(found[1]) * _UNITS[found[2].upper()])

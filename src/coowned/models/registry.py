@@ -1,0 +1,46 @@
+"""Which word names which kind of model: one word, one file, one class, one line here."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from coowned.errors import InputError
+from coowned.models.model import Model
+from coowned.models.tasks import Specification
+
+MODELS = {
+    "logistic-regression": "coowned.models.logistic_regression.LogisticRegression",
+    "linear-regression": "coowned.models.linear_regression.LinearRegression",
+    "text-classifier": "coowned.models.text_classifier.TextClassifier",
+    "bert-masked-lm": "coowned.models.bert.BertMaskedLM",
+    "bert-classifier": "coowned.models.bert.BertClassifier",
+    "python": "coowned.models.python_model.PythonModel",
+    "torch": "coowned.torch.model.TorchFactory",
+}
+"""The dotted path of every specification's class by its kind; importing none of them."""
+USUAL_MODEL = "logistic-regression"
+
+
+def model_class(kind: str) -> type[Specification]:
+    """Imports and returns the specification a kind stands for; a KeyError where there is none.
+
+    >>> model_class("logistic-regression").__name__
+    'LogisticRegression'
+    """
+    module, _, name = MODELS[kind].rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def model_from_description(described: Mapping[str, Any]) -> Model:
+    """The model that run.json names.
+
+    Guarantees:
+      - `model_from_description(model.describe())` is the model.   (test_models_are_read_back)
+
+    >>> model_from_description({"kind": "logistic-regression", "num_features": 3})
+    LogisticRegression(num_features=3, features='features', label='label', classes=(0, 1))
+    """
+    kind = described.get("kind")
+    if kind not in MODELS:
+        raise InputError(f"Unknown kind of model {kind!r}; was it trained by another version?")
+    return model_class(kind).from_description(**{name: value for name, value in described.items() if name != "kind"})

@@ -1,0 +1,379 @@
+"""The configuration of a training run: one readable TOML file, in which an unknown key is an error."""
+
+import dataclasses
+import math
+import os
+import re
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from coowned import codec, validate
+from coowned.accounting.terms import check_terms, refuse_large_delta
+from coowned.attribution.options import DataOptions
+from coowned.attribution.sources import DataSource, resolve_path
+from coowned.errors import ConfigError, InputError
+from coowned.mechanism.registry import mechanism_class, mechanisms
+from coowned.models.registry import MODELS, USUAL_MODEL, model_class
+from coowned.models.tasks import Specification, Task
+from coowned.selection.registry import CLASSES, selector_class
+from coowned.training.optimizers import OptimizerOptions
+
+CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
+MOST_ITERATIONS = 10**9
+_PRIVACY_HEADER = re.compile(rb"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?=[\r\n#])", re.MULTILINE)
+_LARGE_DELTA_KEY = re.compile(rb"^[ \t]*allow_large_delta[ \t]*=", re.MULTILINE)
+_REMEDY = "`coowned train --example` prints a configuration to start from"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSection(DataOptions):
+    """Where the data are, how to read them, and which shares of them train, validate and test."""
+
+    path: str | None = None  # of a run whose data were in memory
+    splits: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.path == "":
+            raise InputError("path is empty; name a file or folder")
+        validate.column_names(users=self.users)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionSection:
+    """How S is chosen; `settings` are those of the selector."""
+
+    selector: str
+    seed: int
+    settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacySection:
+    """What is promised; `epsilon = "none"` and `public = true` promise nothing."""
+
+    epsilon: float | str | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    adjacency: str = "zero-out"
+    simulated_batch_size: int | None = None
+    public: bool = False
+    allow_large_delta: bool = False
+
+    @property
+    def is_private(self) -> bool:
+        return not self.public and self.epsilon != "none"
+
+    def __post_init__(self) -> None:
+        check_terms(adjacency=self.adjacency, delta=self.delta)
+        if not self.is_private:
+            for key in ("noise_multiplier", "simulated_batch_size"):
+                if getattr(self, key) is not None:
+                    raise InputError(f"{key} does not apply without a guarantee; remove it")
+            if self.public and self.epsilon is not None:
+                raise InputError("public data have no epsilon; remove it")
+            return
+        if isinstance(self.epsilon, str):
+            raise InputError(f'epsilon must be a number, or "none" for no guarantee, not {self.epsilon!r}')
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise InputError("needs exactly one of epsilon and noise_multiplier, or public = true")
+        check_terms(adjacency=self.adjacency, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
+        if self.delta is None:
+            raise InputError("needs delta: the probability that the guarantee may fail, far below 1 / users")
+        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
+        if self.simulated_batch_size is not None:
+            validate.positive(simulated_batch_size=self.simulated_batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MechanismSection:
+    """How batches are drawn and noise is made."""
+
+    kind: str
+    batch_size: int
+    iterations: int
+    clip_norm: float | None = None
+    num_bands: int | None = None
+    min_separation: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.one_of(tuple(known.training_kind for known in mechanisms()), kind=self.kind)
+        validate.positive(batch_size=self.batch_size)
+        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=self.iterations)
+        if self.clip_norm is not None:
+            validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
+        limit, limit_name = self.iterations, "iterations"
+        for key in ("min_separation", "num_bands"):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if key not in mechanism_class(self.kind).options:
+                raise InputError(f"{key} does not apply to {self.kind}; remove it or use dp-mf")
+            validate.positive(**{key: value})
+            if value > limit:
+                raise InputError(f"{key} ({value}) must be at most {limit_name} ({limit})")
+            limit, limit_name = value, key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerSection(OptimizerOptions):
+    """Any optimizer of optax that needs only a learning rate, and what goes around it."""
+
+    learning_rate: float
+    name: str = "adam"
+
+    def __post_init__(self) -> None:
+        self.check_options(self.name, self.learning_rate)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """How the run is carried out; a seed makes it a test run.
+
+    Attributes:
+      baseline: train the same model a second time, without privacy on the same batches, to compare evaluations with.
+    """
+
+    seed: int | None = None
+    checkpoint_every: int | None = None
+    devices: int = 1
+    baseline: bool = False
+
+    def __post_init__(self) -> None:
+        validate.positive(devices=self.devices)
+        if self.checkpoint_every is not None:
+            validate.positive(checkpoint_every=self.checkpoint_every)
+        if self.seed is not None:
+            validate.seed(self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportSection:
+    """What the page of the run says about it; nothing else depends on these words."""
+
+    name: str = ""
+    purpose: str = ""
+    owner: str = ""
+
+
+GIVEN = "given"  # in place of a selector's word: `fit` was given S, or a selector that is not this package's
+_OF_ALL_SELECTORS = ("selector", "seed")
+_SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run", "report")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole configuration, checked as far as it can be without the data.
+
+    Guarantees:
+      - An unknown section or key is an error that names the nearest known one.   (test_unknown_keys_name_the_nearest)
+      - Wrong types, missing keys and contradictions are errors that say where.   (test_wrong_values)
+      - The digest is that of the values; comments, order and [report] do not matter.   (test_digest_is_of_the_values)
+
+    Example:
+      >>> config = TrainConfig.from_toml(example())
+      >>> config.mechanism.kind, config.privacy.epsilon
+      ('dp-sgd', 8.0)
+    """
+
+    data: DataSection
+    selection: SelectionSection
+    privacy: PrivacySection
+    mechanism: MechanismSection
+    model: Specification
+    optimizer: OptimizerSection
+    run: RunSection
+    report: ReportSection
+    folder: Path  # what relative paths are relative to
+    text: str = dataclasses.field(default="", repr=False, compare=False)  # the file as it was written
+
+    def __post_init__(self) -> None:
+        if self.run.baseline and not self.privacy.is_private:
+            raise ConfigError("[run] baseline: a run without privacy is its own baseline; remove it")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
+        """Reads a file; relative paths in it are relative to its folder."""
+        return cls.from_toml(read_file(path), folder=Path(path).parent, name=str(path))
+
+    @classmethod
+    def from_toml(
+        cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
+    ) -> "TrainConfig":
+        """Reads the text of a configuration; `name` is what errors call it."""
+        written = _sections(text, name)
+        file: Any = codec.decode_toml(_file_type(written), text, name=name, error=ConfigError, remedy=_REMEDY)
+        sections: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
+        sections["selection"] = SelectionSection(
+            selector=file.selection.selector,
+            seed=file.selection.seed,
+            settings={
+                key: getattr(file.selection, key) for key in written["selection"] if key not in _OF_ALL_SELECTORS
+            },
+        )
+        kind = model_class(file.model.kind)
+        sections["model"] = kind(**{field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)})
+        if file.privacy.is_private:
+            try:
+                validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
+            except InputError as error:
+                raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
+        return cls(**sections, folder=Path(folder), text=text if isinstance(text, str) else text.decode())
+
+    @property
+    def splits(self) -> list[float]:
+        """Shares of train, validation and test."""
+        return list(self.model.splits) if self.data.splits is None else self.data.splits
+
+    def task(self, schema: pa.Schema) -> Task:
+        """What is trained, for data of this schema; nothing but the schema can refuse it later."""
+        # A public run, too, must not start from a private model: its own would then be taken for public.
+        claims = self.privacy.is_private or self.privacy.public
+        return self.model.task(schema, folder=self.folder, is_private=claims)
+
+    def source(self) -> DataSource:
+        """Where the data are read from."""
+        if self.data.path is None:
+            raise ConfigError("[data] has no path: the data of this run were in memory; set it to a file or folder")
+        fields = {name: value for name, value in vars(self.data).items() if name != "splits" and value is not None}
+        for name in ("path", "aliases", "unprotected"):
+            if name in fields:
+                fields[name] = resolve_path(self.folder, fields[name])
+        return DataSource(**fields)
+
+    @property
+    def digest(self) -> str:
+        """Names the values; where the file is does not matter, since the data have a digest of their own."""
+        values = {name: getattr(self, name) for name in _SECTIONS if name != "report"}
+        return codec.checksum(values | {"model": self.model.settings()})
+
+
+def read_file(path: str | os.PathLike[str], *, allow_large_delta: bool = False) -> bytes:
+    """The text of a configuration file.
+
+    Args:
+      allow_large_delta: write `allow_large_delta = true` into its section [privacy], unless the key stands there.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a configuration file") from error
+    if allow_large_delta and not _LARGE_DELTA_KEY.search(text):
+        text = _PRIVACY_HEADER.sub(rb"\g<0>\nallow_large_delta = true  # --allow-large-delta", text, count=1)
+    return text
+
+
+def _sections(text: str | bytes, name: str) -> dict[str, dict[str, Any]]:
+    """Two sections as they stand: what the file is decoded as depends on a word in each."""
+    found = codec.decode_toml(dict[str, Any], text, name=name, error=ConfigError, remedy=_REMEDY)
+    return {name: value if isinstance(value := found.get(name), dict) else {} for name in ("selection", "model")}
+
+
+def _file_type(written: dict[str, dict[str, Any]]) -> type[Any]:
+    """The type of a file whose selector and kind of model are these."""
+    needed: list[Any] = [("data", DataSection), ("selection", _selection_type(written["selection"].get("selector")))]
+    needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
+    # A section without needed keys may be left out.
+    optional = [
+        (name, section, msgspec.field(default_factory=section))
+        for name, section in (("run", RunSection), ("report", ReportSection))
+    ]
+    model = _model_type(written["model"].get("kind", USUAL_MODEL))
+    model_field = ("model", model) if written["model"] else ("model", model, msgspec.field(default_factory=model))
+    return msgspec.defstruct("Configuration", [*needed, model_field, *optional], kw_only=True)
+
+
+def _model_type(word: Any) -> type[Any]:
+    """The specification of a kind of model, with the word that names it."""
+    known = isinstance(word, str) and word in MODELS
+    words = Literal[tuple(MODELS)]  # pyright: ignore[reportInvalidTypeForm]
+    fields = [("kind", words, dataclasses.field(default=USUAL_MODEL))]
+    base = model_class(word if known else USUAL_MODEL)
+    return dataclasses.make_dataclass("ModelSection", fields, bases=(base,), frozen=True, kw_only=True)
+
+
+def _selection_type(word: Any) -> type[Any]:
+    """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
+    # GIVEN is written by `fit`; a file cannot choose it, so no error offers it.
+    words = Literal[(GIVEN,) if word == GIVEN else tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
+    fields: list[Any] = [("selector", words, "greedy"), ("seed", int, 0)]
+    kind = selector_class(word if isinstance(word, str) and word in CLASSES else "greedy")
+    hints = typing.get_type_hints(kind)
+    for field in () if word == GIVEN else dataclasses.fields(kind):
+        if field.name not in ("batch_size", "iterations", "min_separation"):
+            default = () if field.default is dataclasses.MISSING else (field.default,)
+            fields.append((field.name, hints[field.name], *default))
+    return msgspec.defstruct("Selection", fields, kw_only=True)
+
+
+def example() -> str:
+    """A commented configuration, as `coowned train --example` prints it."""
+    return _EXAMPLE
+
+
+_EXAMPLE = """\
+# A training run of coowned, from data to model:   coowned train this-file.toml -o RUN
+# Run the same command again to resume after an interruption. Relative paths are relative to this file.
+
+[data]
+path = "papers.parquet"          # Parquet, CSV, JSONL, mail or arXiv metadata
+# format = "parquet"             # by default from the suffix, then the content
+users = "users"                  # the column (or columns: ["from", "to"]) that name an example's users
+example_id = "example_id"        # default: the row number. Must not depend on content
+# separator = ";"                # between two users in one cell
+# aliases = "aliases.csv"        # several keys of one person
+# unprotected = "consent.txt"    # keys of users who are not to be protected
+splits = [0.8, 0.1, 0.1]         # train, validation, test, by a hash of the id
+
+[selection]
+selector = "greedy"              # see `coowned select --help`; dp-mf needs greedy-min-separation
+contribution_bound = 2           # most selected copies that contain one user
+seed = 0                         # public; breaks ties in the order
+
+[privacy]
+epsilon = 8.0                    # or noise_multiplier = ...; or epsilon = "none" or public = true for no guarantee
+delta = 1e-6                     # far below 1 / users; 0.1 or more only with allow_large_delta = true
+adjacency = "zero-out"           # or "replace"
+
+[mechanism]
+kind = "dp-sgd"                  # or "dp-mf" (correlated noise over a schedule), or "cyclic-dp-mf" (the same with
+                                 # sampling; needs the selector cyclic-groups with num_groups), or
+                                 # "random-allocation" (contribution_bound = 1; every copy once per epoch)
+batch_size = 256                 # expected and public: gradients are divided by it
+iterations = 500
+clip_norm = 1.0                  # largest gradient norm of one copy
+# num_bands = 8                  # dp-mf: at most min_separation (default: equal to it); cyclic-dp-mf: num_groups
+# min_separation = 8             # dp-mf: default: the largest that fits
+
+[model]
+kind = "logistic-regression"     # or linear-regression, text-classifier, bert-classifier, bert-masked-lm, or python for
+                                 # a model of your own: docs/training.md, docs/own-models.md
+features = "features"            # one list column, or ["x1", "x2", ...]
+label = "label"                  # 0 or 1; other labels are declared: classes = ["spam", "ham"]
+
+[optimizer]
+name = "adam"                    # any optax optimizer that needs only a learning rate
+learning_rate = 0.05
+# warmup = 0.05                  # fraction of the steps in which the learning rate rises; it then falls by
+# decay = "cosine"               # "linear" or "cosine" (default: "constant")
+# final_rate = 0.0               # to this fraction of itself
+# weight_decay = 0.01            # decoupled, as in AdamW
+# momentum = 0.9                 # of sgd
+# average = "tail"               # release the mean of the last iterates, or "exponential"; free by post-processing
+# average_window = 0.25          # fraction of the steps that are averaged
+# scale_gradients = true         # scale-then-privatize; not for linear models, nor for dp-mf
+
+[run]
+# seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee
+# checkpoint_every = 100         # steps (default: a twentieth of the run)
+# baseline = true                # also train without privacy, for comparison: not covered, never exported
+# devices = 1                    # on a CPU, 2 need XLA_FLAGS=--xla_force_host_platform_device_count=2
+
+[report]                         # what `coowned report` says about the run
+# name = "Folder classifier"
+# purpose = "sorts incoming mail"
+# owner = "mail team"
+"""

@@ -1,0 +1,241 @@
+"""One configuration, from the data to a model: read, split, select, certify, account, train, evaluate."""
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.statistics import heavy_users_advice
+from coowned.certificate import ContributionCertificate, certify
+from coowned.content.splits import split_examples
+from coowned.errors import ConfigError, InputError
+from coowned.exact.keys import RunKey
+from coowned.extras import require
+from coowned.mechanism.mechanism import Mechanism
+from coowned.mechanism.registry import mechanism_class
+from coowned.models.model import num_parameters, num_scores
+from coowned.progress import Progress
+from coowned.runs.config import GIVEN, TrainConfig
+from coowned.runs.run_folder import RunFolder
+from coowned.runs.stored_run import StoredRun
+from coowned.selection.selection_files import encode_selection
+from coowned.selection.selector import Schedule, Selection
+from coowned.training import evaluate as evaluation
+from coowned.training.loop import TrainedModel, check_devices, train, train_without_privacy
+from coowned.training.plan import TrainingPlan
+from coowned.training.progress import OnMetrics, claim, parquet_bytes
+
+_LOG = logging.getLogger(__name__)
+Select = Callable[[AttributionGraph], Selection | Schedule]
+PRIVATE_LOG = (
+    "Not covered by the guarantee: counts computed from the content of selected and held-out examples. "
+    "Never release them."
+)
+
+
+def run_configuration(
+    config: TrainConfig,
+    folder: RunFolder,
+    *,
+    examples: AttributedExamples | None = None,
+    select: Select | None = None,
+    progress: Progress | None = None,
+    on_metrics: OnMetrics | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+    advise: Callable[[str], object] = lambda text: None,
+) -> TrainedModel:
+    """Runs a configuration in a folder, from the start or from where an earlier process was interrupted.
+
+    S and the guarantee are made once and stored before the first step; a resumed run reads them back. Whatever fails
+    before that leaves nothing in the folder.
+    Validation and test are evaluated once, at the end, into files of their own.
+
+    Guarantees:
+      - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
+      - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
+      - A run that is interrupted and resumed is the run that was not.   (test_interrupted_and_resumed)
+      - One that ended before its record was written leaves nothing, and begins anew with a new key.
+        (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
+
+    Args:
+      config: the configuration; `config.toml` is the file as it was written.
+      folder: an open `RunFolder`.
+      examples: data in memory, in place of those that the configuration names.
+      select: chooses S from the train split's graph, where the configuration says that it is given.
+      progress, on_metrics: as for `train`.
+      announce: told what is being done; before training the claim, and in a second line what the noise means.
+      advise: told what would help where a few users keep most examples out of S.
+    """
+
+    def tell(text: str) -> None:
+        _LOG.info(text)
+        announce(text)
+
+    require("train", "training")
+    folder.refuse_if_finished()
+    check_devices(config.run.devices)  # selecting may take long
+    config.model.check_files(config.folder)
+    run_key = folder.run_key(config.run.seed)
+    if examples is None:
+        tell("reading")
+        examples = config.source().read()
+    task = config.task(examples.payload.schema)
+    splits = split_examples(examples.graph, config.splits)
+    graph = examples.graph.subgraph(splits["train"])
+    resumed = folder.is_begun
+    if resumed:
+        tell("recounting the selection")
+        run = StoredRun.open(folder.path, finished=False)  # `train` recounts and compares everything that matters
+        plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
+    else:
+        tell("selecting")
+        plan = make_plan(config, graph, run_key, select)
+        if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
+            _LOG.info(advice)
+            advise(advice)
+    tell("reading content")
+    content = task.load(examples, splits, plan.selected.copies)
+    if not resumed:
+        _prepare_files(plan, folder, graph, config.text, content.private_log)
+
+    def at_end(trained: TrainedModel) -> None:
+        baseline = None
+        if config.run.baseline:
+            tell("training without privacy, for comparison")
+            baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
+        for name in ("validation", "test"):
+            found = evaluation.evaluate(
+                content.model, trained.parameters, content.parts[name], split=name, baseline=baseline
+            )
+            folder.write(f"{name}.parquet", parquet_bytes(found, evaluation.NOT_COVERED))
+        for name, file in task.files.items():
+            folder.write(name, file, mode=0o644)
+
+    noise = plan.signal_to_noise(num_parameters(content.model), num_scores(content.model))
+    tell(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
+    return train(
+        plan,
+        content.model,
+        content.parts["train"],
+        folder=folder,
+        initial=task.initial,
+        configuration_digest=config.digest,
+        checkpoint_every=config.run.checkpoint_every,
+        devices=config.run.devices,
+        progress=progress,
+        on_metrics=on_metrics,
+        at_end=at_end,
+    )
+
+
+def make_plan(
+    config: TrainConfig, graph: AttributionGraph, run_key: RunKey, select: Select | None = None
+) -> TrainingPlan:
+    """Selects from the graph, certifies and accounts for what the configuration asks."""
+    selected = _select(config, graph) if select is None else select(graph)
+    certificate = certify(graph, selected)
+    mechanism = _mechanism(config, certificate)
+    privacy, claimed = config.privacy, None
+    if privacy.is_private:
+        assert not isinstance(privacy.epsilon, str)
+        assert privacy.delta is not None
+        claimed = guarantee(
+            certificate,
+            mechanism,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            adjacency=privacy.adjacency,
+            simulated_batch_size=privacy.simulated_batch_size,
+            allow_large_delta=privacy.allow_large_delta,
+            test_run=run_key.is_test_run,
+        )
+    return _plan(config, certificate, selected, mechanism, claimed, run_key)
+
+
+def _plan(
+    config: TrainConfig,
+    certificate: ContributionCertificate,
+    selected: Selection | Schedule,
+    mechanism: Mechanism,
+    claimed: PrivacyGuarantee | None,
+    run_key: RunKey,
+) -> TrainingPlan:
+    clip_norm = config.mechanism.clip_norm
+    return TrainingPlan(
+        certificate=certificate,
+        selected=selected,
+        mechanism=mechanism,
+        guarantee=claimed,
+        clip_norm=math.inf if clip_norm is None else clip_norm,
+        learning_rate=config.optimizer.learning_rate,
+        optimizer=config.optimizer.name,
+        **config.optimizer.options(),
+        run_key=run_key,
+        public=config.privacy.public,
+    )
+
+
+def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
+    from coowned.selection.greedy_min_separation import max_min_separation
+    from coowned.selection.registry import selector_class
+
+    if config.selection.selector == GIVEN:
+        raise ConfigError(
+            "[selection] selector is 'given': S was passed to `fit` and is not in the configuration; call `fit` "
+            "again with it, or choose a selector"
+        )
+    kind, chosen = selector_class(config.selection.selector), config.selection
+    settings = dict(chosen.settings)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    schedules = "min_separation" in fields
+    mechanism = mechanism_class(config.mechanism.kind)
+    if schedules != mechanism.needs_schedule or (mechanism.needs_groups and "num_groups" not in fields):
+        wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
+        wanted = "cyclic-groups" if mechanism.needs_groups else wanted
+        raise ConfigError(
+            f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {config.mechanism.kind!r}; "
+            f"use {wanted!r}"
+        )
+    if schedules:
+        batch_size, iterations = config.mechanism.batch_size, config.mechanism.iterations
+        separation = config.mechanism.min_separation
+        if separation is None and "contribution_bound" in fields:
+            raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")
+        if separation is None:
+            alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
+            separation = max_min_separation(
+                graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
+            )
+        settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
+    return kind(**settings).select(graph, seed=chosen.seed)
+
+
+def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
+    settings = config.mechanism
+    try:
+        return mechanism_class(settings.kind).from_certificate(
+            certificate,
+            batch_size=settings.batch_size,
+            iterations=settings.iterations,
+            num_bands=settings.min_separation if settings.num_bands is None else settings.num_bands,
+            protects=config.privacy.is_private,
+        )
+    except InputError as error:
+        if settings.batch_size <= certificate.size:
+            raise
+        raise InputError(f"{error}. S is selected from the train split, {config.splits[0]:.0%} of the data") from None
+
+
+def _prepare_files(
+    plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str, private_log: Mapping[str, int]
+) -> None:
+    folder.prepare("S.parquet", encode_selection(graph, plan.selected))
+    folder.prepare("config.toml", text.encode(), mode=0o644)
+    folder.prepare_claim(plan.certificate, plan.guarantee, plan.mechanism, public=plan.public)
+    log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
+    folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())

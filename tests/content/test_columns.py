@@ -1,0 +1,186 @@
+"""Columns as arrays: declared types may refuse, inferred ones never do."""
+
+import csv as csv_module
+import json
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coowned import from_table, read_csv, read_jsonl, read_parquet, read_sql
+from coowned.attribution.tables import types_are_inferred, with_inferred_types
+from coowned.content.columns import (
+    check_number_columns,
+    check_text_columns,
+    inferred_numbers,
+    number_matrix,
+    numbers,
+    text_column,
+)
+from coowned.content.labels import class_indices
+from coowned.errors import InputError
+from coowned.models.linear_regression import LinearRegression
+from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.text_classifier import TextClassifier
+
+
+def read(model, examples, tmp_path):
+    return model.task(examples.payload.schema, folder=tmp_path, is_private=True).read(examples)
+
+
+def csv(tmp_path, *lines):
+    file = tmp_path / "data.csv"
+    file.write_text("\n".join(["users,x,z,y", *lines]) + "\n")
+    return read_csv(file, users="users")
+
+
+ROWS = [f"u{i},{i},{0.5 * i},{i % 2}" for i in range(6)]
+
+
+@pytest.mark.parametrize("odd", ["u,oops,1.5,1", "u,1,n/a,1", "u,1,2,maybe", "u,,,", "u,1,2,7", "u,x,y,z"])
+def test_one_odd_cell_does_not_stop_a_run(tmp_path, odd):
+    """Whatever a cell holds: its own row adds nothing, is counted, and no other row changes."""
+    for model in (
+        LogisticRegression(features=["x", "z"], label="y"),
+        LinearRegression(features=["x", "z"], target="y", target_bound=5.0),
+    ):
+        _, plain, counts = read(model, csv(tmp_path, *ROWS), tmp_path)
+        assert counts["unusable_rows"] == 0
+        _, table, counts = read(model, csv(tmp_path, *ROWS[:3], odd, *ROWS[3:]), tmp_path)
+        unusable = model.kind == "logistic-regression" or not odd.endswith("7")
+        assert counts["unusable_rows"] == unusable
+        np.testing.assert_array_equal(np.delete(table.features, 3, axis=0), plain.features)
+        np.testing.assert_array_equal(np.delete(table.labels, 3), plain.labels)
+
+
+def test_odd_labels_of_declared_classes(tmp_path):
+    """One cell that is no number turns the column into text; one that is a number, texts into nothing else."""
+    model = LogisticRegression(features=["x", "z"], label="y", classes=[3, 5])
+    _, table, _ = read(model, csv(tmp_path, "a,1,1,3", "b,1,1,5", "c,1,1,none"), tmp_path)
+    np.testing.assert_array_equal(table.labels, [0, 1, np.nan])
+    model = LogisticRegression(features=["x", "z"], label="y", classes=["3", "5"])
+    _, table, _ = read(model, csv(tmp_path, "a,1,1,3", "b,1,1,5"), tmp_path)
+    np.testing.assert_array_equal(table.labels, [0, 1])
+    _, table, _ = read(LogisticRegression(features=["x", "z"], label="y"), csv(tmp_path, "a,1,1,true"), tmp_path)
+    np.testing.assert_array_equal(table.labels, [1])
+
+
+def test_odd_cells_of_json_lines(tmp_path):
+    file = tmp_path / "data.jsonl"
+    rows = [{"users": ["a"], "features": [1, 2], "label": 1}, {"users": ["b"], "features": [3.5, 4], "label": 0}]
+    for odd in ("nothing", 7, ["a", "b"], {"a": 1}, None, [1, 2, 3]):
+        file.write_text("\n".join(map(json.dumps, [*rows, {"users": ["c"], "features": odd, "label": 1}])))
+        _, table, counts = read(LogisticRegression(num_features=2), read_jsonl(file, users="users"), tmp_path)
+        np.testing.assert_array_equal(table.features[:2], [[1, 2], [3.5, 4]])
+        assert counts["unusable_rows"] == 1, odd
+
+
+def test_numbers_where_text_is_expected(tmp_path):
+    """All subjects of a file may look like numbers."""
+    examples = csv(tmp_path, *ROWS)
+    assert text_column(examples.payload, ["x", "users"]).to_pylist()[1] == "1\nu1"
+    _, table, _ = read(TextClassifier(text="x", label="y", num_features=64), examples, tmp_path)
+    assert len(table.labels) == 6
+
+
+def test_declared_types_refuse(tmp_path):
+    declared = pa.table({"users": [["a"]], "x": ["1.5"], "y": [1]})
+    file = tmp_path / "data.parquet"
+    pa.parquet.write_table(declared, file)
+    for examples in (from_table(declared), read_parquet(file)):
+        assert not types_are_inferred(examples.payload.schema)
+        with pytest.raises(InputError, match="column 'x' must contain numbers, not string"):
+            check_number_columns(examples.payload.schema, "x")
+        with pytest.raises(InputError, match="column 'y' must contain text, not int64"):
+            check_text_columns(examples.payload.schema, "y")
+    assert check_number_columns(with_inferred_types(declared).schema, "x") == ["x"]
+
+
+def test_width_of_lists():
+    """Declared, fixed by the type, or else the most common length."""
+    ragged = pa.table({"x": [[1.0, 2.0], [3.0], [4.0, 5.0], [6.0, 7.0, 8.0]]})
+    assert number_matrix(ragged, "x").shape == (4, 2)
+    assert np.isnan(number_matrix(ragged, "x", 3)[:3]).all()
+    assert number_matrix(ragged, "x", 3)[3].tolist() == [6, 7, 8]
+    fixed = pa.table({"x": pa.array([None, None, [1.0, 2.0, 3.0]], pa.list_(pa.float64(), 3))})
+    assert number_matrix(fixed, "x").shape == (3, 3)
+    with pytest.raises(InputError, match="lists have 3 numbers"):
+        number_matrix(fixed, "x", 4)
+
+
+def test_texts_that_are_numbers():
+    column = pa.chunked_array([["1", " -2.5e3 ", "", None, "inf", "1,5", "TRUE", "nan"]])
+    np.testing.assert_array_equal(numbers(column), [1, -2500, np.nan, np.nan, np.inf, np.nan, 1, np.nan])
+
+
+CELLS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(2**53 - 2, 2**53 + 2),
+    st.sampled_from([0.5, 1.0, -2.0, 1e20, float("inf")]),
+    st.sampled_from(["", "a", "01", "1", "1.50", "True", "true", "[1]", "[1, 2]", "[", "2020-01-01", "0x10", " 7 "]),
+    st.sampled_from([b"7", b"\xff", b"a"]),
+    st.lists(st.one_of(st.integers(-2, 2), st.sampled_from([0.5, "1", "x", None, True])), max_size=3),
+    st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=2, max_size=2),
+    st.dictionaries(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 2)), max_size=2),
+)
+
+
+def everything_read(payload):
+    """By what reads it: the rows that each kind of model gets of the column x."""
+    column = payload.column("x")
+    lists = {f"as {shape}": inferred_numbers(column, shape) for shape in ((), (1,), (2,), (2, 2))}
+    return {
+        "text": text_column(payload, "x").to_pylist(),
+        "texts": text_column(payload, ["x", "x"]).to_pylist(),
+        "classes": class_indices(column, ["1", "true", "a", "01"]),
+        "integer classes": class_indices(column, [0, 1, 2]),
+        "numbers": numbers(column),
+        "one column": number_matrix(payload, ["x"], num_features=2),
+        "columns": number_matrix(payload, ["x", "x"]),
+        **lists,
+    }
+
+
+def read_in_format(kind, folder, cells):
+    if kind != "sql":
+        cells = [cell.decode("latin1") if isinstance(cell, bytes) else cell for cell in cells]
+    else:
+        connection = sqlite3.connect(":memory:")
+        connection.execute("CREATE TABLE t (id INTEGER, users TEXT, x)")
+        plain = [json.dumps(cell) if isinstance(cell, list | dict) else cell for cell in cells]
+        connection.executemany("INSERT INTO t VALUES (?, ?, ?)", [(i, f"u{i}", x) for i, x in enumerate(plain)])
+        found = read_sql("SELECT * FROM t ORDER BY id", connection, example_id="id", users="users")
+        connection.close()
+        return found
+    parts = [cells] if kind != "folder" else [cells[:2], cells[2:]]
+    for number, part in enumerate(parts):
+        file = folder / f"{number}.{'csv' if kind == 'csv' else 'jsonl'}"
+        if kind == "csv":
+            with file.open("w", newline="") as opened:
+                rows = [("u", "" if cell is None else cell) for cell in part]
+                csv_module.writer(opened).writerows([("users", "x"), *rows])
+        else:
+            file.write_text("".join(json.dumps({"users": ["u"], "x": cell}) + "\n" for cell in part))
+    return read_csv(folder, users="users") if kind == "csv" else read_jsonl(folder, users="users")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "folder", "sql"])
+@given(cells=st.lists(CELLS, min_size=4, max_size=7), other=CELLS, row=st.integers(0, 3))
+@settings(max_examples=50)
+def test_one_cell_changes_no_other(kind, cells, other, row):
+    """Whatever one person writes into their cell, and whatever that makes of the column: other rows stay the same."""
+    found = []
+    for these in (cells, [*cells[:row], other, *cells[row + 1 :]]):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(everything_read(read_in_format(kind, Path(folder), these).payload))
+    for name, before in found[0].items():
+        after = found[1][name]
+        for index in set(range(len(cells))) - {row}:
+            np.testing.assert_array_equal(after[index], before[index], err_msg=f"{name}, row {index}")
