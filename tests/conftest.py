@@ -97,3 +97,11 @@ def group_certificate() -> coowned.ContributionCertificate:
     """Two groups: {0, 1} with a user in two copies, {2} in one."""
     graph = coowned.AttributionGraph.from_users_per_example([[0], [0, 1], [2], [1]])
     return coowned.certify(graph, coowned.Selection.from_copies(graph, [1, 1, 1, 0], groups=[0, 0, 1, -1]))
+
+
+@pytest.fixture(scope="session")
+def small():
+    """`tests.small_world.Small`: 300 examples, 120 users."""
+    from tests.small_world import small_world
+
+    return small_world()

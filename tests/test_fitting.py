@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
 from safetensors.numpy import load_file
-from tests.training.test_configured_run import sealed_examples
+from tests.runs.test_configured_run import sealed_examples
 
 import coowned as co
 from coowned.audit.run_audit import audit_run, plan_of
 from coowned.cli import main
 from coowned.content.splits import split_examples
 from coowned.exact.keys import RunKey
-from coowned.fitting import configured_run
 from coowned.models.python_model import PythonModel
+from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder

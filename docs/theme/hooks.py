@@ -96,8 +96,8 @@ def command_line() -> str:
 
 def configuration() -> str:
     """The configuration reference: a commented example, and the keys of every section, model and selector."""
-    from coowned.fitting import config
     from coowned.models.registry import MODELS, model_class
+    from coowned.runs import config
     from coowned.selection.registry import CLASSES, selector_class
 
     text = (

@@ -8,9 +8,10 @@ import numpy as np
 import polars as pl
 
 import coowned as co
-from coowned.content.data import TrainingData, WorldData
+from coowned.content.data import TrainingData
 from coowned.mechanism.mechanism import Mechanism
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
+from coowned.synthetic.world_data import WorldData
 from experiments.framework.graphs import synthetic_graph
 from experiments.framework.rows import Point, Row
 

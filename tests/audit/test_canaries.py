@@ -13,7 +13,7 @@ from coowned.audit.canaries import (
     audit_with_canaries,
     graph_with_canaries,
 )
-from coowned.content.data import FeatureTable, WorldData
+from coowned.content.data import FeatureTable
 from coowned.content.example_table import ExampleTable
 from coowned.content.hashed_text import hash_texts
 from coowned.content.sparse_table import SparseTable
@@ -27,6 +27,7 @@ from coowned.models.logistic_regression import LogisticRegression
 from coowned.models.probes import feature_canaries, token_canaries
 from coowned.models.text_classifier import TextClassifier
 from coowned.synthetic.logistic_data import LogisticData
+from coowned.synthetic.world_data import WorldData
 from coowned.training.loop import Trainer
 from coowned.training.plan import TrainingPlan
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.audit import planted_bugs
-from tests.training.run_folders import write_run
+from tests.runs.run_folders import write_run
 
 import coowned
 from coowned.accounting.guarantee import guarantee

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from tests.audit import planted_bugs
-from tests.training.run_folders import reseal, write_run
+from tests.runs.run_folders import reseal, write_run
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
+from coowned.accounting.claim_file import NO_GUARANTEE, write_claim
 from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.canaries import CanaryAudit
@@ -21,7 +22,7 @@ from coowned.certificate import certify
 from coowned.cli import audit as command
 from coowned.cli import main
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.runs.records import NO_GUARANTEE, AuditRecord, guarantee_text
+from coowned.runs.records import AuditRecord
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
@@ -200,7 +201,7 @@ def test_run_without_a_guarantee_is_refused(tmp_path):
     record = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     record["plan"] |= {"noise_multiplier": 0.0, "claim": None}
     (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    (tmp_path / "guarantee.json").write_text(guarantee_text(None, made.mechanism, public=False), encoding="utf-8")
+    (tmp_path / "guarantee.json").write_text(write_claim(None, made.mechanism, public=False), encoding="utf-8")
     metadata = {"statement": NO_GUARANTEE, "plan": plan_digest(record["plan"])}
     save_file({"weights": np.zeros(1, np.float32)}, tmp_path / "model.safetensors", metadata=metadata)
     with pytest.raises(InputError, match="no guarantee"):

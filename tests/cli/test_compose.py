@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.training.run_folders import write_run
+from tests.runs.run_folders import write_run
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, PrivacyGuarantee, certify, compose, guarantee
 from coowned.accounting.statement import rounded_up

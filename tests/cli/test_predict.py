@@ -7,7 +7,7 @@ import sqlite3
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from tests.test_runs import fit, rows
+from tests.test_fitting import fit, rows
 
 from coowned.cli import main
 

@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from polars.testing import assert_frame_equal
 from safetensors.numpy import load_file
-from tests.training.run_folders import reseal
+from tests.runs.run_folders import reseal
 
 from coowned import AttributionGraph, interrupts
 from coowned.cli import main, train
 from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError
 from coowned.runs.config import TrainConfig, example, read_file
-from coowned.runs.records import NO_GUARANTEE_FORMAT
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
 from coowned.synthetic.logistic_data import LogisticData
@@ -494,7 +493,7 @@ def test_without_guarantee(folder: Path, capsys, how: str):
     assert go(folder) == 0
     assert "No guarantee" in capsys.readouterr().out
     stored = json.loads((folder / "RUN" / "guarantee.json").read_text(encoding="utf-8"))
-    assert stored["format"] == NO_GUARANTEE_FORMAT
+    assert stored["format"] == "coowned-no-guarantee-1"
     assert stored["public"] is (how == "public = true")
     assert "epsilon" not in stored
 

@@ -6,12 +6,13 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.training.conftest import part_of
+from tests.small_world import part_of
 
 from coowned import InputError, from_table, threads
 from coowned.attribution.graph import AttributionGraph
-from coowned.content.data import FeatureTable, WorldData, rows_in_place, with_norms
+from coowned.content.data import FeatureTable, rows_in_place, with_norms
 from coowned.models.logistic_regression import LogisticRegression
+from coowned.synthetic.world_data import WorldData
 from coowned.training.loop import train
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.training.conftest import part_of
+from tests.small_world import part_of
 
 from coowned import InputError, from_table, read_mail
 from coowned.content.data import Draw

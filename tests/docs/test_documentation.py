@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 from coowned.cli.main import app
-from coowned.fitting import config
+from coowned.runs import config
 from coowned.runs.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]

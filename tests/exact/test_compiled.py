@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.mechanism.test_linear_sums import sums, world
+from tests.exact.test_linear_sums import sums, world
 
 import coowned
 from coowned import threads
@@ -43,7 +43,7 @@ def test_a_change_in_another_file_is_seen(tmp_path):
     assert normal == pytest.approx(0.6744897501960817)
     assert abs(noise) > 1000
     assert list(tmp_path.rglob("noise.round_normals*.nbc"))  # it was kept, and read the second time
-    changed = tmp_path / "coowned" / "mechanism" / "normals.py"
+    changed = tmp_path / "coowned" / "exact" / "normals.py"
     source = changed.read_text()
     once = "return q * top / low"
     assert once in source

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from tests.mechanism.test_grid import squared_radius
+from tests.exact.test_grid import squared_radius
 
 from coowned import threads
 from coowned.errors import InputError

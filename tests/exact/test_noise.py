@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import stats
-from tests.mechanism.test_normals import exact_normal, to_fraction
+from tests.exact.test_normals import exact_normal, to_fraction
 
 from coowned.errors import InputError
 from coowned.exact import noise as noise_module

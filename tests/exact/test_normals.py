@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from mpmath import iv
-from tests.mechanism import normal_certificate as certificate
+from tests.exact import normal_certificate as certificate
 
 from coowned.exact import normals
 from coowned.exact.normals import Digits, approximate, approximate_with, upper_tail

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mechanism.test_grid import squared_radius
+from tests.exact.test_grid import squared_radius
 
 from coowned.errors import InputError
 from coowned.exact import sparse_sums

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from benchmarks import memory
 from hypothesis import strategies as st
-from tests.training.run_folders import reseal, write_run
+from tests.runs.run_folders import reseal, write_run
 
 import coowned as co
 from coowned import codec
@@ -451,7 +451,7 @@ def _read_checkpoint(folder: Path) -> None:
 def _checkpoint_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as room, RunFolder.open(Path(room)) as folder:
         folder.run_key(1)
-        folder.begin(RunRecord(state="training"))
+        folder.begin({})
         folder.save(3, {"parameters": np.arange(4.0), "metrics": np.zeros((2, 3))})
         return {name: (folder.path / name).read_bytes() for name in ("run.json", "checkpoint.safetensors")}
 

@@ -118,7 +118,7 @@ def test_disk_that_fills_up_while_training(trained, monkeypatch, capsys):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write_file(path, content, **more)
 
-    from coowned.fitting import run_folder as checkpoint
+    from coowned.runs import run_folder as checkpoint
 
     write_file = checkpoint.write_file
     monkeypatch.setattr(checkpoint, "write_file", full)

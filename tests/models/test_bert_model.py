@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.clipping import clipped_grad
-from tests.mechanism.test_grid import squared_radius
-from tests.training.models.any_company import check_any_company
+from tests.exact.test_grid import squared_radius
+from tests.models.any_company import check_any_company
 
 from coowned.errors import InputError
 from coowned.models import bert_gradients

@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tests.mechanism.test_grid import squared_radius
-from tests.training.models.any_company import check_any_company
+from tests.exact.test_grid import squared_radius
+from tests.models.any_company import check_any_company
 
 from coowned.errors import InputError
 from coowned.models.bert_files import BertConfig

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.mechanism.test_gradient_sums import built, gradients
+from tests.exact.test_gradient_sums import built, gradients
 
 from coowned.models.embedding_gradients import Embedding
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from jax_privacy.clipping import clipped_grad
-from tests.mechanism.test_grid import squared_radius
+from tests.exact.test_grid import squared_radius
 
 import coowned as co
 from coowned import CertificateMismatchError, InputError, evaluate, train
@@ -24,7 +24,7 @@ from coowned.models.jax_model import JaxModel
 from coowned.models.parameter_trees import ParameterTree
 from coowned.runs.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema({"x": pa.list_(pa.float64()), "label": pa.int64(), "note": pa.string(), "other": pa.float64()})
 
 
@@ -273,7 +273,7 @@ def test_backends_that_do_not_tell_their_memory(monkeypatch):
 def test_more_devices_give_the_same_integers(tmp_path):
     code = """
 import jax, numpy as np
-from tests.training.models.test_jax_model import make_batch, make_model, same, sums
+from tests.models.test_jax_model import make_batch, make_model, same, sums
 for changes in ({}, {"trainable": lambda path: path != "layers/0/w"}):
     model = make_model(microbatch=4, **changes)
     alone, both = (sums(model, make_batch(30), devices=given)[0] for given in ((), jax.devices()[:2]))

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from coowned.content.splits import split_examples
 from coowned.errors import ConfigError, InputError
-from coowned.fitting import stored_run as run_module
 from coowned.models.bert_files import refuse_private_checkpoint
 from coowned.report.export import export_model
 from coowned.report.page import write_report
+from coowned.runs import stored_run as run_module
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder

@@ -194,7 +194,7 @@ def test_the_example_file_sorts_mail(tmp_path):
             user, said = f"u{generator.integers(400)}", " ".join(generator.choice(own, 5))
             head = f"From: {user}@x.org\nMessage-ID: <{folder}{number}@x>\nSubject: the {said}\n\n"
             (tmp_path / "mail" / folder / f"{number}.eml").write_text(f"{head}Hello, this is about {said}.\n")
-    text = (Path(__file__).parents[3] / "examples" / "mail_classifier.toml").read_text()
+    text = (Path(__file__).parents[2] / "examples" / "mail_classifier.toml").read_text()
     text = text.replace("iterations = 500", "iterations = 40").replace("batch_size = 256", "batch_size = 100")
     (tmp_path / "run.toml").write_text(text.replace("# seed = 0", "seed = 0"))
     config = TrainConfig.read(tmp_path / "run.toml")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from tests.training.run_folders import reseal
+from tests.runs.run_folders import reseal
 
 from coowned import AttributionGraph
 from coowned.runs.config import TrainConfig, example

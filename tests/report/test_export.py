@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.training.run_folders import reseal
+from tests.runs.run_folders import reseal
 
 from coowned import CertificateMismatchError, InputError
 from coowned.report import export

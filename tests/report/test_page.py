@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.training.run_folders import reseal, write_run
+from tests.runs.run_folders import reseal, write_run
 
 from coowned import AttributionGraph, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee, plan
 from coowned.accounting.statement import rounded_down, rounded_up

@@ -11,7 +11,7 @@ from coowned.attribution.sources import DataSource
 from coowned.content.splits import split_examples
 from coowned.errors import InputError
 from coowned.exact.keys import RunKey
-from coowned.fitting import configured_run
+from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import make_plan, run_configuration
 from coowned.runs.run_folder import RunFolder

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from tests.training.conftest import NUM_FEATURES
+from tests.small_world import NUM_FEATURES
 
 from coowned.content.data import FeatureTable
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.fitting import run_folder as checkpoint
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.runs.records import RunRecord
+from coowned.runs import run_folder as checkpoint
 from coowned.runs.run_folder import RunFolder
 from coowned.training import loop
 from coowned.training.loop import train
@@ -200,7 +199,7 @@ def lay_out(place):
         folder.run_key()
         folder.prepare("S.parquet", b"selection")
         folder.prepare("config.toml", b"configuration")
-        folder.begin(RunRecord(state="training", key="some"))
+        folder.begin({"key": "some"})
 
 
 STAGES = ["run.json", "S.parquet", "config.toml", "run-key.json", "run.json again"]
@@ -300,7 +299,7 @@ def test_files_of_somebody_else_stay(tmp_path, name):
         folder.run_key()
         (tmp_path / name).write_bytes(b"mine")
         with pytest.raises(InputError, match="without the record"):
-            folder.begin(RunRecord(state="training"))
+            folder.begin({})
     for _ in range(2):
         with pytest.raises(InputError, match="without the record"):
             lay_out(tmp_path)
@@ -386,10 +385,10 @@ import numpy as np
 from coowned import AttributionGraph
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.runs.run_folder import RunFolder
-from coowned.content.data import WorldData
+from coowned.synthetic.world_data import WorldData
 from coowned.training.loop import train
 from coowned.models.logistic_regression import LogisticRegression
-from tests.training.conftest import NUM_FEATURES, Small, forged
+from tests.small_world import NUM_FEATURES, Small, forged
 graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
 world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)
 small = Small(graph, world, WorldData.part(world))

@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from tests.training.run_folders import reseal, write_run
-from tests.training.test_run import claim
+from tests.runs.run_folders import reseal, write_run
+from tests.runs.test_stored_run import claim
 
 from coowned import CertificateMismatchError, InputError
 from coowned.cli import main

@@ -5,13 +5,14 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.training.run_folders import reseal, write_run
+from tests.runs.run_folders import reseal, write_run
 
 from coowned import CertificateMismatchError, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee
+from coowned.accounting.claim_file import stated_origins
 from coowned.attribution.graph import AttributionGraph
 from coowned.runs.records import RunRecord
 from coowned.runs.run_folder import RunFolder
-from coowned.runs.stored_run import StoredRun, stated_origins
+from coowned.runs.stored_run import StoredRun
 from coowned.training.plan import plan_digest
 
 GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])

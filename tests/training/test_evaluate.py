@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from polars.testing import assert_frame_equal
 from scipy.stats import binomtest
-from tests.training.conftest import NUM_FEATURES, part_of
+from tests.small_world import NUM_FEATURES, part_of
 
 from coowned import InputError
 from coowned.content.data import FeatureTable

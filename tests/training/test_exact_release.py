@@ -195,7 +195,7 @@ def test_two_devices_give_the_same_integers():
         """
         import json
         import jax, numpy as np
-        from tests.training.models.test_bert_model import MODEL, make_batch, parameters
+        from tests.models.test_bert_model import MODEL, make_batch, parameters
         batch, mask, grid = make_batch(size=13), np.arange(13) != 4, MODEL.grid(1.0)
         own = {name: array[None] for name, array in parameters().items()}
         found = []

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from coowned.content.data import WorldData, with_norms
+from coowned.content.data import with_norms
 from coowned.errors import InputError
 from coowned.exact.linear_sums import norms_of
+from coowned.synthetic.world_data import WorldData
 from coowned.training.feed import Feeder
 
 

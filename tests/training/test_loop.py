@@ -10,16 +10,17 @@ import textwrap
 
 import numpy as np
 import pytest
-from tests.training.conftest import NUM_FEATURES, forged
+from tests.small_world import NUM_FEATURES, forged
 
 from coowned import InputError
 from coowned.accounting.statement import rounded_up
-from coowned.content.data import FeatureTable, WorldData, with_norms
+from coowned.content.data import FeatureTable, with_norms
 from coowned.errors import CertificateMismatchError
 from coowned.exact.noise import NoiseStream
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.synthetic.logistic_data import LogisticData
+from coowned.synthetic.world_data import WorldData
 from coowned.training import optimizers
 from coowned.training.loop import Trainer, train, train_without_privacy
 from coowned.training.progress import privacy_so_far
@@ -293,10 +294,10 @@ def test_two_devices_equal_one(tmp_path):
     code = textwrap.dedent(
         """
         import json
-        from tests.training.conftest import Small, NUM_FEATURES
+        from tests.small_world import Small, NUM_FEATURES
         from coowned import AttributionGraph
         from coowned.synthetic.logistic_data import LogisticData
-        from coowned.content.data import WorldData
+        from coowned.synthetic.world_data import WorldData
         from coowned.training.loop import train
         from coowned.models.logistic_regression import LogisticRegression
         rows = [[i % 120] for i in range(300)]
@@ -324,12 +325,12 @@ def test_a_batch_lies_on_two_devices():
     code = textwrap.dedent(
         """
         import json
-        from tests.training.conftest import Small, NUM_FEATURES
+        from tests.small_world import Small, NUM_FEATURES
         from coowned import AttributionGraph
         from coowned.synthetic.logistic_data import LogisticData
         from coowned.training import loop
         from coowned.training import step
-        from coowned.content.data import WorldData
+        from coowned.synthetic.world_data import WorldData
         from coowned.models.logistic_regression import LogisticRegression
         graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
         world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.training.conftest import NUM_FEATURES
+from tests.small_world import NUM_FEATURES
 
 from coowned import InputError
 from coowned.content.data import with_norms

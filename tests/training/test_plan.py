@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from tests.training.conftest import forged
+from tests.small_world import forged
 
 from coowned import InputError
 from coowned.errors import CertificateMismatchError

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tests.training.conftest import forged
+from tests.small_world import forged
 
 from coowned import LogisticRegression, train
 from coowned.accounting import calculators

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from tests.training.conftest import NUM_FEATURES
-from tests.training.models.test_jax_model import dropout_loss, make_data, make_model
-from tests.training.test_checkpoint import Stopped, run_and_kill, stop_after
+from tests.models.test_jax_model import dropout_loss, make_data, make_model
+from tests.runs.test_run_folder import Stopped, run_and_kill, stop_after
+from tests.small_world import NUM_FEATURES
 
 from coowned import InputError, evaluate, guarantee
 from coowned.content.data import FeatureTable
@@ -344,10 +344,10 @@ import sys
 from coowned import AttributionGraph
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.runs.run_folder import RunFolder
-from coowned.content.data import WorldData
+from coowned.synthetic.world_data import WorldData
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.sweep import sweep
-from tests.training.conftest import NUM_FEATURES, Small
+from tests.small_world import NUM_FEATURES, Small
 from tests.training.test_sweep import members
 graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
 world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from coowned.content.data import TrainingData, with_norms
 from coowned.exact.keys import RunKey
 from coowned.models.model import Model
-from coowned.runs.run_folder import Checkpoint
 from coowned.selection.selector import Schedule, Selection
+from coowned.training.checkpoint import Checkpoint
 from coowned.training.loop import Trainer
 from coowned.training.optimizers import OPTION_DEFAULTS, mean_squares
 from coowned.training.plan import TrainingPlan

@@ -87,8 +87,8 @@ def run(
 
 def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
     from coowned.models.model import num_parameters, num_scores
+    from coowned.report.verdict import sentences
     from coowned.runs.stored_run import StoredRun
-    from coowned.training.verdict import sentences
 
     guarantee = trained.plan.guarantee
     splits = StoredRun.open(output).evaluations()

@@ -22,7 +22,6 @@ from coowned.exact.keys import Purpose, RunKey, StreamKey
 from coowned.exact.linear_kernels import fill_norms
 from coowned.exact.linear_sums import RowsInPlace, rows_are_contiguous
 from coowned.exact.matrix_tiles import LINE, prefetch
-from coowned.synthetic.logistic_data import LogisticWorld
 
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
 _PIECE_EXAMPLES, _PIECE_NUMBERS = 4096, 2**22  # at most, of what is evaluated at once
@@ -135,7 +134,7 @@ class RowTable:
         """Computed anew whenever it is asked for: arrays are the caller's, who might have written to them."""
         content = json.dumps([self.graph.digest, *about, self.rows is not None])
         hashed = hashlib.blake2b(content.encode(), digest_size=32, person=b"coowned-data-1")
-        for array in (*_row_order(self.graph), *arrays, *(() if self.rows is None else (self.rows,))):
+        for array in (*row_order(self.graph), *arrays, *(() if self.rows is None else (self.rows,))):
             hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
 
@@ -278,56 +277,6 @@ class WithNorms(FeatureTable):
         _gather(self.features, self._rows_of(examples), self.sides, examples, out)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WorldData(RowTable):
-    """A `LogisticWorld`'s examples, or a part of them; features, and norms if asked for, are made with a batch.
-
-    Guarantees:
-      - A part gives the same content as the whole.   (test_world_part_equals_the_whole)
-
-    Example:
-      >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1]])
-      >>> WorldData.part(LogisticData(num_features=4).attach(graph, seed=0), [1]).graph.num_examples
-      1
-    """
-
-    world: LogisticWorld
-    norms: bool = False
-
-    @classmethod
-    def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData | FeatureTable":
-        """All examples of a world, or those given by their indices in its graph; a table of those in memory."""
-        rows = None if examples is None else np.asarray(examples, np.int64)
-        graph = world.graph if rows is None else world.graph.subgraph(rows)
-        if world.stored is None:
-            return cls(graph=graph, world=world, rows=rows)
-        features, labels = world.stored
-        return FeatureTable(graph=graph, features=features, labels=labels, rows=rows)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"features": (self.world.data.num_features,), "labels": (), **({"norms": ()} if self.norms else {})}
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        return dict.fromkeys(self.shapes(), np.dtype(np.float32))
-
-    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
-        rows = self._rows_of(examples)
-        out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
-        if self.norms:
-            fill_norms(out["features"], np.arange(rows.size), out["norms"])
-
-    def with_norms(self) -> "WorldData":
-        """Features together with their rows' norms."""
-        return dataclasses.replace(self, norms=True)
-
-    @property
-    def digest(self) -> str:
-        world = self.world
-        about = dataclasses.asdict(world.data), world.seed, world.graph.digest
-        return self._digest(*about, arrays=_row_order(world.graph))
-
-
 def with_norms(data: TrainingData) -> TrainingData:
     """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
     return getattr(data, "with_norms", lambda: data)()
@@ -395,7 +344,7 @@ def gather_sides(sides, indices, out_labels, out_norms):
             out_norms[i] = sides[indices[i], 1]
 
 
-def _row_order(graph: AttributionGraph) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def row_order(graph: AttributionGraph) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The ids in the order of the rows: a graph's digest does not depend on it, and content belongs to rows."""
     offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
     return np.diff(offsets), data[offsets[0] : offsets[-1]]

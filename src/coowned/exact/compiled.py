@@ -1,4 +1,4 @@
-"""Compiled loops: kept on disk until a file of the mechanism changes, and shared by threads part by part."""
+"""Compiled loops: kept on disk until a file that they may call changes, and shared by threads part by part."""
 
 import functools
 import hashlib
@@ -16,12 +16,12 @@ from coowned import threads
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` without Python's lock, kept on disk for as long as no file of this folder changes.
+    """`numba.njit` without Python's lock, kept on disk until a file of this folder or of the function's own changes.
 
     Numba looks at a function's own file alone: a loop that calls one of another file would go on with the old one.
 
     Guarantees:
-      - A change in another file of the mechanism is seen.   (test_a_change_in_another_file_is_seen)
+      - A change in another file of either folder is seen.   (test_a_change_in_another_file_is_seen)
     What it is not: for loops that call files of other folders.
     """
 
@@ -34,7 +34,8 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         kept: Any = getattr(dispatcher._cache, "_cache_file", None)
         if not hasattr(kept, "_source_stamp"):  # not a public part of numba: without it nothing is kept
             return numba.njit(nogil=True, error_model="numpy", **options)(function)
-        kept._source_stamp = (kept._source_stamp, _stamps(Path(__file__).parent))
+        folders = {Path(__file__).parent, Path(function.__code__.co_filename).parent}
+        kept._source_stamp = (kept._source_stamp, *(_stamps(folder) for folder in sorted(folders)))
         return dispatcher
 
     return compile_later

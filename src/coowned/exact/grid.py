@@ -8,6 +8,7 @@ from typing import Self
 from coowned import validate
 from coowned.errors import InputError
 
+CLIP_NORMS = (1e-20, 1e20)  # smallest and largest with noise: sums of integers need room
 LARGEST_NOISE = 2.0**47  # noise deviation in grid units; further deviations and sums then stay below 2^53
 
 

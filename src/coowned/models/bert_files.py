@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.accounting.claim_file import NO_GUARANTEE, PUBLIC, stated_origins
 from coowned.errors import InputError
-from coowned.runs.stored_run import NO_GUARANTEE, PUBLIC, stated_origins
 
 if TYPE_CHECKING:
     from coowned.models.bert_network import Head

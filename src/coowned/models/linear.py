@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import validate
+from coowned.accounting.claim_file import model_metadata
 from coowned.attribution.examples import AttributedExamples
 from coowned.content.columns import check_number_columns
 from coowned.content.data import FeatureTable
@@ -21,7 +23,6 @@ from coowned.exact.linear_sums import clipped_linear_sums
 from coowned.models.model import Model
 from coowned.models.probes import CanaryContent, LinearContent, feature_canaries
 from coowned.models.tasks import Specification, Table, Task
-from coowned.runs.records import RunRecord
 
 CANARY_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
 
@@ -219,8 +220,8 @@ class FeatureModel(LinearModel):
             )
 
     def from_run(self, folder: Path) -> Self:
-        record = RunRecord.read(folder)
-        return self if record is None else dataclasses.replace(self, num_features=record.model["num_features"])
+        trained = json.loads(model_metadata(folder / "model.safetensors")["model"])
+        return dataclasses.replace(self, num_features=trained["num_features"])
 
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         label = getattr(self, self.label_field) if labels else None

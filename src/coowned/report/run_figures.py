@@ -14,8 +14,8 @@ from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import UncertifiableError
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
+from coowned.report.verdict import clipping
 from coowned.runs.stored_run import StoredRun
-from coowned.training.verdict import clipping
 
 _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _CURVE_POINTS = 25

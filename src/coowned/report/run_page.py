@@ -17,9 +17,9 @@ from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
+from coowned.report.verdict import sentences
 from coowned.runs.config import ReportSection
 from coowned.runs.stored_run import StoredRun
-from coowned.training.verdict import sentences
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
 _NO_GRAPH = "a fixed-graph guarantee does not hide graph statistics, so a release leaves them out unless requested"

@@ -16,13 +16,13 @@ from coowned.accounting.terms import check_terms, refuse_large_delta
 from coowned.attribution.options import DataOptions
 from coowned.attribution.sources import DataSource, resolve_path
 from coowned.errors import ConfigError, InputError
+from coowned.exact.grid import CLIP_NORMS
 from coowned.mechanism.registry import mechanism_class, mechanisms
 from coowned.models.registry import MODELS, USUAL_MODEL, model_class
 from coowned.models.tasks import Specification, Task
 from coowned.selection.registry import CLASSES, selector_class
 from coowned.training.optimizers import OptimizerOptions
 
-CLIP_NORMS = (1e-20, 1e20)  # with a guarantee: sums need room
 MOST_ITERATIONS = 10**9
 _PRIVACY_HEADER = re.compile(rb"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?=[\r\n#])", re.MULTILINE)
 _LARGE_DELTA_KEY = re.compile(rb"^[ \t]*allow_large_delta[ \t]*=", re.MULTILINE)

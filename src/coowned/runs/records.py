@@ -1,14 +1,12 @@
-"""The files of a run's folder, and what those of JSON hold: run.json, guarantee.json and audit.json."""
+"""The files of a run folder, and the content of run.json and audit.json."""
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from coowned import codec
-from coowned.accounting.guarantee import PrivacyGuarantee
-from coowned.mechanism.mechanism import Mechanism
 
 FILES = (
     "config.toml",  # the configuration as it was given
@@ -30,10 +28,6 @@ FILES = (
 )  # fmt: skip
 """The files of a run's folder."""
 _MEMBER = re.compile(r"model-\d+\.safetensors")  # of a sweep, its owner's alone, since only one of them is covered
-_NoGuaranteeFormat = Literal["coowned-no-guarantee-1"]
-(NO_GUARANTEE_FORMAT,) = get_args(_NoGuaranteeFormat)
-NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
-PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
 Kind = TypeVar("Kind")
 
 
@@ -94,24 +88,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         return codec.encode_json(self, indent=2).encode()
-
-
-class NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of guarantee.json where nothing is claimed."""
-
-    format: _NoGuaranteeFormat = NO_GUARANTEE_FORMAT
-    public: bool
-    statement: str
-    mechanism: dict[str, Any]
-
-
-def guarantee_text(guarantee: PrivacyGuarantee | None, mechanism: Mechanism, *, public: bool) -> str:
-    """The content of guarantee.json."""
-    if guarantee is not None:
-        return guarantee.to_json(embed_certificate=False) + "\n"
-    statement = PUBLIC if public else NO_GUARANTEE
-    absent = NoGuarantee(public=public, statement=statement, mechanism=mechanism.to_dict())
-    return codec.encode_json(absent, indent=2) + "\n"
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):

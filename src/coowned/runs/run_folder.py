@@ -11,20 +11,22 @@ import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 import coowned
+from coowned.accounting import claim_file
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.exact.keys import RunKey
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.mechanism import Mechanism
-from coowned.runs.records import FILES, RunRecord, guarantee_text, is_run_file
+from coowned.runs.records import FILES, RunRecord, is_run_file
+from coowned.training.checkpoint import Checkpoint
 
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
 _NOT_TRAINING = ("audit/", "cli/", "report/", "spark/", "testing/")  # folders that decide nothing of a step
@@ -40,13 +42,6 @@ _BOUND = {
     "platform": "kind of device or processor, or different XLA_FLAGS",
     "key": "run key",
 }
-
-
-class Checkpoint(NamedTuple):
-    """The state after `step` steps."""
-
-    step: int
-    tensors: dict[str, npt.NDArray[Any]]
 
 
 class RunFolder:
@@ -171,10 +166,15 @@ class RunFolder:
         except ValueError:  # without what was read: it may hold the secret
             raise InputError(f"{file}: not the key of a run, so it cannot be resumed; choose another folder") from None
 
-    def begin(self, record: RunRecord) -> Checkpoint | None:
-        """Starts the run that `record` describes, or gives the state an earlier process left; refuses another run."""
+    def begin(self, run: Mapping[str, Any]) -> Checkpoint | None:
+        """Starts the run, or returns the state that an earlier process left; refuses a different run.
+
+        Args:
+          run: what a resumed run must agree in, as fields of `RunRecord`; code and platform are added here.
+        """
         self.refuse_if_finished()
-        self._record = record = record.as_stored()
+        record = RunRecord(state="training", code=code_digest(), platform=machine(), **run).as_stored()
+        self._record = record
         stored = RunRecord.read(self.path)
         if stored is None or stored.state == "preparing":
             self._lay_out()
@@ -202,7 +202,7 @@ class RunFolder:
     ) -> None:
         """Prepares guarantee.json, which anyone may read, and certificate.json, which holds statistics of the graph."""
         self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
-        self.prepare("guarantee.json", guarantee_text(guarantee, mechanism, public=public).encode(), mode=0o644)
+        self.prepare(claim_file.NAME, claim_file.write_claim(guarantee, mechanism, public=public).encode(), mode=0o644)
 
     def _lay_out(self) -> None:
         self._refuse_files_of_others()  # choosing S may have taken long

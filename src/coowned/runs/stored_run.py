@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import coowned
 from coowned import codec
+from coowned.accounting import claim_file
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_up
@@ -21,17 +22,8 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
 from coowned.files import write_file
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.registry import mechanism_from_dict
 from coowned.runs.config import TrainConfig
-from coowned.runs.records import (
-    NO_GUARANTEE,
-    NO_GUARANTEE_FORMAT,
-    PUBLIC,
-    AuditRecord,
-    NoGuarantee,
-    RunRecord,
-    read_json,
-)
+from coowned.runs.records import AuditRecord, RunRecord, read_json
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.plan import RunPlan, claim_terms, plan_digest
@@ -99,8 +91,8 @@ class StoredRun:
             raise InputError(f"{folder}: a sweep, or a run of `train(folder=...)`, without guarantee.json; use `fit`")
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
-        claimed = _parsed(folder, record, "guarantee.json", lambda text: _parse_guarantee(text, certificate))
-        run = cls(path=folder, record=record, certificate=certificate, **claimed)
+        claim = _parsed(folder, record, claim_file.NAME, lambda text: claim_file.parse_claim(text, certificate))
+        run = cls(path=folder, record=record, certificate=certificate, **claim._asdict())
         _check_plan(folder, record, claim_terms(certificate, run.mechanism, run.guarantee))
         if finished:
             same_version = run.guarantee is None or run.guarantee.version == coowned.__version__
@@ -230,35 +222,12 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
 
     certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
     guarantee = _parsed(
-        folder, record, "guarantee.json", lambda text: PrivacyGuarantee.from_json(text, certificate=certificate)
-    )
+        folder, record, claim_file.NAME, lambda text: claim_file.parse_claim(text, certificate)
+    ).guarantee
     noise = _table(folder, record, "members.parquet")["noise_multiplier"].to_list()
     if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
         raise CertificateMismatchError(f"{folder}: guarantee.json belongs to another sweep; restore the original files")
     return ReleasedClaim(guarantee, len(noise))
-
-
-def stated_origins(folder: Path) -> list[str]:
-    """What guarantee.json and the weights in a folder say of them, as statements; empty for weights from elsewhere.
-
-    The folder need not be a whole run: weights may have been copied.
-    """
-    stated = []
-    file = folder / "guarantee.json"
-    try:
-        content = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    else:
-        stored = codec.decode_json(
-            dict[str, Any], content, name=str(file), remedy="the checkpoint is not a run's folder"
-        )
-        absent = PUBLIC if stored.get("public") is True else NO_GUARANTEE
-        stated.append(absent if stored.get("format") == NO_GUARANTEE_FORMAT else "a guarantee")
-    weights = folder / "model.safetensors"
-    if weights.is_file() and "statement" in (metadata := _model_metadata(weights)):
-        stated.append(metadata["statement"])
-    return stated
 
 
 def _checked(folder: Path, record: RunRecord, name: str) -> bytes:
@@ -281,17 +250,6 @@ def _parsed(folder: Path, record: RunRecord, name: str, parse: Any) -> Any:
         raise type(error)(f"{folder / name}: {error}") from None
 
 
-def _parse_guarantee(text: bytes, certificate: ContributionCertificate) -> dict[str, Any]:
-    """The fields of a `StoredRun` that guarantee.json says."""
-    stored = codec.decode_json(dict[str, Any], text, name="guarantee", remedy="train again")
-    if stored.get("format") == NO_GUARANTEE_FORMAT:
-        absent = codec.decode_json(NoGuarantee, text, name="guarantee", remedy="train again")
-        statement, mechanism = PUBLIC if absent.public else NO_GUARANTEE, mechanism_from_dict(absent.mechanism)
-        return {"guarantee": None, "public": absent.public, "statement": statement, "mechanism": mechanism}
-    claim = PrivacyGuarantee.from_json(text, certificate=certificate)
-    return {"guarantee": claim, "public": False, "statement": claim.statement(), "mechanism": claim.mechanism}
-
-
 def _check_plan(folder: Path, record: RunRecord, terms: dict[str, Any]) -> None:
     for name, value in terms.items():
         if record.plan.get(name) != value:
@@ -305,25 +263,13 @@ def _check_model(folder: Path, record: RunRecord, statement: str | None) -> None
     """A model file carries its run's plan and statement (None: the words are those of another version)."""
     file = folder / "model.safetensors"
     _checked(folder, record, file.name)
-    metadata = _model_metadata(file)
+    metadata = claim_file.model_metadata(file)
     stated = statement is None or metadata.get("statement") == statement
     if not stated or metadata.get("plan") != plan_digest(record.plan):
         raise CertificateMismatchError(
             f"{file}: the statement inside the model is not that of guarantee.json; restore the original files, or "
             "train again elsewhere"
         )
-
-
-def _model_metadata(weights: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    try:
-        with safe_open(weights, framework="numpy") as opened:
-            return opened.metadata() or {}
-    except Exception as error:  # safetensors raises various kinds
-        raise InputError(
-            f"{weights}: the model cannot be read ({error}); give a folder with a complete model"
-        ) from error
 
 
 def _table(folder: Path, record: RunRecord, name: str) -> "pl.DataFrame":

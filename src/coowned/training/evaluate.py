@@ -63,7 +63,7 @@ def evaluate(
     Example:
       >>> from coowned import AttributionGraph, LogisticRegression
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.content.data import WorldData
+      >>> from coowned.synthetic.world_data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [1]])
       >>> model = LogisticRegression(num_features=2)
       >>> data = WorldData.part(LogisticData(num_features=2).attach(graph, seed=0))

@@ -17,8 +17,7 @@ from coowned.exact.noise import NoiseStream
 from coowned.extras import require
 from coowned.models.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.progress import Progress, counted
-from coowned.runs.records import RunRecord
-from coowned.runs.run_folder import Checkpoint, RunFolder, code_digest, machine
+from coowned.training.checkpoint import Checkpoint, Keeper
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
@@ -56,7 +55,7 @@ def train(
     model: Model,
     data: TrainingData,
     *,
-    folder: RunFolder | None = None,
+    folder: Keeper | None = None,
     initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
@@ -96,7 +95,7 @@ def train(
       >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.exact.keys import RunKey
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.content.data import WorldData
+      >>> from coowned.synthetic.world_data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)
@@ -161,7 +160,7 @@ def run_plans(
     model: Model,
     data: TrainingData,
     *,
-    folder: RunFolder | None,
+    folder: Keeper | None,
     initial: Mapping[str, npt.NDArray[np.float32]] | None,
     configuration_digest: str,
     checkpoint_every: int | None,
@@ -183,31 +182,28 @@ def run_plans(
     model.check_data(data.shapes())
     plan.check(data.graph)
     start_parameters = _check_initial(model, initial)
-    record = None
+    run: dict[str, Any] | None = None
     if folder is not None or not plan.run_key.is_test_run:  # a digest reads all of the data
-        choices = plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]}
-        record = RunRecord(
-            state="training",
-            plan=choices,
-            model=model.describe(),
-            data=data.digest,
-            configuration=configuration_digest,
-            initial=digest_arrays(start_parameters),
-            code=code_digest(),
-            devices=devices,
-            platform=machine(),
-            key=plan.run_key.fingerprint,
-            run_id=None if plan.guarantee is None else plan.guarantee.run_id,
-            iterations=plan.iterations,
-            num_parameters=num_parameters(model),
-            num_scores=num_scores(model),
-            members=len(plans),
-        )
-        plan.run_key.bind(json.dumps([record.plan, record.model, record.data, record.initial, devices], sort_keys=True))
+        run = {
+            "plan": plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]},
+            "model": model.describe(),
+            "data": data.digest,
+            "configuration": configuration_digest,
+            "initial": digest_arrays(start_parameters),
+            "devices": devices,
+            "key": plan.run_key.fingerprint,
+            "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
+            "iterations": plan.iterations,
+            "num_parameters": num_parameters(model),
+            "num_scores": num_scores(model),
+            "members": len(plans),
+        }
+        bound = [run[name] for name in ("plan", "model", "data", "initial", "devices")]
+        plan.run_key.bind(json.dumps(bound, sort_keys=True))
     trainer = Trainer(plans, model, devices=devices)
     state, rows, start = trainer.initial_state(start_parameters), [], 0
-    if folder is not None and record is not None:
-        stored = folder.begin(record)
+    if folder is not None and run is not None:
+        stored = folder.begin(run)
         if stored is not None:
             state, rows, start = trainer.restore(state, stored)
     every = checkpoint_every or max(1, plan.iterations // 20)

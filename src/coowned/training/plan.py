@@ -11,17 +11,17 @@ from typing import Any, Self
 import numpy as np
 
 from coowned import validate
+from coowned.accounting.claim_file import absent_statement
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.exact.grid import CLIP_NORMS
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches
 from coowned.mechanism.mechanism import Mechanism
-from coowned.runs.config import CLIP_NORMS
-from coowned.runs.records import NO_GUARANTEE, PUBLIC
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.optimizers import OptimizerOptions
 
@@ -161,7 +161,7 @@ class TrainingPlan(OptimizerOptions):
     def statement(self) -> str:
         """What may be said of the model."""
         if self.guarantee is None:
-            return PUBLIC if self.public else NO_GUARANTEE
+            return absent_statement(public=self.public)
         return self.guarantee.statement()
 
     def describe(self) -> dict[str, Any]:

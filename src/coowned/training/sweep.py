@@ -22,8 +22,8 @@ from coowned.exact.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.models.model import Model
 from coowned.progress import Progress
-from coowned.runs.run_folder import RunFolder
 from coowned.selection.selector import Schedule, Selection
+from coowned.training.checkpoint import Keeper
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import run_plans
 from coowned.training.optimizers import OPTION_DEFAULTS
@@ -125,7 +125,7 @@ def sweep(
     model: Model,
     data: TrainingData,
     *,
-    folder: RunFolder | None = None,
+    folder: Keeper | None = None,
     initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
     configuration_digest: str = "",
     checkpoint_every: int | None = None,
@@ -161,7 +161,7 @@ def sweep(
     Example:
       >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.content.data import WorldData
+      >>> from coowned.synthetic.world_data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)
@@ -203,7 +203,7 @@ def sweep(
     return swept
 
 
-def _prepare_claim(plans: tuple[TrainingPlan, ...], folder: RunFolder) -> None:
+def _prepare_claim(plans: tuple[TrainingPlan, ...], folder: Keeper) -> None:
     """The claim for all members together goes into the folder, for `coowned compose`; none where it is out of reach."""
     first = plans[0].guarantee
     if first is None:

@@ -1,9 +1,8 @@
-"""A small world and plans for it, shared by the training tests."""
+"""A small data set and plans for it, shared by the tests of content, models, training and runs."""
 
 import dataclasses
 
 import numpy as np
-import pytest
 
 from coowned import (
     AttributionGraph,
@@ -18,9 +17,9 @@ from coowned import (
     guarantee,
 )
 from coowned.accounting.guarantee import _MADE_BY_GUARANTEE
-from coowned.content.data import WorldData
 from coowned.exact.keys import RunKey
 from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
+from coowned.synthetic.world_data import WorldData
 from coowned.training.plan import TrainingPlan
 
 NUM_FEATURES = 6
@@ -90,8 +89,7 @@ def forged(made, **changes):
     return dataclasses.replace(made, maker=_MADE_BY_GUARANTEE, **changes)
 
 
-@pytest.fixture(scope="session")
-def small() -> Small:
+def small_world() -> Small:
     rows = [[i % 120] if i % 3 else [i % 120, (7 * i + 1) % 120] for i in range(300)]
     graph = AttributionGraph.from_users_per_example(rows, num_users=120)
     world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from coowned.accounting.claim_file import write_claim
 from coowned.accounting.guarantee import PrivacyGuarantee
-from coowned.runs.records import RunRecord, guarantee_text
+from coowned.runs.records import RunRecord
 from coowned.training.plan import claim_terms, plan_digest
 
 
@@ -32,7 +33,7 @@ def write_run(
     }
     (folder / "config.toml").write_text("", encoding="utf-8")
     (folder / "certificate.json").write_text(guarantee.certificate.to_json(), encoding="utf-8")
-    claim = guarantee_text(guarantee, guarantee.mechanism, public=False)
+    claim = write_claim(guarantee, guarantee.mechanism, public=False)
     (folder / "guarantee.json").write_text(claim, encoding="utf-8")
     metadata = {"statement": guarantee.statement(), "plan": plan_digest(plan)}
     save_file({"weights": np.zeros(1, np.float32)}, folder / "model.safetensors", metadata=metadata)

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from coowned.training.verdict import clipping, result, sentences
+from coowned.report.verdict import clipping, result, sentences
 
 ACCURATE = {
     "accuracy": 0.912, "accuracy_low": 0.889, "accuracy_high": 0.931, "trivial": "the most frequent class",
