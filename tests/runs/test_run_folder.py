@@ -20,7 +20,7 @@ from tests.small_world import NUM_FEATURES
 from coowned.content.data import FeatureTable
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.runs import run_folder as checkpoint
+from coowned.runs import run_folder
 from coowned.runs.run_folder import RunFolder
 from coowned.training import loop
 from coowned.training.loop import train
@@ -84,7 +84,7 @@ def test_key_is_secret_then_gone(small, tmp_path, monkeypatch):
     place = tmp_path / "run"
     plan = begin_and_stop(place, small, 5, monkeypatch)
     assert stat.S_IMODE((place / "run-key.json").stat().st_mode) == 0o600
-    assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
+    assert stat.S_IMODE((place / "run_folder.safetensors").stat().st_mode) == 0o600
     resume(place, plan, small.data)
     assert sorted(file.name for file in place.iterdir()) == ["metrics.parquet", "model.safetensors", "run.json"]
 
@@ -142,11 +142,11 @@ def test_changed_run_is_refused(small, tmp_path, monkeypatch):
     with pytest.raises(CertificateMismatchError, match="different set of initial parameters"):
         resume(place, plan, small.data, initial={"coefficients": np.ones(NUM_FEATURES + 1, np.float32)})
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "code_digest", lambda: "other")
+        patch.setattr(run_folder, "code_digest", lambda: "other")
         with pytest.raises(CertificateMismatchError, match="version of the code"):
             resume(place, plan, small.data)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "machine", lambda: "cpu of another kind")
+        patch.setattr(run_folder, "machine", lambda: "cpu of another kind")
         with pytest.raises(CertificateMismatchError, match="different kind of device"):
             resume(place, plan, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="different seed"):
@@ -228,7 +228,7 @@ def test_killed_while_beginning(tmp_path, monkeypatch, stage):
     with monkeypatch.context() as patch:
         # A kill: nobody clears away.
         patch.setattr(RunFolder, "_clear_unbegun", lambda self: None)
-        patch.setattr(checkpoint.Path, "unlink", lambda self, missing_ok=False: None)
+        patch.setattr(run_folder.Path, "unlink", lambda self, missing_ok=False: None)
         break_at(stage, patch, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             lay_out(tmp_path)
@@ -267,14 +267,14 @@ def test_full_disk(small, tmp_path, monkeypatch):
     """While a checkpoint is written: the one before stays, and the run is resumed from it."""
     place = tmp_path / "run"
     plan = begin_and_stop(place, small, 5, monkeypatch, "dp-sgd")
-    whole, before, there = train(plan, MODEL, small.data), (place / "checkpoint.safetensors").read_bytes(), names(place)
+    whole, before, there = train(plan, MODEL, small.data), (place / "run_folder.safetensors").read_bytes(), names(place)
     with monkeypatch.context() as patch:
         break_at(STAGES[0], patch, OSError(errno.ENOSPC, "No space left on device"))
         with pytest.raises(OSError, match="No space left") as raised:
             resume(place, plan, small.data, checkpoint_every=2)
-    assert raised.value.filename == str(place / "checkpoint.safetensors")
+    assert raised.value.filename == str(place / "run_folder.safetensors")
     assert names(place) == there
-    assert (place / "checkpoint.safetensors").read_bytes() == before
+    assert (place / "run_folder.safetensors").read_bytes() == before
     again = resume(place, plan, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
 
@@ -283,7 +283,7 @@ def test_models_have_repeatable_bytes(tmp_path):
     """Wrong with probability (1/24)^4 at most: the library would write four entries in 24 orders."""
     arrays = {"b": np.arange(3.0), "a": np.ones((2, 2), np.float32)}
     metadata = {"statement": 'Sätze, "quoted"', "plan": "1", "step": "2", "run": "3"}
-    contents = {checkpoint._serialize(arrays, metadata) for _ in range(5)}
+    contents = {run_folder._serialize(arrays, metadata) for _ in range(5)}
     assert len(contents) == 1
     file = tmp_path / "model.safetensors"
     file.write_bytes(contents.pop())
@@ -312,7 +312,7 @@ def test_used_key_without_record_is_refused(small, tmp_path, monkeypatch):
     begin_and_stop(place, small, 5, monkeypatch)
     (place / "run.json").unlink()
     before = (place / "run-key.json").read_bytes()
-    for name in ("checkpoint.safetensors", "run-key.json"):
+    for name in ("run_folder.safetensors", "run-key.json"):
         with pytest.raises(InputError, match=rf"{name}: exists without the record"):
             lay_out(place)
         assert (place / "run-key.json").read_bytes() == before
@@ -356,7 +356,7 @@ def test_bad_folders(small, tmp_path, monkeypatch):
         with pytest.raises(InputError), RunFolder.open(tmp_path / place):
             pass
     plan = begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
-    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"torn")
+    (tmp_path / "run" / "run_folder.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match="cannot be read"):
         resume(tmp_path / "run", plan, small.data)
     (tmp_path / "run" / "run.json").write_text("{")
@@ -365,18 +365,18 @@ def test_bad_folders(small, tmp_path, monkeypatch):
 
 
 def test_xla_flags_are_part_of_the_machine(monkeypatch):
-    before = checkpoint.machine()
+    before = run_folder.machine()
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-    assert checkpoint.machine() != before
+    assert run_folder.machine() != before
 
 
 def test_code_digest_reads_the_files(tmp_path, monkeypatch):
-    checkpoint.code_digest.cache_clear()
-    before = checkpoint.code_digest()
-    checkpoint.code_digest.cache_clear()
-    monkeypatch.setattr(checkpoint.coowned, "__version__", "0.0.0")
-    assert checkpoint.code_digest() != before
-    checkpoint.code_digest.cache_clear()
+    run_folder.code_digest.cache_clear()
+    before = run_folder.code_digest()
+    run_folder.code_digest.cache_clear()
+    monkeypatch.setattr(run_folder.coowned, "__version__", "0.0.0")
+    assert run_folder.code_digest() != before
+    run_folder.code_digest.cache_clear()
 
 
 PROGRAM = """
@@ -430,7 +430,7 @@ def run_and_kill(program, folder):
 
     def saved(place):
         try:
-            return (place / "checkpoint.safetensors").stat().st_mtime_ns
+            return (place / "run_folder.safetensors").stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 

@@ -19,9 +19,9 @@ from coowned.errors import CertificateMismatchError
 from coowned.exact.keys import RunKey
 from coowned.exact.noise import NoiseStream
 from coowned.models.logistic_regression import LogisticRegression
+from coowned.runs import run_folder
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun, read_claim
-from coowned.training import loop
 from coowned.training.loop import train
 from coowned.training.sweep import grid, sweep
 
@@ -329,7 +329,7 @@ def test_changed_sweep_is_refused(small, tmp_path, monkeypatch):
     with pytest.raises(CertificateMismatchError, match="different selection"):
         resume(place, [dataclasses.replace(plan, run_key=RunKey.from_seed(4)) for plan in plans][:2], small.data)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "code_digest", lambda: "other")
+        patch.setattr(run_folder, "code_digest", lambda: "other")
         with pytest.raises(CertificateMismatchError, match="version of the code"):
             resume(place, plans, small.data)
     with RunFolder.open(place) as folder, pytest.raises(CertificateMismatchError, match="different selection"):
