@@ -37,7 +37,7 @@ def make() -> None:
                 code = run(command)
             if code:
                 raise SystemExit(shown.getvalue())
-    Path(FIXTURES / "curator.key").chmod(0o644)  # as git would have it: only a test's
+    Path(FIXTURES / "curator.key").unlink()  # the public key is enough to verify
 
 
 if __name__ == "__main__":

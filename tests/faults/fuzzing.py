@@ -41,7 +41,7 @@ from coowned.exact.keys import RunKey
 from coowned.runs.config import TrainConfig, example
 from coowned.runs.records import RunRecord
 from coowned.runs.run_folder import RunFolder
-from coowned.runs.signature import read_key, verify_run
+from coowned.runs.signature import verification_key, verify_run
 from coowned.runs.stored_run import StoredRun, read_claim
 from coowned.selection.selection_files import read_selection, write_selection
 
@@ -457,8 +457,7 @@ def _checkpoint_files() -> dict[str, bytes]:
 
 
 def _read_signed(folder: Path) -> None:
-    (folder / "key").chmod(0o600)
-    verify_run(folder, read_key(folder / "key"))
+    verify_run(folder, verification_key(folder / "key.pub"))
 
 
 def _signed_files() -> dict[str, bytes]:
@@ -468,7 +467,7 @@ def _signed_files() -> dict[str, bytes]:
         folder = Path(room)
         (folder / "run.json").write_bytes(RunRecord(state="finished").to_json())
         sign_run(folder, signing_key(folder / "key"))
-        return {name: (folder / name).read_bytes() for name in ("run.json", "key", "signature.json")}
+        return {name: (folder / name).read_bytes() for name in ("run.json", "key.pub", "signature.json")}
 
 
 def targets() -> dict[str, Callable[[], Target]]:

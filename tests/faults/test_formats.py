@@ -16,7 +16,7 @@ from coowned.attribution.sources import DataSource
 from coowned.certificate import ContributionCertificate
 from coowned.cli.paths import read_certificate
 from coowned.errors import CoownedError, InputError
-from coowned.runs.signature import read_key, verify_run
+from coowned.runs.signature import verification_key, verify_run
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
@@ -70,9 +70,7 @@ def test_run_folders(tmp_path):
     rows = split_examples(data.graph, run.config(FIXTURES).splits)["train"]
     trained = data.graph.subgraph(rows)
     assert certify(trained, run.selection(trained)).selection_digest == run.certificate.selection_digest
-    shutil.copy(FIXTURES / "curator.key", tmp_path / "key")
-    (tmp_path / "key").chmod(0o600)
-    read_or_refused(lambda: verify_run(FIXTURES / "RUN", read_key(tmp_path / "key")))
+    read_or_refused(lambda: verify_run(FIXTURES / "RUN", verification_key(FIXTURES / "curator.key.pub")))
 
 
 @pytest.mark.parametrize("name", ["run.json", "guarantee.json", "certificate.json", "audit.json", "signature.json"])
@@ -94,6 +92,5 @@ def parse(name, text, folder):
         ContributionCertificate.from_json(text)
     else:
         (folder / name).write_text(text)
-        shutil.copy(FIXTURES / "curator.key", folder / ".key")
-        (folder / ".key").chmod(0o600)
-        verify_run(folder, read_key(folder / ".key")) if name == "signature.json" else StoredRun.open(folder).audit()
+        key = verification_key(FIXTURES / "curator.key.pub")
+        verify_run(folder, key) if name == "signature.json" else StoredRun.open(folder).audit()

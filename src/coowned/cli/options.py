@@ -37,7 +37,8 @@ Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 VerifyKey = Annotated[
-    Path | None, typer.Option("--verify-key", metavar="FILE", help="Refuse a run that was not signed with this key.")
+    Path | None,
+    typer.Option("--verify-key", metavar="FILE", help="Refuse a run that the owner of this public key did not sign."),
 ]
 Engine = Annotated[
     str,
@@ -57,11 +58,11 @@ _DATA = Annotated[
 
 
 def check_signature(folder: Path, key: Path | None) -> None:
-    """Refuses a run that was not signed with the key in a file, if one is given."""
+    """Refuses a run whose signature does not match the public key in a file, if one is given."""
     if key is not None:
-        from coowned.runs.signature import read_key, verify_run
+        from coowned.runs.signature import verification_key, verify_run
 
-        verify_run(folder, read_key(key))
+        verify_run(folder, verification_key(key))
 
 
 def check_engine(engine: str, master: str | None, *paths: str) -> None:

@@ -30,7 +30,9 @@ def run(
     example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and exit.")] = False,
     sign_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Sign the finished run with this key file, created if missing."),
+        typer.Option(
+            metavar="FILE", help="Sign the finished run with this private key; created, with FILE.pub, if missing."
+        ),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
     json: Json = False,
