@@ -10,12 +10,12 @@ import pytest
 from experiments.private_abstracts import configuration, made_up_corpus
 from safetensors.numpy import load_file, save_file
 
+from coowned.accounting import claim_file
 from coowned.content.splits import split_examples
 from coowned.errors import ConfigError, InputError
 from coowned.models.bert_files import refuse_private_checkpoint
 from coowned.report.export import export_model
 from coowned.report.page import write_report
-from coowned.runs import stored_run as run_module
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder
@@ -108,7 +108,7 @@ def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatc
     with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
         refuse_private_checkpoint(copy)
     (copy / "guarantee.json").unlink()
-    monkeypatch.setattr(run_module, "_model_metadata", lambda weights: {})
+    monkeypatch.setattr(claim_file, "model_metadata", lambda weights: {})
     assert refuse_private_checkpoint(copy) is None  # the statement inside is what tells
 
 

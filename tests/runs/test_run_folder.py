@@ -84,7 +84,7 @@ def test_key_is_secret_then_gone(small, tmp_path, monkeypatch):
     place = tmp_path / "run"
     plan = begin_and_stop(place, small, 5, monkeypatch)
     assert stat.S_IMODE((place / "run-key.json").stat().st_mode) == 0o600
-    assert stat.S_IMODE((place / "run_folder.safetensors").stat().st_mode) == 0o600
+    assert stat.S_IMODE((place / "checkpoint.safetensors").stat().st_mode) == 0o600
     resume(place, plan, small.data)
     assert sorted(file.name for file in place.iterdir()) == ["metrics.parquet", "model.safetensors", "run.json"]
 
@@ -267,14 +267,14 @@ def test_full_disk(small, tmp_path, monkeypatch):
     """While a checkpoint is written: the one before stays, and the run is resumed from it."""
     place = tmp_path / "run"
     plan = begin_and_stop(place, small, 5, monkeypatch, "dp-sgd")
-    whole, before, there = train(plan, MODEL, small.data), (place / "run_folder.safetensors").read_bytes(), names(place)
+    whole, before, there = train(plan, MODEL, small.data), (place / "checkpoint.safetensors").read_bytes(), names(place)
     with monkeypatch.context() as patch:
         break_at(STAGES[0], patch, OSError(errno.ENOSPC, "No space left on device"))
         with pytest.raises(OSError, match="No space left") as raised:
             resume(place, plan, small.data, checkpoint_every=2)
-    assert raised.value.filename == str(place / "run_folder.safetensors")
+    assert raised.value.filename == str(place / "checkpoint.safetensors")
     assert names(place) == there
-    assert (place / "run_folder.safetensors").read_bytes() == before
+    assert (place / "checkpoint.safetensors").read_bytes() == before
     again = resume(place, plan, small.data)
     assert np.array_equal(whole.parameters["coefficients"], again.parameters["coefficients"])
 
@@ -312,7 +312,7 @@ def test_used_key_without_record_is_refused(small, tmp_path, monkeypatch):
     begin_and_stop(place, small, 5, monkeypatch)
     (place / "run.json").unlink()
     before = (place / "run-key.json").read_bytes()
-    for name in ("run_folder.safetensors", "run-key.json"):
+    for name in ("checkpoint.safetensors", "run-key.json"):
         with pytest.raises(InputError, match=rf"{name}: exists without the record"):
             lay_out(place)
         assert (place / "run-key.json").read_bytes() == before
@@ -356,7 +356,7 @@ def test_bad_folders(small, tmp_path, monkeypatch):
         with pytest.raises(InputError), RunFolder.open(tmp_path / place):
             pass
     plan = begin_and_stop(tmp_path / "run", small, 5, monkeypatch)
-    (tmp_path / "run" / "run_folder.safetensors").write_bytes(b"torn")
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"torn")
     with pytest.raises(InputError, match="cannot be read"):
         resume(tmp_path / "run", plan, small.data)
     (tmp_path / "run" / "run.json").write_text("{")
@@ -430,7 +430,7 @@ def run_and_kill(program, folder):
 
     def saved(place):
         try:
-            return (place / "run_folder.safetensors").stat().st_mtime_ns
+            return (place / "checkpoint.safetensors").stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
