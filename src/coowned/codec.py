@@ -91,6 +91,18 @@ def decode_toml(
     return reader.convert(kind, reader.parse(text), None)
 
 
+def decode_sections(
+    kind: type[Kind],
+    sections: Mapping[str, Mapping[str, Any]],
+    *,
+    name: str,
+    error: type[CoownedError] = InputError,
+    remedy: str = "",
+) -> Kind:
+    """Reads sections of plain values, as TOML has them, as a `kind`; errors are those of `decode_toml`."""
+    return _Reader(name=name, error=error, remedy=remedy, toml=True).convert(kind, sections, None)
+
+
 def encode_json(value: Any, *, indent: int | None = None, format: str | None = None) -> str:
     """Writes structs, dataclasses, numpy arrays and plain values as JSON; NaN and infinity are refused.
 

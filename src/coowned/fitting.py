@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
@@ -285,8 +284,8 @@ def fit(
         },
         "run": {"seed": seed, "checkpoint_every": checkpoint_every, "devices": devices, "baseline": baseline},
     }
-    text = _NOTE + codec.encode_toml(sections)
-    config = dataclasses.replace(TrainConfig.from_toml(text, name="fit"), model=model)
+    config = TrainConfig.from_sections(sections, model=model, name="fit")
+    config = dataclasses.replace(config, text=_NOTE + config.text)
     select = None
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)

@@ -22,7 +22,7 @@ from coowned import AttributionGraph, interrupts
 from coowned.cli import main, train
 from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError
-from coowned.runs.config import TrainConfig, example, read_file
+from coowned.runs.config import TrainConfig, example
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
 from coowned.synthetic.logistic_data import LogisticData
@@ -247,7 +247,7 @@ def test_ended_before_the_record(folder: Path, monkeypatch, capsys, is_new: bool
         place.mkdir()
 
     def leave(self, record):
-        made.append(record.key)
+        made.append(record["key"])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -577,7 +577,7 @@ def test_large_delta_only_where_allowed(folder: Path, capsys):
     assert "Warning: delta 0.1 is above" in capsys.readouterr().out
     stored = TrainConfig.read(folder / "RUN" / "config.toml")  # every later verb reads this file
     assert stored.privacy.allow_large_delta
-    again = TrainConfig.from_toml(read_file(folder / "RUN" / "config.toml", allow_large_delta=True))
+    again = TrainConfig.read(folder / "RUN" / "config.toml", allow_large_delta=True)
     assert again.privacy == stored.privacy
 
 

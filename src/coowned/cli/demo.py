@@ -10,6 +10,7 @@ import coowned as co
 from coowned.accounting.terms import UNIT
 from coowned.cli import show
 from coowned.cli.options import Json
+from coowned.codec import encode_toml
 from coowned.errors import InputError
 from coowned.extras import require
 from coowned.files import check_writable, remove
@@ -253,25 +254,15 @@ def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
 
 
 def _configuration(epsilon: float, choice: "Choice") -> str:
-    """The commented example with the demo's values."""
-    from coowned.runs.config import example
-
-    values = {
-        'path = "papers.parquet"': 'path = "emails.parquet"',
-        'example_id = "example_id"': 'example_id = "message_id"',
-        'selector = "greedy"': f'selector = "{choice.selector}"',
-        "contribution_bound = 2": f"contribution_bound = {choice.contribution_bound}",
-        "epsilon = 8.0": f"epsilon = {epsilon}",
-        "delta = 1e-6": f"delta = {_TARGET['delta']}",
-        "batch_size = 256": f"batch_size = {_BATCHES['batch_size']}",
-        "clip_norm = 1.0": f"clip_norm = {_CLIP_NORM}",
-        "iterations = 500": f"iterations = {_BATCHES['iterations']}",
-        "# baseline = true": "baseline = true",
-        '# name = "Folder classifier"': 'name = "E-mail classifier of the demo"',
-        '# purpose = "sorts incoming mail"': 'purpose = "tells work from private life"',
+    """Returns the configuration of one run of the demo."""
+    sections = {
+        "data": {"path": "emails.parquet", "users": "users", "example_id": "message_id", "splits": [0.8, 0.1, 0.1]},
+        "selection": {"selector": choice.selector, "contribution_bound": choice.contribution_bound, "seed": 0},
+        "privacy": {"epsilon": epsilon, **_TARGET},
+        "mechanism": {"kind": "dp-sgd", **_BATCHES, "clip_norm": _CLIP_NORM},
+        "model": {"kind": "logistic-regression", "features": "features", "label": "label"},
+        "optimizer": {"name": "adam", "learning_rate": 0.05},
+        "run": {"baseline": True},
+        "report": {"name": "E-mail classifier of the demo", "purpose": "tells work from private life"},
     }
-    text = example()
-    for old, new in values.items():
-        assert old in text
-        text = text.replace(old, new, 1)
-    return text
+    return encode_toml(sections)

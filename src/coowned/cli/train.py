@@ -55,13 +55,12 @@ def run(
         return
     if config is None or output is None:
         raise InputError("train needs CONFIG.toml and -o RUN; --example prints a configuration to start from")
-    from coowned.runs.config import TrainConfig, read_file
+    from coowned.runs.config import TrainConfig
     from coowned.runs.configured_run import run_configuration
     from coowned.runs.run_folder import RunFolder
     from coowned.runs.signature import sign_run, signing_key
 
-    text = read_file(config, allow_large_delta=allow_large_delta)
-    settings = TrainConfig.from_toml(text, folder=config.parent, name=str(config))
+    settings = TrainConfig.read(config, allow_large_delta=allow_large_delta)
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
     with RunFolder.open(output) as folder, _bar() as (progress, announce):

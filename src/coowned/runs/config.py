@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import os
-import re
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +24,6 @@ from coowned.selection.registry import CLASSES, selector_class
 from coowned.training.optimizers import OptimizerOptions
 
 MOST_ITERATIONS = 10**9
-_PRIVACY_HEADER = re.compile(rb"^[ \t]*\[[ \t]*privacy[ \t]*\][ \t]*(?=[\r\n#])", re.MULTILINE)
-_LARGE_DELTA_KEY = re.compile(rb"^[ \t]*allow_large_delta[ \t]*=", re.MULTILINE)
 _REMEDY = "`coowned train --example` prints a configuration to start from"
 
 
@@ -195,33 +193,68 @@ class TrainConfig:
             raise ConfigError("[run] baseline: a run without privacy is its own baseline; remove it")
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
-        """Reads a file; relative paths in it are relative to its folder."""
-        return cls.from_toml(read_file(path), folder=Path(path).parent, name=str(path))
+    def read(cls, path: str | os.PathLike[str], *, allow_large_delta: bool = False) -> "TrainConfig":
+        """Reads a file; relative paths in it are relative to its folder.
+
+        Args:
+          allow_large_delta: the default of that key in `[privacy]`.
+        """
+        try:
+            text = Path(path).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a configuration file") from error
+        where = {"folder": Path(path).parent, "name": str(path)}
+        sections = _parse(text, str(path))
+        if allow_large_delta and isinstance(privacy := sections.get("privacy"), dict):
+            return cls.from_sections(sections | {"privacy": {"allow_large_delta": True} | privacy}, **where)
+        return cls.from_toml(text, **where)
 
     @classmethod
     def from_toml(
         cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
     ) -> "TrainConfig":
         """Reads the text of a configuration; `name` is what errors call it."""
-        written = _sections(text, name)
-        file: Any = codec.decode_toml(_file_type(written), text, name=name, error=ConfigError, remedy=_REMEDY)
-        sections: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
-        sections["selection"] = SelectionSection(
+        config = cls.from_sections(_parse(text, name), folder=folder, name=name)
+        return dataclasses.replace(config, text=text if isinstance(text, str) else text.decode())
+
+    @classmethod
+    def from_sections(
+        cls,
+        sections: Mapping[str, Any],
+        *,
+        model: Specification | None = None,
+        folder: str | os.PathLike[str] = ".",
+        name: str = "configuration",
+    ) -> "TrainConfig":
+        """Checks the sections of a configuration, given as plain values by section and key.
+
+        Args:
+          sections: None leaves a key out.
+          model: the specification that `[model]` describes, if there is one already.
+          folder: what relative paths are relative to.
+          name: what errors call the configuration.
+        """
+        written = {key: _given_values(section) for key, section in codec.to_plain(sections).items()}
+        file: Any = codec.decode_sections(_file_type(written), written, name=name, error=ConfigError, remedy=_REMEDY)
+        read: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
+        read["selection"] = SelectionSection(
             selector=file.selection.selector,
             seed=file.selection.seed,
             settings={
-                key: getattr(file.selection, key) for key in written["selection"] if key not in _OF_ALL_SELECTORS
+                key: getattr(file.selection, key)
+                for key in written.get("selection", {})
+                if key not in _OF_ALL_SELECTORS
             },
         )
         kind = model_class(file.model.kind)
-        sections["model"] = kind(**{field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)})
+        fields = {field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)}
+        read["model"] = kind(**fields) if model is None else model
         if file.privacy.is_private:
             try:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
             except InputError as error:
                 raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
-        return cls(**sections, folder=Path(folder), text=text if isinstance(text, str) else text.decode())
+        return cls(**read, folder=Path(folder), text=codec.encode_toml(written))
 
     @property
     def splits(self) -> list[float]:
@@ -251,38 +284,35 @@ class TrainConfig:
         return codec.checksum(values | {"model": self.model.settings()})
 
 
-def read_file(path: str | os.PathLike[str], *, allow_large_delta: bool = False) -> bytes:
-    """The text of a configuration file.
-
-    Args:
-      allow_large_delta: write `allow_large_delta = true` into its section [privacy], unless the key stands there.
-    """
-    try:
-        text = Path(path).read_bytes()
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a configuration file") from error
-    if allow_large_delta and not _LARGE_DELTA_KEY.search(text):
-        text = _PRIVACY_HEADER.sub(rb"\g<0>\nallow_large_delta = true  # --allow-large-delta", text, count=1)
-    return text
+def _parse(text: str | bytes, name: str) -> dict[str, Any]:
+    return codec.decode_toml(dict[str, Any], text, name=name, error=ConfigError, remedy=_REMEDY)
 
 
-def _sections(text: str | bytes, name: str) -> dict[str, dict[str, Any]]:
-    """Two sections as they stand: what the file is decoded as depends on a word in each."""
-    found = codec.decode_toml(dict[str, Any], text, name=name, error=ConfigError, remedy=_REMEDY)
-    return {name: value if isinstance(value := found.get(name), dict) else {} for name in ("selection", "model")}
+def _given_values(section: Any) -> Any:
+    """Returns a section without the keys that are None; what is not a section is refused later."""
+    return {key: value for key, value in section.items() if value is not None} if isinstance(section, dict) else section
 
 
-def _file_type(written: dict[str, dict[str, Any]]) -> type[Any]:
-    """The type of a file whose selector and kind of model are these."""
-    needed: list[Any] = [("data", DataSection), ("selection", _selection_type(written["selection"].get("selector")))]
+def _word(sections: Mapping[str, Any], section: str, key: str) -> Any:
+    """Returns the word that decides what a section may hold; None where it is absent."""
+    found = sections.get(section)
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _file_type(sections: Mapping[str, Any]) -> type[Any]:
+    """Returns the type of a configuration with this selector and kind of model."""
+    needed: list[Any] = [
+        ("data", DataSection),
+        ("selection", _selection_type(_word(sections, "selection", "selector"))),
+    ]
     needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
     # A section without needed keys may be left out.
     optional = [
         (name, section, msgspec.field(default_factory=section))
         for name, section in (("run", RunSection), ("report", ReportSection))
     ]
-    model = _model_type(written["model"].get("kind", USUAL_MODEL))
-    model_field = ("model", model) if written["model"] else ("model", model, msgspec.field(default_factory=model))
+    model = _model_type(_word(sections, "model", "kind") or USUAL_MODEL)
+    model_field = ("model", model) if sections.get("model") else ("model", model, msgspec.field(default_factory=model))
     return msgspec.defstruct("Configuration", [*needed, model_field, *optional], kw_only=True)
 
 
