@@ -39,7 +39,7 @@ ROAD = [
 # Files that nobody but their owner may read; every other one is searched.
 PRIVATE = {
     "S.parquet", "RUN/S.parquet", "RUN/run.json", "RUN/metrics.parquet", "RUN/validation.parquet", "RUN/test.parquet",
-    "RUN/certificate.json", "RUN/private-log.json", "RUN/report.html", "curator.key", "aliases.csv",
+    "RUN/certificate.json", "RUN/graph.json", "RUN/private-log.json", "RUN/report.html", "curator.key", "aliases.csv",
 }  # fmt: skip
 GIVEN = {"mail.jsonl", "run.toml"}
 

@@ -16,7 +16,10 @@ from coowned.runs.run_folder import RunFolder
 from coowned.synthetic.logistic_data import LogisticData
 
 SEEDED = ("# seed = 0  ", "seed = 0  ")
-SIMULATED = ("epsilon = 8.0 ", "epsilon = 2.0\nsimulated_batch_size = 16\n#")
+SIMULATED = (
+    ("epsilon = 8.0 ", "epsilon = 2.0\nsimulated_batch_size = 16\n#"),
+    ('selector = "greedy"', 'selector = "priced"'),
+)
 SCHEDULED = (
     ('kind = "dp-sgd"', 'kind = "dp-mf"'),
     ('selector = "greedy"', 'selector = "greedy-min-separation"'),
@@ -62,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COOWNED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         made.make("seeded", SEEDED)
-        made.make("simulated", SIMULATED)
+        made.make("simulated", *SIMULATED)
         made.make("scheduled", *SCHEDULED)
         made.make("none", ("epsilon = 8.0 ", 'epsilon = "none" '))
         made.make("public", ("epsilon = 8.0 ", "public = true "))

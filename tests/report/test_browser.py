@@ -120,7 +120,7 @@ def test_accessible_in_every_look(show, shots: Path, name: str, scheme: str, wid
 
 def test_hover_shows_the_numbers(show, shots: Path):
     page = show("simulated")
-    for name in ("levels", "trade-off-noise", "utility-by-epsilon", "delta-curve"):
+    for name in ("levels", "users-per-example", "utility-by-epsilon", "delta-curve"):
         figure = page.locator(f'figure[data-name="{name}"]')
         figure.scroll_into_view_if_needed()
         mark = figure.locator("g.rows_marks > path").nth(1)
@@ -130,7 +130,7 @@ def test_hover_shows_the_numbers(show, shots: Path):
         cells = figure.locator("tbody tr").nth(1).locator("th, td").all_text_contents()
         shown = tooltip.inner_text()
         assert [cell for cell in cells if cell and cell != "–" and cell not in shown] == []
-        if name == "trade-off-noise":
+        if name == "users-per-example":
             page.screenshot(path=shots / "hover.png")
         page.mouse.move(1, 1)
 

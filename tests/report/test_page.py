@@ -12,6 +12,7 @@ import pytest
 from tests.runs.run_folders import reseal, write_run
 
 from coowned import AttributionGraph, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee, plan
+from coowned.accounting import planning
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.retraining import MeasuredLeak
@@ -19,6 +20,7 @@ from coowned.report import charts
 from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report
 from coowned.runs.stored_run import StoredRun
+from coowned.selection.selector import Selector
 
 SECRETS = (
     "0.7352", "73519264", "73,516", "73516", "0.3827", "38274651", "61.7%", "61739485", "64.8%", "64827193", "0.5928",
@@ -88,9 +90,8 @@ def test_self_contained(real: Path):
 def test_every_figure_has_a_mark(real: Path):
     names = check_figures(read(real))
     assert set(names) == {
-        "levels", "users-per-example", "examples-per-user", "size", "trade-off-size", "trade-off-noise",
-        "trade-off-bias", "utility-by-users", "utility-by-epsilon", "training-loss", "training-clipped-share",
-        "training-copies", "membership", "delta-curve",
+        "levels", "users-per-example", "examples-per-user", "size", "utility-by-users", "utility-by-epsilon",
+        "training-loss", "training-clipped-share", "training-copies", "membership", "delta-curve",
     }  # fmt: skip
 
 
@@ -118,10 +119,7 @@ def test_what_is_not_promised(real: Path, runs):
 
 def test_noise_is_rounded_one_way(real: Path, runs):
     made = StoredRun.open(runs["simulated"]).guarantee
-    text = read(real)
-    (chosen,) = [row for row in rows_of(specs(text)["trade-off-noise"]) if row["chosen"]]
-    assert chosen["noise_text"] == rounded_down(made.noise_multiplier)
-    assert f">{chosen['noise_text']}</dd>" in text
+    assert f">{rounded_down(made.noise_multiplier)}</dd>" in read(real)
 
 
 def test_both_adjacencies_are_as_large(runs, tmp_path: Path):
@@ -222,7 +220,7 @@ def test_release_has_no_graph_statistics(audited: Path):
     chip = f">{Mark.GRAPH.value}</span>"
     public = read(write_report(audited, release=True))
     asked = read(write_report(audited, release=True, graph_statistics=True))
-    graph = {"levels", "users-per-example", "examples-per-user", "trade-off-size", "trade-off-noise", "trade-off-bias"}
+    graph = {"levels", "users-per-example", "examples-per-user"}
     assert graph <= set(check_figures(asked))  # the test can fail
     assert set(check_figures(public)) == set(check_figures(asked)) - graph == {"audit", "membership", "delta-curve"}
     for part in (chip, "people in the data", "What was kept", "users per copy"):
@@ -259,8 +257,8 @@ def test_no_guarantee_shows_no_epsilon(runs, tmp_path: Path, name: str):
         without = re.sub(r"(?s)<pre.*?</pre>", "", text)
         for value in (stored["epsilon"], stored["other_epsilon"], stored["example_epsilon"]):
             assert repr(value) not in without
-        titles = re.findall(r'id="title-(levels|trade-off-noise|training-loss|utility-by-users)">([^<]*)<', text)
-        assert len(titles) == 4
+        titles = re.findall(r'id="title-(levels|training-loss|utility-by-users)">([^<]*)<', text)
+        assert len(titles) == 3
         assert all("no guarantee" in title for _, title in titles)
     assert not {"delta-curve", "membership"} & set(check_figures(text))
 
@@ -274,19 +272,27 @@ def test_simulated_epsilon_is_labelled(real: Path, runs):
 
 def test_schedule(runs, tmp_path: Path):
     text = read(write_report(runs["scheduled"], tmp_path / "page.html"))
-    names = check_figures(text)
-    assert "size" not in names  # a schedule's size is given: there is nothing to prove
-    chosen = [row for row in rows_of(specs(text)["trade-off-noise"]) if row["chosen"]]
-    assert [row["selector"] for row in chosen] == ["greedy-min-separation"]
+    assert "size" not in check_figures(text)  # a schedule's size is given: there is nothing to prove
+
+
+def test_a_report_only_reads(copy, monkeypatch):
+    """Neither the data nor a selection nor a plan is needed: everything is in the run's folder."""
+    folder = copy("scheduled")
+    (folder.parent / "papers.parquet").unlink()
+    monkeypatch.setattr(Selector, "select", None)
+    monkeypatch.setattr(planning, "plan", None)
+    assert "What was kept" in read(write_report(folder))
 
 
 def test_missing_statistics_are_named(copy):
+    """As in the folder of a run that version 0.1.0 wrote."""
     folder = copy("scheduled")
-    assert "What was kept" in read(write_report(folder))  # from the data beside it
-    (folder.parent / "papers.parquet").unlink()
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    del record["files"]["graph.json"]
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     text = read(write_report(folder))
     assert "What was kept" not in text
-    assert text.count("are not where config.toml says") == 2
+    assert text.count("stored no counts of the graph") == 1
 
 
 def test_text_is_escaped(copy):

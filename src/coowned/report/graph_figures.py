@@ -1,18 +1,16 @@
 """Figures of the graph: how many users have which level of protection, what was kept, what other choices would cost."""
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 
-from coowned.accounting.planning import Choice, Plan
-from coowned.accounting.signal_to_noise import SignalToNoise
+from coowned.accounting.planning import Choice
 from coowned.accounting.statement import by_number_of_copies, interval, rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
 from coowned.report import charts
 from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
-from coowned.report.selected_graph import SelectedGraph
+from coowned.runs.graph_summary import CountClass, GraphSummary
 from coowned.runs.stored_run import StoredRun
 
 _BEFORE, _AFTER = "before selection", "after selection"
@@ -74,12 +72,12 @@ def level_rows(run: StoredRun) -> list[Row]:
     return rows
 
 
-def before_and_after(run: StoredRun, selected: SelectedGraph) -> list[Figure]:
+def before_and_after(run: StoredRun, summary: GraphSummary) -> list[Figure]:
     bound = counted(run.certificate.contribution_bound, "copy", "copies")
     return [
         _histograms(
             run,
-            selected.users_per_example(),
+            summary.users_per_example,
             what="users per example",
             of="share of examples or copies",
             reading="If the coloured bars lean to the left, the bound favours examples that few people share: that "
@@ -87,7 +85,7 @@ def before_and_after(run: StoredRun, selected: SelectedGraph) -> list[Figure]:
         ),
         _histograms(
             run,
-            selected.examples_per_user(),
+            summary.examples_per_user,
             what="examples per user",
             of="share of users",
             reading=f"After selection nobody is in more than {bound}. {_GRAPH_ALONE}",
@@ -95,7 +93,7 @@ def before_and_after(run: StoredRun, selected: SelectedGraph) -> list[Figure]:
     ]
 
 
-def _histograms(run: StoredRun, classes: Sequence[tuple[int, int, int]], *, what: str, of: str, reading: str) -> Figure:
+def _histograms(run: StoredRun, classes: Sequence[CountClass], *, what: str, of: str, reading: str) -> Figure:
     totals = [max(1, sum(counts)) for counts in list(zip(*classes, strict=True))[1:]]
     rows = [
         {
@@ -125,8 +123,10 @@ def _histograms(run: StoredRun, classes: Sequence[tuple[int, int, int]], *, what
     )
 
 
-def size_against_bound(run: StoredRun, upper_bound: tuple[int, str]) -> Figure:
-    (bound, prover), size = upper_bound, run.certificate.size
+def size_against_bound(run: StoredRun) -> Figure:
+    """Returns the size of S beside the bound that its selector proved."""
+    bound, size = run.certificate.upper_bound, run.certificate.size
+    assert bound is not None
     rows = [
         {"what": f"by {run.selector}", "copies": size, "text": shown(size), "share": percent(size, bound)},
         {"what": "proven maximum", "copies": bound, "text": shown(bound), "share": "100%"},
@@ -139,7 +139,7 @@ def size_against_bound(run: StoredRun, upper_bound: tuple[int, str]) -> Figure:
         columns=(("what", "selected"), ("text", "copies"), ("share", "share of the proven bound")),
         rows=rows,
         reading=f"{percent(size, bound)} of the most that any selection under this bound could have; the bound was "
-        f"proven by {prover} in exact arithmetic.",
+        f"proven by {run.selector} in exact arithmetic.",
         x="copies",
         y="what",
         title_x="copies",
@@ -182,39 +182,11 @@ def _settings(choice: Choice) -> str:
     return "; ".join(parts)
 
 
-def run_rows(run: StoredRun, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
-    """The rows of a plan with the run's own among them, which is marked."""
-    bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
-    found = other_choices.choices
-    others = [one for one in found if (one.selector, one.contribution_bound) != (run.selector, bound)]
-    assert run.guarantee is not None
-    noise = run.guarantee.noise_multiplier
-    ratio = SignalToNoise.of(run.mechanism, noise_multiplier=noise, num_parameters=found[0].num_parameters)
-    chosen = dataclasses.replace(
-        found[0],
-        selector=run.selector,
-        contribution_bound=bound,
-        size=run.certificate.size,
-        num_distinct=run.certificate.num_distinct,
-        mean_users_per_example=selected.mean_users_per_copy,
-        noise_multiplier=noise,
-        effective_noise=ratio.noise_multiplier,
-        step_signal_to_noise=ratio.per_step,
-        signal_to_noise=ratio.with_examples(run.certificate.num_distinct),
-        other_epsilon=run.guarantee.other_epsilon,
-        note="",
-    )
-    choices = sorted([chosen, *others], key=lambda choice: (choice.selector, choice.contribution_bound))
-    return [{**plan_row(choice), "chosen": choice is chosen} for choice in choices]
-
-
-def trade_off(
-    rows: Sequence[Row], *, chosen: str, mean_users: float, noise_title: str = "Bound and noise"
-) -> list[Figure]:
+def trade_off(rows: Sequence[Row], *, chosen: str, mean_users: float) -> list[Figure]:
     """Size, noise and bias against the contribution bound.
 
     Args:
-      rows: from `plan_row` or `run_rows`.
+      rows: from `plan_row`.
       chosen: what the ring marks, in words.
       mean_users: users per example in all the data.
     """
@@ -232,7 +204,7 @@ def trade_off(
     figures = []
     for name, title, key, title_y, format_y, reading in (
         ("size", "Bound and size", "size", "copies in the training set", charts.NUMBER, "A larger bound lets more in."),
-        ("noise", noise_title, "noise", "effective noise multiplier", charts.NUMBER,
+        ("noise", "Bound and noise", "noise", "effective noise multiplier", charts.NUMBER,
          "A larger bound needs more noise, a larger training set less. Correlated noise counts as independent noise of "
          "the same error."),
         ("bias", "Bound and bias", "mean", "users per copy", ".2~f",

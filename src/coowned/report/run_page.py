@@ -1,4 +1,4 @@
-"""What the page of a run shows, gathered from the run and its data."""
+"""Gathers what the page of a run shows from the run's folder."""
 
 import dataclasses
 import datetime
@@ -16,9 +16,9 @@ from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
-from coowned.report.selected_graph import SelectedGraph, plan_of_run, read_selected_graph
 from coowned.report.verdict import sentences
 from coowned.runs.config import ReportSection
+from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.stored_run import StoredRun
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
@@ -45,7 +45,7 @@ class RunPage:
       about, date: what the configuration says about the run, and when the page was written.
       verdict: whether the model is any good, from content; empty for a release.
       noise: what the signal-to-noise ratio means, from public numbers; "" without noise.
-      cost_left_out, trade_off_left_out: why those sections are empty; "" if they are not.
+      cost_left_out: why that section is empty; "" if it is not.
       figures: by name, in the order of the page.
     """
 
@@ -62,7 +62,6 @@ class RunPage:
     adjacencies: tuple[TableRow, ...]
     kept: tuple[TableRow, ...]
     cost_left_out: str
-    trade_off_left_out: str
     figures: dict[str, Figure]
     measured: tuple[Measured, ...]
     bob_rows: tuple[TableRow, ...]
@@ -98,9 +97,10 @@ def gather(
     figures = [run_figures.bob(one) for one in measured]
     if with_graph and run.certificate.copies_per_user:
         figures.append(graph_figures.levels(run))
-    kept, cost_left_out, trade_off_left_out = (), _NO_GRAPH, _NO_GRAPH
+    kept, cost_left_out = (), _NO_GRAPH
     if with_graph:
-        kept, cost_left_out, trade_off_left_out = _add_graph_figures(run, figures)
+        kept, cost_left_out, of_graph = _graph_section(run)
+        figures += of_graph
     if not release:
         figures += _utility(run, also)
     if claim:
@@ -122,7 +122,6 @@ def gather(
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
         cost_left_out=cost_left_out,
-        trade_off_left_out=trade_off_left_out,
         figures={figure.name: figure for figure in figures},
         measured=tuple(measured),
         bob_rows=tuple(_bob_row(one) for one in measured),
@@ -158,40 +157,27 @@ def _task(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _add_graph_figures(run: StoredRun, figures: list[Figure]) -> tuple[tuple[TableRow, ...], str, str]:
-    """Adds what needs the graph; returns what was kept, and why the cost and the trade-off are left out, if so."""
+def _graph_section(run: StoredRun) -> tuple[tuple[TableRow, ...], str, list[Figure]]:
+    """Returns what was kept, why that is left out if so, and the figures of the graph."""
     try:
-        selected = read_selected_graph(run)
+        summary = run.graph_summary()
     except CoownedError as error:
-        return (), str(error), str(error)
-    upper_bound = selected.upper_bound()
-    if upper_bound is not None:
-        figures.append(graph_figures.size_against_bound(run, upper_bound))
-    figures += graph_figures.before_and_after(run, selected)
-    try:
-        rows = graph_figures.run_rows(run, selected, plan_of_run(run, selected.graph))
-    except CoownedError as error:
-        return _kept(selected), "", str(error)
-    figures += graph_figures.trade_off(
-        rows,
-        chosen="what this run uses",
-        mean_users=selected.mean_users_per_example,
-        noise_title=run_figures.titled(run, "Bound and noise"),
-    )
-    return _kept(selected), "", ""
+        return (), str(error), []
+    size = [] if run.certificate.upper_bound is None else [graph_figures.size_against_bound(run)]
+    return _kept(run, summary), "", [*size, *graph_figures.before_and_after(run, summary)]
 
 
-def _kept(selected: SelectedGraph) -> tuple[TableRow, ...]:
-    graph, certificate = selected.graph, selected.certificate
-    distinct, left = certificate.num_distinct, selected.num_users_left
+def _kept(run: StoredRun, summary: GraphSummary) -> tuple[TableRow, ...]:
+    certificate = run.certificate
+    distinct, left = certificate.num_distinct, summary.num_users_left
     return (
-        ("examples to choose from (train split)", shown(graph.num_examples), "100%"),
-        ("distinct examples selected", shown(distinct), percent(distinct, graph.num_examples)),
+        ("examples to choose from (train split)", shown(summary.num_examples), "100%"),
+        ("distinct examples selected", shown(distinct), percent(distinct, summary.num_examples)),
         ("further copies of them", shown(certificate.size - distinct), "–"),
-        ("users of the train split", shown(graph.num_users), "100%"),
-        ("users with any example left", shown(left), percent(left, graph.num_users)),
-        ("users per example, before", f"{selected.mean_users_per_example:.2f}", "–"),
-        ("users per copy, after", f"{selected.mean_users_per_copy:.2f}", "–"),
+        ("users of the train split", shown(summary.num_users), "100%"),
+        ("users with any example left", shown(left), percent(left, summary.num_users)),
+        ("users per example, before", f"{summary.mean_users_per_example:.2f}", "–"),
+        ("users per copy, after", f"{summary.mean_users_per_copy:.2f}", "–"),
     )
 
 

@@ -19,6 +19,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
 from coowned.models.model import num_parameters, num_scores
 from coowned.progress import Progress
+from coowned.runs import graph_summary
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
@@ -235,6 +236,7 @@ def _prepare_files(
     plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str, private_log: Mapping[str, int]
 ) -> None:
     folder.prepare("S.parquet", encode_selection(graph, plan.selected))
+    folder.prepare(graph_summary.NAME, graph_summary.GraphSummary.of(graph, plan.selected).to_json().encode())
     folder.prepare("config.toml", text.encode(), mode=0o644)
     folder.prepare_claim(plan.certificate, plan.guarantee, plan.mechanism, public=plan.public)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}

@@ -13,6 +13,7 @@ FILES = (
     "certificate.json",  # the recount of what was selected
     "guarantee.json",  # the claim, with a digest of the certificate; or that there is none
     "S.parquet",  # what was selected
+    "graph.json",  # counts of the graph before and after selection
     "run.json",  # what the run is: its plan, digests of data, code and files, and whether it has ended
     "run-key.json",  # the secret, readable by its owner alone; destroyed when the run has ended
     "checkpoint.safetensors",  # parameters, optimizer state and metrics after some step; removed when the run has ended

@@ -22,7 +22,9 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
 from coowned.files import write_file
 from coowned.mechanism.mechanism import Mechanism
+from coowned.runs import graph_summary
 from coowned.runs.config import TrainConfig
+from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.records import AuditRecord, RunRecord, read_json
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
@@ -162,6 +164,17 @@ class StoredRun:
         """What was selected from the train split's graph."""
         _checked(self.path, self.record, "S.parquet")
         return read_selection(self.path / "S.parquet", graph)
+
+    def graph_summary(self) -> GraphSummary:
+        """Counts of the graph before and after selection; InputError if the run stored none."""
+        if graph_summary.NAME not in self.record.files:
+            raise InputError("this run was written by a version that stored no counts of the graph")
+        return _parsed(
+            self.path,
+            self.record,
+            graph_summary.NAME,
+            lambda text: codec.decode_json(GraphSummary, text, name="counts of the graph"),
+        )
 
     def private_log(self) -> dict[str, Any] | None:
         """Counts of what the examples hold: not covered by the guarantee."""
