@@ -87,7 +87,7 @@ def main() -> None:
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     print(f"{trained:,} of {sum(p.numel() for p in module.parameters()):,} parameters are trained")
     print(run.statement().splitlines()[0])
-    for split, table in run.stored.evaluations().items():
+    for split, table in run.evaluations().items():
         print(f"{split}: loss {table['loss'][0]:.3f}")
     coowned.torch.load_trained(run, module)  # a PeftModel: module.save_pretrained("adapter") writes the LoRA alone
 

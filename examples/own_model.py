@@ -71,7 +71,7 @@ def main() -> None:
         learning_rate=0.02,
     )
     print(run.statement().splitlines()[0])
-    for split, table in run.stored.evaluations().items():
+    for split, table in run.evaluations().items():
         print(f"{split}: {table['accuracy'][0]:.0%} right, {table['trivial_accuracy'][0]:.0%} by {table['trivial'][0]}")
     points = {"point": [[1.0, 1.0], [1.0, -1.0], [None, 0.0]]}
     print(run.predict(points))

@@ -82,7 +82,7 @@ def test_metrics_and_messages_are_handed_over(caplog, tmp_path):
     seen = []
     with caplog.at_level("INFO", logger="coowned"):
         trained = fit(folder=tmp_path / "RUN", on_metrics=seen.append)
-    stored = trained.stored.metrics().drop("covered_by_guarantee")
+    stored = trained.metrics().drop("covered_by_guarantee")
     assert seen == stored.to_dicts()
     assert {record.name.split(".")[0] for record in caplog.records} == {"coowned"}
     assert [message.partition(":")[0] for message in caplog.messages] == ["selecting", "reading content", "training"]
@@ -97,9 +97,9 @@ def test_fit_is_what_train_does(tmp_path):
     for name, array in load_file(tmp_path / "train" / "model.safetensors").items():
         np.testing.assert_array_equal(array, load_file(tmp_path / "fit" / "model.safetensors")[name])
     theirs = co.open_run(tmp_path / "train")
-    assert ours.stored.record.data == theirs.stored.record.data
+    assert ours.record.data == theirs.record.data
     assert ours.plan == theirs.plan
-    plans = [run.stored.record.plan | {"claim": None} for run in (ours, theirs)]  # but for the run's own name
+    plans = [run.record.plan | {"claim": None} for run in (ours, theirs)]  # but for the run's own name
     assert plans[0] == plans[1]
     assert "No guarantee" in ours.statement()
     for name in ("validation", "test"):
@@ -227,7 +227,7 @@ def test_content_is_read_after_selection_by_fit(monkeypatch):
     monkeypatch.setattr(configured_run, "guarantee", accounted)
     run = fit(examples, co.LogisticRegression(features=["x"], label="y"), batch_size=8, iterations=3)
     splits = split_examples(examples.graph)
-    selected = splits["train"][run.stored.selection(examples.graph.subgraph(splits["train"])).copies > 0]
+    selected = splits["train"][run.selection(examples.graph.subgraph(splits["train"])).copies > 0]
     [taken] = examples.payload.taken
     assert sorted(taken) == sorted([*selected, *splits["validation"], *splits["test"]])
 
@@ -265,7 +265,7 @@ def test_killed_fit_is_resumed(tmp_path, monkeypatch):
 def test_the_mechanism_follows_from_the_selector(selector, kind):
     shape = {"batch_size": None, "iterations": None} if kind == "dp-mf" else {"batch_size": 8, "iterations": 12}
     run = fit(selector=selector, **shape)
-    assert run.stored.mechanism.training_kind == kind
+    assert run.mechanism.training_kind == kind
     assert run.guarantee is not None
     assert run.guarantee.epsilon <= 8
     assert run.predict(rows(3))["prediction"].null_count() == 0
@@ -275,20 +275,18 @@ def test_one_group_is_dp_sgd_to_the_bit(tmp_path):
     sgd = fit(folder=tmp_path / "sgd", seed=5)
     groups = co.CyclicGroups(num_groups=1, contribution_bound=2)
     one = fit(folder=tmp_path / "one", seed=5, selector=groups, mechanism="cyclic-dp-mf")
-    assert one.stored.mechanism.training_kind == "cyclic-dp-mf"
+    assert one.mechanism.training_kind == "cyclic-dp-mf"
     models = [
         {name: array.tobytes() for name, array in load_file(run.folder / "model.safetensors").items()}
         for run in (sgd, one)
     ]
     assert models[0] == models[1]
-    claims = [run.stored.guarantee for run in (sgd, one)]
+    claims = [run.guarantee for run in (sgd, one)]
     for name in ("epsilon", "other_epsilon", "example_epsilon", "noise_multiplier", "contribution_bound"):
         assert getattr(claims[0], name) == getattr(claims[1], name)
     graph = co.from_table(rows(), example_id="id").graph
     graph = graph.subgraph(split_examples(graph)["train"])
-    coins = [
-        run.stored.mechanism.batches(run.stored.selection(graph), run_key=RunKey.from_seed(5)) for run in (sgd, one)
-    ]
+    coins = [run.mechanism.batches(run.selection(graph), run_key=RunKey.from_seed(5)) for run in (sgd, one)]
     for drawn, also_drawn in zip(*coins, strict=True):
         np.testing.assert_array_equal(drawn.examples[drawn.mask], also_drawn.examples[also_drawn.mask])
 
@@ -297,10 +295,10 @@ def test_options_of_the_optimizer_reach_the_run(tmp_path):
     """They are in the plan of a run, and what its guarantee is made from is not changed by them."""
     options = {"warmup": 0.2, "decay": "cosine", "weight_decay": 0.01, "average": "tail", "average_window": 0.5}
     run, plain = fit(folder=tmp_path / "RUN", seed=3, **options), fit(seed=3)
-    assert (run.plan.optimizer, run.plan.learning_rate, run.plan.optimizer_options) == ("adam", 0.1, options)
+    assert (run.plan.optimizer, run.plan.learning_rate, run.plan.options()) == ("adam", 0.1, options)
     assert run.guarantee.epsilon == plain.guarantee.epsilon
     assert run.guarantee.noise_multiplier == plain.guarantee.noise_multiplier
-    assert plan_of(run.stored).options() == options
+    assert plan_of(run).options() == options
     assert tomllib.loads((tmp_path / "RUN" / "config.toml").read_text())["optimizer"]["decay"] == "cosine"
     models = [load_file(of.folder / "model.safetensors")["weights"] for of in (run, plain)]
     assert not np.array_equal(*models)
@@ -371,7 +369,7 @@ class Plain:
 @pytest.mark.parametrize("selector", [Mine(contribution_bound=2), Plain()])
 def test_a_selector_of_ones_own(selector, tmp_path):
     usual, own = fit(seed=5), fit(selector=selector, seed=5, folder=tmp_path / "RUN")
-    assert own.plan.selection_digest == usual.plan.selection_digest
+    assert own.certificate.selection_digest == usual.certificate.selection_digest
     np.testing.assert_array_equal(*(load_file(one.folder / "model.safetensors")["weights"] for one in (usual, own)))
     assert co.open_run(tmp_path / "RUN").predict(rows(3)).equals(own.predict(rows(3)))
 
@@ -388,10 +386,10 @@ def test_a_ready_selection():
     selection = co.Greedy(contribution_bound=2).select(examples.graph)
     train = split_examples(examples.graph)["train"]
     found = fit(examples, selector=selection)
-    assert found.stored.certificate.size == selection.copies[train].sum()
+    assert found.certificate.size == selection.copies[train].sum()
     assert found.guarantee.contribution_bound <= 2
     part = co.Greedy(contribution_bound=2).select(examples.graph.subgraph(train))
-    assert fit(examples, selector=part).stored.certificate.size == part.size
+    assert fit(examples, selector=part).certificate.size == part.size
     other = co.Greedy(contribution_bound=2).select(co.from_table(rows(200), example_id="id").graph)
     with pytest.raises(co.InputError, match="S was selected from another graph"):
         fit(examples, selector=other)
@@ -400,7 +398,7 @@ def test_a_ready_selection():
 def test_a_run_with_a_ready_selection_is_not_trained_from_its_file(tmp_path):
     selection = co.Greedy(contribution_bound=2).select(co.from_table(rows(), example_id="id").graph)
     found = fit(selector=selection)
-    config = TrainConfig.from_toml(found.stored.config_text)
+    config = TrainConfig.from_toml(found.config_text)
     assert config.selection.selector == "given"
     with RunFolder.open(tmp_path / "RUN") as folder, pytest.raises(co.ConfigError, match="S was passed to `fit`"):
         run_configuration(dataclasses.replace(config, model=MODEL), folder, examples=co.from_table(rows()))
@@ -410,7 +408,7 @@ def test_a_plan_has_types(run):
     plan = run.plan
     assert (plan.batch_size, plan.iterations, plan.clip_norm, plan.optimizer) == (40, 30, 1.0, "adam")
     assert plan.noise_multiplier == run.guarantee.noise_multiplier
-    assert plan.selection_digest == run.guarantee.certificate.selection_digest
+    assert plan.certificate.selection_digest == run.guarantee.certificate.selection_digest
 
 
 def loss(parameters, example, key):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.tables import examples_without_users
@@ -28,7 +27,6 @@ from coowned.runs.stored_run import StoredRun
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.training import evaluate as evaluation
-from coowned.training.plan import RunPlan
 from coowned.training.progress import OnMetrics
 
 if TYPE_CHECKING:
@@ -39,8 +37,8 @@ _NOTE = "# Written by coowned.fit: the data were in memory.\n\n"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
-    """A finished run: the model, its guarantee, and predictions for new data.
+class Run(StoredRun):
+    """A finished run: its folder, read and checked, with predictions for new data.
 
     Predictions for new data are as private as the model: they cost no further privacy.
 
@@ -49,34 +47,18 @@ class Run:
       - New data need neither users nor labels.   (test_new_data_need_neither_users_nor_labels)
 
     Attributes:
-      stored: the run's folder, read and checked.
       specification: the model as it was given; None reads it from the run's configuration.
     """
 
-    stored: StoredRun
     specification: Specification | None = None
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {self.stored.headline})"
+        return f"Run({str(self.folder)!r}, {self.headline})"
 
     @property
     def folder(self) -> Path:
         """The run's folder; a temporary one is removed together with this object."""
-        return self.stored.path
-
-    @property
-    def guarantee(self) -> PrivacyGuarantee | None:
-        """The claim; None without privacy. A test run's claims nothing, as its statement says."""
-        return self.stored.guarantee
-
-    @property
-    def plan(self) -> RunPlan:
-        """Every choice of the run: mechanism, noise multiplier, clip norm, optimizer, digests."""
-        return self.stored.plan
-
-    def statement(self) -> str:
-        """The privacy statement of the model."""
-        return self.stored.statement
+        return self.path
 
     def predict(self, table: Any, *, example_id: str | None = None) -> "pl.DataFrame":
         """Predictions for every row: columns id, prediction and probability.
@@ -134,13 +116,13 @@ class Run:
         elif example_id is not None:
             raise InputError("AttributedExamples have ids of their own; leave example_id out")
         require("train", "prediction")
-        self.stored.model_files()  # refuses what was changed, before any of it is used
-        specification = self.specification or self.stored.config(self.folder).model
+        self.model_files()  # refuses what was changed, before any of it is used
+        specification = self.specification or self.config(self.folder).model
         task = specification.from_run(self.folder).task(
             table.payload.schema, folder=self.folder, is_private=False, labels=labels
         )
         model, data, _ = task.read(table)
-        return table, model, model.from_arrays(self.stored.arrays()), data
+        return table, model, model.from_arrays(self.arrays()), data
 
 
 def open_run(folder: str | os.PathLike[str], *, model: Specification | None = None) -> Run:
@@ -152,7 +134,7 @@ def open_run(folder: str | os.PathLike[str], *, model: Specification | None = No
     """
     if model is not None:
         _check_model(model)
-    return Run(stored=StoredRun.open(folder), specification=model)
+    return dataclasses.replace(Run.open(folder), specification=model)
 
 
 def fit(
@@ -304,7 +286,7 @@ def fit(
                 announce=tell,
                 advise=tell,
             )
-        run = Run(stored=StoredRun.open(path), specification=model)
+        run = dataclasses.replace(Run.open(path), specification=model)
     except BaseException:
         if folder is None:
             shutil.rmtree(path, ignore_errors=True)

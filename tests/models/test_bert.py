@@ -102,7 +102,7 @@ def test_from_a_public_checkpoint_to_predictions(folder, tmp_path):
     assert set(found["prediction"].drop_nulls()) <= {"ham", "spam"}
     assert found["prediction"].is_null().to_list() == [False, True, False]
     assert found.equals(co.open_run(tmp_path / "run").predict(new))
-    assert run.stored.private_log()["unusable_labels"] > 0
+    assert run.private_log()["unusable_labels"] > 0
     exported = run.export(tmp_path / "exported")
     described = json.loads((exported / "config.json").read_text())
     assert described["architectures"] == ["BertForSequenceClassification"]
@@ -129,14 +129,14 @@ def test_frozen_weights_stay(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         co.fit(mails(), spec, folder=tmp_path / "run", on_metrics=stop, **private)
     run = co.fit(mails(), spec, folder=tmp_path / "run", **private)
-    whole = co.fit(mails(), spec, folder=tmp_path / "whole", **private).stored.arrays()
-    found = run.stored.arrays()
+    whole = co.fit(mails(), spec, folder=tmp_path / "whole", **private).arrays()
+    found = run.arrays()
     assert found.keys() == start.keys()
     frozen = {name for name in start if name.startswith("bert.embeddings.")}
     for name, array in found.items():
         assert array.tobytes() == whole[name].tobytes(), name
         assert np.array_equal(array, start[name]) == (name in frozen), name
-    assert run.stored.record.num_parameters == sum(array.size for name, array in found.items() if name not in frozen)
+    assert run.record.num_parameters == sum(array.size for name, array in found.items() if name not in frozen)
     assert set(run.predict([{"body": "cheap pills"}])["prediction"]) <= {"ham", "spam"}
     audit = audit_run(tmp_path / "run", trials=1000, seed=1)
     assert audit.holds

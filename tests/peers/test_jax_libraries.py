@@ -77,7 +77,7 @@ def test_module_is_trained_but_for_its_frozen_part(make, trained, tmp_path):
         co.from_table(rows()), model, epsilon=16.0, delta=1e-6, adjacency="zero-out", batch_size=100, iterations=60,
         selector=co.Greedy(contribution_bound=2), learning_rate=0.1, seed=1, folder=tmp_path / "RUN",
     )  # fmt: skip
-    arrays = run.stored.arrays()
+    arrays = run.arrays()
     assert {name: array.shape for name, array in arrays.items()} == trained
     found = run.evaluate(rows())
     assert found["accuracy"][0] > 0.7  # half of the labels are either

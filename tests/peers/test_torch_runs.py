@@ -245,7 +245,7 @@ def test_audit_of_a_torch_run(run):
     found = audit_run(run.folder, trials=2000, seed=1)
     assert found.holds, found.verdict()
     assert {"noise", "gradient", "contributions"} <= {law.law for law in found.laws}
-    assert type(model_from_description(run.stored.record.model)).__module__.startswith("coowned.torch")
+    assert type(model_from_description(run.record.model)).__module__.startswith("coowned.torch")
 
 
 @pytest.mark.peers
@@ -292,8 +292,8 @@ def test_missing_noise_on_one_parameter_group_is_caught(run, monkeypatch):
         return {name: np.zeros_like(array) if name.endswith("bias") else array for name, array in row.items()}
 
     monkeypatch.setattr(NoiseStream, "next", without_one_group)
-    model = model_from_description(run.stored.record.model)
-    found = audit_plan(plan_of(run.stored), model, trials=2000, seed=1)
+    model = model_from_description(run.record.model)
+    found = audit_plan(plan_of(run), model, trials=2000, seed=1)
     assert not found.holds
     assert "noise" in found.alarms
 
@@ -310,8 +310,8 @@ def test_a_clip_that_lets_more_through_is_caught(run, monkeypatch):
         return {name: array + array // 20 for name, array in sums.items()}, clipped
 
     monkeypatch.setattr(ModuleModel, "clipped_sum", longer)
-    model = model_from_description(run.stored.record.model)
-    found = audit_plan(plan_of(run.stored), model, trials=2000, seed=1)
+    model = model_from_description(run.record.model)
+    found = audit_plan(plan_of(run), model, trials=2000, seed=1)
     assert "contributions" in found.alarms
 
 
@@ -324,7 +324,7 @@ def whole_curves(run, seed):
     keys = (co.RunKey.from_seed(seed + number) for number in range(10**6))
     model = linear_stand_in({"head.weight": (65,), "head.bias": (3,)}, 64)
     adjacencies = ("zero-out", "replace")
-    return audit_curves(plan_of(run.stored), keys.__next__, adjacencies=adjacencies, trials=2000, model=model)
+    return audit_curves(plan_of(run), keys.__next__, adjacencies=adjacencies, trials=2000, model=model)
 
 
 @pytest.mark.peers

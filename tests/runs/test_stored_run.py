@@ -29,7 +29,7 @@ def test_what_was_written_is_read(tmp_path):
     made = claim()
     run = StoredRun.open(write_run(tmp_path, made))
     assert (run.guarantee, run.certificate, run.mechanism) == (made, made.certificate, made.mechanism)
-    assert run.statement == made.statement()
+    assert run.statement() == made.statement()
     assert run.claims
     assert not run.public
     assert run.audit() is None

@@ -1,6 +1,7 @@
 """The plan binds what runs to what is claimed."""
 
 import dataclasses
+import json
 
 import pytest
 from tests.small_world import forged
@@ -9,6 +10,7 @@ from coowned import InputError
 from coowned.errors import CertificateMismatchError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.training.plan import RunPlan
 
 
 def test_parts_must_agree(small):
@@ -78,3 +80,12 @@ def test_whole_numbers_are_numbers(small):
         **small.plan(clip_norm=1.0, learning_rate=1.0).describe(),
         "claim": whole.describe()["claim"],
     }
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic"])
+def test_plans_are_read_back(small, kind):
+    plan = small.plan(kind, weight_decay=0.1)
+    described = json.loads(json.dumps(plan.describe()))
+    read = RunPlan.from_description(described, plan.certificate, plan.mechanism, plan.guarantee)
+    assert json.loads(json.dumps(read.describe())) == described
+    assert (read.noise_multiplier, read.clip_norm, read.options()) == (0.7, 0.3, {"weight_decay": 0.1})

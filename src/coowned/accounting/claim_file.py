@@ -38,7 +38,6 @@ class Claim(NamedTuple):
 
     guarantee: PrivacyGuarantee | None
     public: bool
-    statement: str
     mechanism: Mechanism
 
 
@@ -60,10 +59,9 @@ def parse_claim(text: bytes, certificate: ContributionCertificate) -> Claim:
     stored = codec.decode_json(dict[str, Any], text, name="guarantee", remedy="train again")
     if stored.get("format") != _NO_GUARANTEE_FORMAT:
         guarantee = PrivacyGuarantee.from_json(text, certificate=certificate)
-        return Claim(guarantee, False, guarantee.statement(), guarantee.mechanism)
+        return Claim(guarantee, False, guarantee.mechanism)
     absent = codec.decode_json(NoGuarantee, text, name="guarantee", remedy="train again")
-    statement = absent_statement(public=absent.public)
-    return Claim(None, absent.public, statement, mechanism_from_dict(absent.mechanism))
+    return Claim(None, absent.public, mechanism_from_dict(absent.mechanism))
 
 
 def stated_origins(folder: Path) -> list[str]:

@@ -256,16 +256,12 @@ def plan_of(run: StoredRun) -> TrainingPlan:
     if run.guarantee is None:
         raise InputError(f"{run.path}: the run has no guarantee: there is no claim to audit; train with privacy")
     chosen = run.plan
+    fields: dict[str, Any] = {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
+    fields["strategy"] = None  # made anew, to compare with the record
     plan = TrainingPlan(
-        certificate=run.certificate,
+        **fields,
         selected=World.like(run.certificate, run.mechanism, users=1).selected,
-        mechanism=run.mechanism,
-        guarantee=run.guarantee,
-        clip_norm=chosen.clip_norm,
-        optimizer=chosen.optimizer,
-        learning_rate=chosen.learning_rate,
-        **chosen.optimizer_options,
-        run_key=RunKey.from_seed(0) if run.guarantee.test_run else RunKey.from_operating_system(),
+        run_key=RunKey.from_seed(0) if chosen.test_run else RunKey.from_operating_system(),
     )
     if codec.to_plain(plan.describe()) != run.record.plan:
         raise CertificateMismatchError(

@@ -19,7 +19,7 @@ from coowned.progress import Progress
 if TYPE_CHECKING:
     import polars as pl
 
-    from coowned.training.loop import TrainedModel
+    from coowned.runs.stored_run import StoredRun
 
 
 def run(
@@ -59,13 +59,14 @@ def run(
     from coowned.runs.configured_run import run_configuration
     from coowned.runs.run_folder import RunFolder
     from coowned.runs.signature import sign_run, signing_key
+    from coowned.runs.stored_run import StoredRun
 
     settings = TrainConfig.read(config, allow_large_delta=allow_large_delta)
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
     with RunFolder.open(output) as folder, _bar() as (progress, announce):
         try:
-            trained = run_configuration(
+            run_configuration(
                 settings,
                 folder,
                 progress=progress,
@@ -83,31 +84,27 @@ def run(
             raise
     if key is not None:
         sign_run(output, key)
-    _show(trained, output, json, time.monotonic() - began)
+    _show(StoredRun.open(output), json, time.monotonic() - began)
 
 
-def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> None:
-    from coowned.models.model import num_parameters, num_scores
+def _show(run: "StoredRun", json: bool, seconds: float) -> None:
     from coowned.report.verdict import sentences
-    from coowned.runs.stored_run import StoredRun
 
-    guarantee = trained.plan.guarantee
-    splits = StoredRun.open(output).evaluations()
-    noise = trained.plan.signal_to_noise(num_parameters(trained.model), num_scores(trained.model))
-    verdict = [*sentences(splits, trained.metrics), noise.verdict()] if noise else sentences(splits, None)
+    splits, noise = run.evaluations(), run.signal_to_noise
+    verdict = [*sentences(splits, run.metrics()), noise.verdict()] if noise else sentences(splits, None)
     if json:
         show.as_json(
             {
-                "run": str(output),
-                "guarantee": guarantee is not None and not guarantee.test_run,
-                "noise_multiplier": trained.plan.noise_multiplier,
-                "statement": trained.statement(),
+                "run": str(run.path),
+                "guarantee": run.claims,
+                "noise_multiplier": run.plan.noise_multiplier,
+                "statement": run.statement(),
                 "verdict": verdict,
                 **{name: table.row(0, named=True) for name, table in splits.items()},
             }
         )
         return
-    show.line(trained.statement())
+    show.line(run.statement())
     show.line()
     for name, table in splits.items():
         head, rows = _figures(table)
@@ -117,7 +114,7 @@ def _show(trained: "TrainedModel", output: Path, json: bool, seconds: float) -> 
     show.line()
     for sentence in verdict:
         show.line(sentence)
-    show.written(output, seconds=seconds)
+    show.written(run.path, seconds=seconds)
 
 
 def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]]]:

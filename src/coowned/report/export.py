@@ -59,7 +59,7 @@ def _released_certificate(run: StoredRun) -> str:
 
 
 def _readme(run: StoredRun) -> str:
-    lines = ["# A model and its privacy guarantee", "", f"In short: {run.headline}.", "", run.statement, ""]
+    lines = ["# A model and its privacy guarantee", "", f"In short: {run.headline}.", "", run.statement(), ""]
     lines += ["## How to use it", "", run.config(run.path).model.from_run(run.path).usage()]
     lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
     if run.claims:

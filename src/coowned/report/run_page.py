@@ -115,7 +115,7 @@ def gather(
         with_graph=with_graph,
         statement=run.guarantee.statement_parts()
         if run.guarantee
-        else Statement(headline=run.statement, sentences=(run.statement,)),
+        else Statement(headline=run.statement(), sentences=(run.statement(),)),
         tiles=_tiles(run, with_graph=with_graph),
         verdict=() if release else tuple(sentences(run.evaluations(), run.metrics() if run.guarantee else None)),
         noise=run.signal_to_noise.verdict() if run.signal_to_noise else "",

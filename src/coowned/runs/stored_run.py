@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
@@ -62,7 +62,6 @@ class StoredRun:
         `claims`.
       public: without a guarantee because the data are public.
       mechanism: how batches were drawn.
-      statement: what may be said of the model.
     """
 
     path: Path
@@ -71,10 +70,9 @@ class StoredRun:
     guarantee: PrivacyGuarantee | None
     public: bool
     mechanism: Mechanism
-    statement: str
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> "StoredRun":
+    def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> Self:
         """Reads a folder that `coowned train` or `fit` made; refuses one whose parts do not agree.
 
         With `finished` it refuses a run that has not ended; otherwise the model is not looked at.
@@ -98,8 +96,14 @@ class StoredRun:
         _check_plan(folder, record, claim_terms(certificate, run.mechanism, run.guarantee))
         if finished:
             same_version = run.guarantee is None or run.guarantee.version == coowned.__version__
-            _check_model(folder, record, run.statement if same_version else None)
+            _check_model(folder, record, run.statement() if same_version else None)
         return run
+
+    def statement(self) -> str:
+        """The privacy statement of the model."""
+        if self.guarantee is None:
+            return claim_file.absent_statement(public=self.public)
+        return self.guarantee.statement()
 
     @property
     def claims(self) -> bool:
@@ -133,7 +137,7 @@ class StoredRun:
     @property
     def plan(self) -> RunPlan:
         """Every choice of the run."""
-        return RunPlan.from_description(self.record.plan, self.mechanism)
+        return RunPlan.from_description(self.record.plan, self.certificate, self.mechanism, self.guarantee)
 
     def model_files(self) -> dict[str, bytes]:
         """What stands beside model.safetensors and is needed to use it, by name; a file that was changed is refused."""

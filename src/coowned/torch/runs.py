@@ -124,7 +124,7 @@ def load_trained(run: runs.Run, module: Any) -> Any:
     """Puts the parameters that a run trained into a module of the same kind, and returns it."""
     import torch
 
-    arrays = {name: torch.tensor(array) for name, array in run.stored.arrays().items()}
+    arrays = {name: torch.tensor(array) for name, array in run.arrays().items()}
     parameters = dict(module.named_parameters())
     for name, tensor in arrays.items():
         if name not in parameters or parameters[name].shape != tensor.shape:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -27,57 +27,39 @@ from coowned.training.optimizers import OptimizerOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingPlan(OptimizerOptions):
-    """What is trained on, how batches and noise are made, and what may be claimed afterwards.
+class RunPlan(OptimizerOptions):
+    """Every choice of a run, and what may be claimed afterwards; `Run.plan` is the one of a finished run.
 
     Sampler, noise and claim are read from one mechanism and one guarantee; nothing can be set twice.
 
     Guarantees:
-      - A guarantee for another certificate, mechanism or kind of key is refused.   (test_parts_must_agree)
-      - `check` refuses another graph or selection than the certificate's, a mechanism whose coins are not the ones
-        accounted for, and a sensitivity below the strategy's.   (test_mismatches_are_refused)
+      - A guarantee for another certificate or mechanism is refused.   (test_parts_must_agree)
+      - What `describe` gives is read back as the same plan.   (test_plans_are_read_back)
 
     Attributes:
-      certificate: what was recounted of `selected`.
-      selected: S or a schedule; example i is example i of the training data's graph.
+      certificate: what was recounted of S.
       mechanism: how batches are drawn; `batch_size` must be set.
       guarantee: the claim, with the noise; None trains without privacy.
       clip_norm: longest gradient of one copy. Without a guarantee it may be infinite, or None for the plain gradient.
       optimizer, learning_rate: any of optax by name; `OptimizerOptions` has the rest.
-      run_key: where coins and noise come from.
       configuration: names the member of a sweep, in its noise keys.
       public: without a guarantee because the data are public, not because privacy was left out.
       strategy: of the correlated noise; by default the best for the mechanism's bands and iterations.
-
-    Example:
-      >>> from coowned import Greedy, PoissonSampling, certify, guarantee
-      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
-      >>> selection = Greedy(contribution_bound=1).select(graph)
-      >>> certificate = certify(graph, selection)
-      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=20)
-      >>> claim = guarantee(certificate, mechanism, noise_multiplier=1.0, delta=1e-6, adjacency="zero-out",
-      ...                  test_run=True)
-      >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=claim,
-      ...                     clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
-      >>> plan.iterations, plan.batch_size, plan.statement()[:15]
-      (20, 10, '1. No guarantee')
+      test_run: noise and coins come from a given seed, so nothing is promised.
     """
 
     certificate: ContributionCertificate
-    selected: Selection | Schedule
     mechanism: Mechanism
     guarantee: PrivacyGuarantee | None
     clip_norm: float | None
     learning_rate: float
-    run_key: RunKey = dataclasses.field(repr=False)
     optimizer: str = "adam"
     configuration: str = ""
     public: bool = False
     strategy: BandedStrategy | None = None
+    test_run: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.run_key, RunKey):
-            raise InputError("run_key must be a RunKey; use RunKey.from_operating_system()")
         if self.mechanism.batch_size is None:
             raise InputError(
                 "the mechanism has no batch_size, which gradients are divided by; create it with from_certificate"
@@ -98,18 +80,41 @@ class TrainingPlan(OptimizerOptions):
             raise CertificateMismatchError("the guarantee is for another certificate; compute it again for this one")
         if guarantee.mechanism != self.mechanism:
             raise CertificateMismatchError("the guarantee is for another mechanism; compute it again for this one")
-        if self.run_key.is_test_run and not guarantee.test_run:
+        if self.test_run and not guarantee.test_run:
             raise InputError(
                 "the run key comes from a given seed, so noise and coins are known: there is no guarantee; use "
                 "guarantee(..., test_run=True), or use RunKey.from_operating_system()"
             )
-        if guarantee.test_run and not self.run_key.is_test_run:
+        if guarantee.test_run and not self.test_run:
             raise InputError(
                 "a test run takes its key from a seed; use RunKey.from_seed, or a guarantee for a real run"
             )
         validate.in_range(*CLIP_NORMS, clip_norm=self.clip_norm)
         if self.public:
             raise InputError("public data need no guarantee; remove one of the two")
+
+    @classmethod
+    def from_description(
+        cls,
+        described: Mapping[str, Any],
+        certificate: ContributionCertificate,
+        mechanism: Mechanism,
+        guarantee: PrivacyGuarantee | None,
+    ) -> "RunPlan":
+        """Reads what `describe` gave, as JSON has it."""
+        clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
+        coefficients, iterations = np.array(described["coefficients"]), mechanism.iterations
+        return RunPlan(
+            certificate=certificate,
+            mechanism=mechanism,
+            guarantee=guarantee,
+            clip_norm=None if clip_norm is None else float(clip_norm),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            **dict(*options),
+            **{name: described[name] for name in ("configuration", "public", "test_run")},
+            strategy=None if len(coefficients) == 1 else BandedStrategy(len(coefficients), iterations, coefficients),
+        )
 
     @property
     def iterations(self) -> int:
@@ -147,17 +152,6 @@ class TrainingPlan(OptimizerOptions):
             strategy=self.strategy,
         )
 
-    def batches(self, *, multiple_of: int = 8) -> Batches:
-        """The batches of every step, from the mechanism that was accounted for."""
-        return self.mechanism.batches(self.selected, run_key=self.run_key, multiple_of=multiple_of)
-
-    def check(self, graph: AttributionGraph) -> None:
-        """Recounts everything the claim rests on, before the first step; refuses what does not agree."""
-        self.certificate.check(graph, self.selected)
-        self.mechanism.check_selected(self.selected)
-        if self.guarantee is not None:
-            self.mechanism.check_sensitivity(self.selected, graph, self.strategy)
-
     def statement(self) -> str:
         """What may be said of the model."""
         if self.guarantee is None:
@@ -174,7 +168,7 @@ class TrainingPlan(OptimizerOptions):
             "configuration": self.configuration,
             "coefficients": self.coefficients.tolist(),
             "public": self.public,
-            "test_run": self.run_key.is_test_run,
+            "test_run": self.test_run,
         }
 
     @functools.cached_property
@@ -183,55 +177,52 @@ class TrainingPlan(OptimizerOptions):
         return plan_digest(self.describe())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """What a finished run chose, as its record has it.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingPlan(RunPlan):
+    """A plan that can be trained: its choices together with S and the run key.
+
+    Guarantees:
+      - A guarantee for another certificate, mechanism or kind of key is refused.   (test_parts_must_agree)
+      - `check` refuses another graph or selection than the certificate's, a mechanism whose coins are not the ones
+        accounted for, and a sensitivity below the strategy's.   (test_mismatches_are_refused)
 
     Attributes:
-      noise_multiplier: 0 without privacy.
-      clip_norm: longest gradient of one copy; None or infinite where nothing was clipped.
-      coefficients: of the correlated noise; (1.0,) is independent noise.
-      public: without a guarantee because the data are public.
-      test_run: noise and coins came from a given seed.
-      graph_digest, selection_digest: of the train split's graph, and of S.
+      selected: S or a schedule; example i is example i of the training data's graph.
+      run_key: where coins and noise come from; it decides whether this is a test run.
+
+    Example:
+      >>> from coowned import Greedy, PoissonSampling, certify, guarantee
+      >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(100)])
+      >>> selection = Greedy(contribution_bound=1).select(graph)
+      >>> certificate = certify(graph, selection)
+      >>> mechanism = PoissonSampling.from_certificate(certificate, batch_size=10, iterations=20)
+      >>> claim = guarantee(certificate, mechanism, noise_multiplier=1.0, delta=1e-6, adjacency="zero-out",
+      ...                  test_run=True)
+      >>> plan = TrainingPlan(certificate=certificate, selected=selection, mechanism=mechanism, guarantee=claim,
+      ...                     clip_norm=1.0, learning_rate=0.1, run_key=RunKey.from_seed(0))
+      >>> plan.iterations, plan.batch_size, plan.statement()[:15]
+      (20, 10, '1. No guarantee')
     """
 
-    mechanism: Mechanism
-    noise_multiplier: float
-    clip_norm: float | None
-    optimizer: str
-    learning_rate: float
-    optimizer_options: Mapping[str, Any]
-    coefficients: tuple[float, ...]
-    public: bool
-    test_run: bool
-    graph_digest: str
-    selection_digest: str
+    selected: Selection | Schedule
+    run_key: RunKey = dataclasses.field(repr=False)
 
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any], mechanism: Mechanism) -> Self:
-        """Reads what `TrainingPlan.describe` gave, as JSON has it."""
-        clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
-        return cls(
-            mechanism=mechanism,
-            clip_norm=None if clip_norm is None else float(clip_norm),
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            optimizer_options=dict(*options),
-            coefficients=tuple(described["coefficients"]),
-            **{name: described[name] for name in ("noise_multiplier", "public", "test_run")},
-            graph_digest=described["graph"],
-            selection_digest=described["selection"],
-        )
+    def __post_init__(self) -> None:
+        if not isinstance(self.run_key, RunKey):
+            raise InputError("run_key must be a RunKey; use RunKey.from_operating_system()")
+        object.__setattr__(self, "test_run", self.run_key.is_test_run)
+        super().__post_init__()
 
-    @property
-    def batch_size(self) -> int:
-        assert self.mechanism.batch_size is not None
-        return self.mechanism.batch_size
+    def batches(self, *, multiple_of: int = 8) -> Batches:
+        """The batches of every step, from the mechanism that was accounted for."""
+        return self.mechanism.batches(self.selected, run_key=self.run_key, multiple_of=multiple_of)
 
-    @property
-    def iterations(self) -> int:
-        return self.mechanism.iterations
+    def check(self, graph: AttributionGraph) -> None:
+        """Recounts everything the claim rests on, before the first step; refuses what does not agree."""
+        self.certificate.check(graph, self.selected)
+        self.mechanism.check_selected(self.selected)
+        if self.guarantee is not None:
+            self.mechanism.check_sensitivity(self.selected, graph, self.strategy)
 
 
 def claim_terms(
