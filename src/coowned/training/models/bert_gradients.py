@@ -8,9 +8,7 @@ gradient of each layer's weights. The word embedding, most of a small model, is 
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
+from coowned.extras import jax, jnp
 from coowned.mechanism.gradient_sums import FirstRowsGradients, OuterGradients
 from coowned.training.models import bert_network as network
 from coowned.training.models.bert_network import Arrays, Head, Tape, product

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
+from coowned.extras import jax, jnp
 from coowned.mechanism.grid import Grid
 from coowned.training.model import Model, sums_of_members
 from coowned.training.models import bert_gradients, microbatches
