@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-RUN_TESTS := $(BIN)/python -m pytest
+RUN_TESTS := $(BIN)/python -u -m pytest
 
 .PHONY: demo test test-full test-peers setup docs wheel lint bench audit-power faults fuzz experiments tables lock clean clean-kernels help
 .DEFAULT_GOAL := help
@@ -14,6 +14,7 @@ demo: .venv/runtime.stamp ## made-up e-mails to private models and a report, in 
 	$(BIN)/coowned demo
 
 test: .venv/core.stamp ## the quick suite
+	@echo "collecting about 4,500 tests and running them in two processes; a fresh clone also compiles its kernels ..."
 	$(RUN_TESTS) -n 2 --dist worksteal -m "not full and not peers"
 
 test-full: .venv/all.stamp ## what the quick suite leaves out: Spark, browser, documentation, faults

@@ -26,30 +26,45 @@ for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TERMINAL
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same step is compiled once, not by every test and command that needs it; each worker has files of its own."""
+    """The same step is compiled once, not by every test, command and worker that needs it."""
+    if hasattr(config, "workerinput"):  # a worker: the process that started it has made the folder
+        return
     folder = tempfile.mkdtemp(prefix="coowned-compiled-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(
+        2**34
+    )  # with a limit, JAX lets one process at a time read or write
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def _one_process_at_a_time(method: Callable) -> Callable:
-    @functools.wraps(method)
-    def locked(self: Any, *given: Any) -> Any:
-        with open(f"{self._index_path}.lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return method(self, *given)
+def _by_one_worker_at_a_time(compile_: Callable) -> Callable:
+    """Who comes second finds the kernel on disk, and no two workers write to the list of its versions at once."""
+    held: set[str] = set()
+
+    @functools.wraps(compile_)
+    def locked(self: Any, signature: Any) -> Any:
+        with global_compiler_lock:  # of this process, before any lock between processes: no circle of waiting
+            path = getattr(getattr(self._cache, "_cache_file", None), "_index_path", None)
+            if path is None or path in held:
+                return compile_(self, signature)
+            with open(f"{path}.lock", "w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                held.add(path)
+                try:
+                    return compile_(self, signature)
+                finally:
+                    held.remove(path)
 
     return locked
 
 
-# Where two workers compile a kernel for two types of arrays at once, numba may file the code of one under the other.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    from numba.core.caching import IndexDataCacheFile
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.dispatcher import Dispatcher
 
-    IndexDataCacheFile.save = _one_process_at_a_time(IndexDataCacheFile.save)
-    IndexDataCacheFile.load = _one_process_at_a_time(IndexDataCacheFile.load)
+    Dispatcher.compile = _by_one_worker_at_a_time(Dispatcher.compile)
 
 
 @pytest.fixture(scope="session", autouse=True)

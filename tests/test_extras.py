@@ -1,5 +1,6 @@
 """The package without its extras: selection, certificates and accounting work, the rest says what to install."""
 
+import importlib
 import subprocess
 import sys
 
@@ -8,15 +9,88 @@ import pytest
 import coowned
 from coowned import extras
 
-WITHOUT_TRAIN = "import sys; sys.modules.update(dict.fromkeys({packages}))\n".format(  # None: cannot be imported
-    packages=(*extras._PACKAGES["train"], "jaxlib")
-)
+PACKAGES = {**extras._PACKAGES, "cyclic": ("mtkahypar",)}
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
+hidden = set({packages!r})
+class Finder(PathFinder):  # as if not installed: neither imported nor found
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in hidden else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
 
 
-def run(code: str, folder) -> subprocess.CompletedProcess[str]:
+def run(code: str, folder, *missing: str) -> subprocess.CompletedProcess[str]:
+    """What a process prints that has not got the packages of some extras."""
+    hidden = HIDE.format(packages=sorted({name for extra in missing for name in PACKAGES[extra]}))
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRAIN + code], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", hidden + code], cwd=folder, capture_output=True, text=True, check=False
     )
+
+
+WALK = """
+import importlib, pkgutil, traceback
+import coowned
+modules = [one.name for one in pkgutil.walk_packages(coowned.__path__, "coowned.", onerror=lambda name: None)]
+for name in modules:
+    try:
+        hasattr(importlib.import_module(name), "pytest_plugins")  # a name that modules are asked for and need not have
+    except BaseException:
+        print(name, traceback.format_exc())
+print(len(modules), sorted(hidden & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    "missing", [tuple(PACKAGES), *(pytest.param((one,), marks=pytest.mark.full) for one in PACKAGES)], ids="-".join
+)
+def test_every_module_can_be_imported_without(missing, tmp_path):
+    done = run(WALK, tmp_path, *missing)
+    count, _, found = done.stdout.partition(" ")
+    assert (found, done.stderr) == ("[]\n", ""), done.stdout
+    assert int(count) > 150
+
+
+NEEDS = """
+import coowned as co, coowned.torch
+from coowned.report import charts, export, page
+from coowned.spark import functions, session
+from coowned.models import microbatches
+
+def says(what, extra, kind=co.MissingExtraError):
+    try:
+        what()
+    except kind as error:
+        assert str(error).endswith(f"not installed; run: pip install 'coowned[{extra}]'"), error
+    else:
+        raise AssertionError(what)
+
+says(lambda: page.write_report("RUN"), "train")
+says(lambda: page.write_plan(None, "plan.html"), "train")
+says(lambda: charts.bundle(), "train")
+says(lambda: microbatches.in_parts([1], 1), "train")
+says(lambda: co.Run(stored=None).predict([]), "train")
+says(lambda: coowned.torch.fit, "torch")
+says(lambda: session().__enter__(), "spark")
+says(lambda: functions.col, "spark", AttributeError)
+"""
+
+
+def test_what_needs_an_extra_names_it(tmp_path):
+    done = run(NEEDS, tmp_path, *PACKAGES)
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stderr
+
+
+def test_a_lazy_module_is_imported_when_used(monkeypatch):
+    lazy = extras.LazyModule("altair", extra="train", purpose="a chart")
+    assert lazy.Chart is importlib.import_module("altair").Chart
+    monkeypatch.setitem(sys.modules, "altair", None)
+    lazy = extras.LazyModule("altair", extra="train", purpose="a chart")
+    assert not hasattr(lazy, "__wrapped__")
+    with pytest.raises(coowned.MissingExtraError, match=r"a chart needs altair, .* 'coowned\[train\]'"):
+        _ = lazy.Chart
 
 
 def test_missing_extra_is_named(monkeypatch):
@@ -55,16 +129,10 @@ sys.exit(run(["demo"]))
 
 
 def test_training_without_jax_says_what_to_install(tmp_path):
-    done = run(TRAINING, tmp_path)
+    done = run(TRAINING, tmp_path, "train")
     assert done.stdout.startswith("training needs jax, optax, tokenizers, jinja2, altair, vl_convert, which are not")
     assert done.stderr.startswith("coowned: the demo needs jax, ")
     assert (done.stderr.count("\n"), done.returncode, list(tmp_path.iterdir())) == (1, 2, [])
-
-
-def test_report_without_jax_says_what_to_install(tmp_path):
-    done = run("import coowned.report.page", tmp_path)
-    assert "MissingExtraError: a report needs jax, " in done.stderr
-    assert "pip install 'coowned[train]'" in done.stderr
 
 
 VERBS = """
@@ -93,5 +161,5 @@ sys.exit(any(name.split(".")[0] in ("jax", "altair") and sys.modules[name] for n
 
 @pytest.mark.full
 def test_selection_certificates_and_accounting_without_jax(tmp_path):
-    done = run(VERBS, tmp_path)
+    done = run(VERBS, tmp_path, "train")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "True"), done.stderr

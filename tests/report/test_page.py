@@ -1,5 +1,6 @@
 """The page of a run, and of a plan: what is in it and what is not."""
 
+import dataclasses
 import datetime
 import html
 import json
@@ -11,7 +12,17 @@ import polars as pl
 import pytest
 from tests.runs.run_folders import reseal, write_run
 
-from coowned import AttributionGraph, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee, plan
+from coowned import (
+    AttributionGraph,
+    Greedy,
+    InputError,
+    PoissonSampling,
+    PrivacyGuarantee,
+    Selection,
+    certify,
+    guarantee,
+    plan,
+)
 from coowned.accounting import planning
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
@@ -216,19 +227,43 @@ def test_release_leaks_nothing(audited: Path):
     assert "Left out." in public
 
 
-def test_release_has_no_graph_statistics(audited: Path):
-    chip = f">{Mark.GRAPH.value}</span>"
+def test_release_has_no_figures_of_the_graph(audited: Path):
     public = read(write_report(audited, release=True))
     asked = read(write_report(audited, release=True, graph_statistics=True))
     graph = {"levels", "users-per-example", "examples-per-user"}
     assert graph <= set(check_figures(asked))  # the test can fail
     assert set(check_figures(public)) == set(check_figures(asked)) - graph == {"audit", "membership", "delta-curve"}
-    for part in (chip, "people in the data", "What was kept", "users per copy"):
+    for part in ("people in the data", "What was kept", "users per copy"):
         assert part in asked
         assert part not in public
-    assert "Without graph statistics" in public
+    assert "a release has only those that the claim rests on" in public
     for secret in SECRETS:
         assert secret not in without_names(asked)
+
+
+def test_release_names_the_counts_it_shows(tmp_path: Path):
+    """Every count of the certificate that can be read on the page is named there, and marked as a graph statistic."""
+    lists = [[i % 613] if i % 2 else [] for i in range(4211)]
+    graph = dataclasses.replace(AttributionGraph.from_users_per_example(lists), num_unprotected_users=97)
+    certificate = certify(graph, Selection.from_copies(graph, [2 if i == 1 else int(i < 2500) for i in range(4211)]))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=128, iterations=100)
+    claim = guarantee(certificate, mechanism, epsilon=8.0, delta=1e-6, adjacency="zero-out")
+    named = {
+        "size": "the numbers of copies", "num_distinct": "and examples in the training set",
+        "num_unprotected_users": "of users excluded from protection",
+        "num_copies_without_users": "of copies without a protected user", "graph_digest": "the digests of the graph",
+        "selection_digest": "and the selection",
+    }  # fmt: skip
+    public = read(write_report(write_run(tmp_path, claim), release=True))
+    (note,) = re.findall(rf"<p>([^<]*) <span[^>]*>{Mark.GRAPH.value}</span></p>", public)
+    words = seen(public)
+    large = {name: f"{value:,}" for name, value in vars(certificate).items() if isinstance(value, int) and value > 9}
+    digests = {name: value for name, value in vars(certificate).items() if name.endswith("digest")}
+    assert {"num_users", "num_examples"} <= set(large)  # neither is part of the claim
+    shown = {name for name, value in (large | digests).items() if re.search(rf"(?<!\w){value}(?!\w)", words)}
+    assert shown == set(named)
+    for phrase in named.values():
+        assert phrase in note
 
 
 def test_no_tile_is_alone(runs, tmp_path: Path):

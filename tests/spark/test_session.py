@@ -1,7 +1,10 @@
 """A machine without Spark is told what to install."""
 
 import importlib.util
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -22,11 +25,11 @@ def refusal(capsys, tmp_path):
 
 
 def test_without_the_extra(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     code, said = refusal(capsys, tmp_path)
     assert code == 2
     assert said.count("\n") == 1
-    assert "pyspark is not installed" in said
+    assert "the Spark engine needs pyspark, which is not installed" in said
     assert "pip install 'coowned[spark]'" in said
 
 
@@ -84,6 +87,58 @@ def test_a_running_session_is_used(spark):
         assert found is spark or found.sparkContext is spark.sparkContext
     assert spark.range(3).count() == 3  # and not stopped
     assert spark_package.session is session
+
+
+# A session of the user's own, or one of ours, where the first python3 on the PATH does not even start.
+NAMES = """
+import sys
+import coowned as co
+from coowned.spark import attribute, session
+from pyspark.sql import SparkSession
+
+kind, master, *settings = sys.argv[1:]
+options = dict(one.split("=") for one in settings) | {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+if kind == "theirs":
+    builder = SparkSession.builder.master(master)
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    builder.getOrCreate()
+with session(master, **{name.replace(".", "__"): value for name, value in options.items()}) as spark:
+    table = spark.createDataFrame([("m1", ["Ann@X.org", "bob@x.org"]), ("m2", ["ann@x.org"])], ["example_id", "users"])
+    print(attribute(table).num_users)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "master", "configured"),
+    [
+        ("ours", "local[1]", "nothing"),
+        ("theirs", "local-cluster[1,1,1024]", "nothing"),
+        ("ours", "local[1]", "PYSPARK_PYTHON"),
+        ("theirs", "local[1]", "spark.pyspark.python"),
+    ],
+)
+def test_python_workers_run_this_interpreter(tmp_path, kind, master, configured):
+    """And one that was configured comes first: here one that leaves a mark."""
+    (tmp_path / "broken").mkdir()
+    broken, own = tmp_path / "broken" / "python3", tmp_path / "own-python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    own.write_text(f'#!/bin/sh\ntouch {tmp_path / "used"}\nexec {sys.executable} "$@"\n')
+    for script in (broken, own):
+        script.chmod(0o755)
+    path = f"{broken.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYSPARK_PYTHON", None)
+    if configured == "PYSPARK_PYTHON":
+        environment[configured] = str(own)
+    settings = [f"{configured}={own}"] if configured == "spark.pyspark.python" else []
+    done = subprocess.run(
+        [sys.executable, "-c", NAMES, kind, master, *settings],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    assert (tmp_path / "used").exists() == (configured != "nothing")
 
 
 @pytest.mark.full

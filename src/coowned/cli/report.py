@@ -16,11 +16,15 @@ def run(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page (default: in RUN).")
     ] = None,
     release: Annotated[
-        bool, typer.Option("--release", help="Leave out what was computed from private content, and graph statistics.")
+        bool,
+        typer.Option(
+            "--release",
+            help="Leave out what was computed from private content, and graph statistics beyond the claim's.",
+        ),
     ] = False,
     graph_statistics: Annotated[
         bool,
-        typer.Option("--graph-statistics", help="Keep graph statistics in a release, if the graph may be known."),
+        typer.Option("--graph-statistics", help="Keep all graph statistics in a release, if the graph may be known."),
     ] = False,
     compare: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Another run to compare accuracies with; repeatable.")

@@ -8,10 +8,8 @@ gradient of each layer's weights. The word embedding, most of a small model, is 
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from coowned.exact.gradient_sums import FirstRowsGradients, OuterGradients
+from coowned.extras import jax, jnp
 from coowned.models import bert_network as network
 from coowned.models.bert_network import Arrays, Head, Tape, product
 from coowned.models.embedding_gradients import EmbeddingGradients, LookupGradients

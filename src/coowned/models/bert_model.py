@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.errors import InputError
 from coowned.exact.grid import Grid
+from coowned.extras import jax, jnp
 from coowned.models import bert_gradients, microbatches
 from coowned.models.bert_files import BertConfig, parameters_from
 from coowned.models.bert_network import HEADS, ClassifierHead, Head, MaskedLMHead, encoder_shapes

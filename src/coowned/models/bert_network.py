@@ -13,12 +13,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from coowned import validate
 from coowned.content.labels import declared_classes
+from coowned.extras import jax, jnp
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
@@ -153,7 +152,7 @@ def _gelu(rows: Any) -> Any:
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": _gelu,
     "gelu_new": lambda rows: jax.nn.gelu(rows, approximate=True),
-    "relu": jax.nn.relu,
+    "relu": lambda rows: jax.nn.relu(rows),
 }
 
 

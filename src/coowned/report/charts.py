@@ -9,10 +9,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
-import vl_convert
-
+from coowned.extras import LazyModule
 from coowned.report.figures import Columns, Row
+
+alt = LazyModule("altair", extra="train", purpose="a report")
+vl_convert = LazyModule("vl_convert", extra="train", purpose="a report")
 
 SELECTOR_COLOURS = {
     "greedy": "#2f7fd6",
@@ -173,7 +174,7 @@ def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str
 def bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that needs no network."""
     wanted = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    return vl_convert.javascript_bundle(None, vl_version=wanted)  # pyright: ignore[reportArgumentType]
+    return vl_convert.javascript_bundle(None, vl_version=wanted)
 
 
 def _chart(rows: Sequence[Row]) -> Any:

@@ -17,7 +17,8 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     """Creates `output` with the model, its guarantee and certificate, and a README that explains them.
 
     The certificate is exported without counts of users by copies and without groups. What it still contains are
-    statistics of the graph, which a fixed-graph guarantee does not hide; the README says so.
+    statistics of the graph, which a fixed-graph guarantee does not hide; the README says so, and which of them the
+    statement contains.
 
     Guarantees:
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
@@ -72,7 +73,8 @@ def _readme(run: StoredRun) -> str:
         "",
         "Both JSON files contain graph statistics (numbers of examples and users, digests, column names), without "
         "the number of users by copies. A fixed-graph guarantee does not hide them: publish them only if the graph "
-        "may be known, or share them only with those who check the claim.",
+        "may be known, or share them only with those who check the claim. The statement contains those that the claim "
+        "rests on: the size of the training set, how many users and copies are not protected, and the digests.",
         "",
     ]
     return "\n".join(lines)

@@ -1,9 +1,5 @@
 """One self-contained page: everything in one file, nothing from a network, nothing half-written."""
 
-from coowned.extras import require
-
-require("train", "a report")
-
 import base64
 import functools
 import hashlib
@@ -13,14 +9,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from coowned import __version__
 from coowned.accounting.planning import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import Measured
 from coowned.errors import InputError
+from coowned.extras import require
 from coowned.files import whole_files
 from coowned.progress import counted
 from coowned.report import charts, graph_figures
@@ -47,8 +42,9 @@ def write_report(
       - Text from a file or a run's name cannot become markup.   (test_text_is_escaped)
       - Every figure carries one of three marks.   (test_every_figure_has_a_mark)
       - With release, nothing that was computed from content is anywhere in the file.   (test_release_leaks_nothing)
-      - Nor, unless requested, any figure of the graph: levels, counts of users, other choices.
-        (test_release_has_no_graph_statistics)
+      - Nor, unless requested, any figure of the graph: levels, counts of protected users, other choices.
+        (test_release_has_no_figures_of_the_graph)
+      - The counts of the graph that the claim rests on are shown and named.   (test_release_names_the_counts_it_shows)
       - A run without a guarantee shows that instead of every epsilon.   (test_no_guarantee_shows_no_epsilon)
       - It appears whole or not at all; only its owner can read one that is not for release.   (test_whole_or_none)
 
@@ -57,18 +53,20 @@ def write_report(
     Args:
       run_folder: written by `coowned train`.
       output: by default report.html in that folder, or report-release.html.
-      release: leave out what was computed from private content, and statistics of the graph.
+      release: leave out what was computed from private content, and statistics of the graph that are not part of the
+        claim.
       graph_statistics: keep the latter in a release; for a graph that may be known. Any other page has them.
       also: other finished runs to compare accuracies with; not in a release.
       bob: the Bob test, shown first; not in a release.
     """
+    require("train", "a report")
     if release and (also or bob):
         raise InputError("a release leaves out comparisons with other runs; remove --compare or --release")
     with_graph = graph_statistics or not release
     run = StoredRun.open(run_folder)
     others = [StoredRun.open(path) for path in also]
     page = gather(run, others, bob, release=release, with_graph=with_graph)
-    marks = {Mark.COVERED: run.claims, Mark.GRAPH: with_graph, Mark.PRIVATE: not release}
+    marks = {Mark.COVERED: run.claims, Mark.GRAPH: True, Mark.PRIVATE: not release}
     path = Path(run_folder) / (RELEASE if release else REPORT) if output is None else Path(output)
     text = _render("run", page.figures.values(), [mark for mark, used in marks.items() if used], page=page)
     _write(path, text, mode=0o644 if release else 0o600)
@@ -81,6 +79,7 @@ def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
     Guarantees:
       - It holds statistics of the graph alone, with a mark for every choice of the plan.   (test_plan_page)
     """
+    require("train", "a report")
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
     target = next((choice for choice in plan.choices if choice.best), plan.choices[0])
     figures = graph_figures.trade_off(
@@ -131,7 +130,9 @@ def _render(name: str, figures: Iterable[Figure], marks: Sequence[Mark], **value
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def _environment() -> Any:
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_resource),
         autoescape=True,

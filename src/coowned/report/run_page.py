@@ -22,7 +22,10 @@ from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.stored_run import StoredRun
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
-_NO_GRAPH = "a fixed-graph guarantee does not hide graph statistics, so a release leaves them out unless requested"
+_NO_GRAPH = (
+    "a fixed-graph guarantee does not hide graph statistics, so a release has only those that the claim rests on, "
+    "unless all are requested"
+)
 _WORLDS = {"zero-out": "all their texts are blank", "replace": "all their texts say something else"}
 
 TableRow = tuple[str, ...]
@@ -71,6 +74,21 @@ class RunPage:
     @property
     def is_weak(self) -> bool:
         return bool(self.claim) and self.statement.protection[self.claim.adjacency] == "little"
+
+    @property
+    def stated_graph_statistics(self) -> str:
+        """What a release shows of the graph: without it nobody could check the claim or see whom it leaves out.
+
+        Nor would leaving it out hide much: batch size and sampling probability give the size of the training set.
+        """
+        digests = "the digests of the graph and the selection"
+        if not self.claim:
+            return f"Of the graph, this page shows {digests}."
+        return (
+            "Of the graph, this page shows what the claim rests on: the numbers of copies and examples in the training "
+            f"set, of users excluded from protection and of copies without a protected user, and {digests}. The "
+            "exported model states them too."
+        )
 
     def named(self, *prefixes: str) -> list[Figure]:
         return [figure for name, figure in self.figures.items() if name.startswith(prefixes)]

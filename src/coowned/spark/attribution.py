@@ -21,6 +21,7 @@ from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.spark import functions as F
 from coowned.spark.checkpoints import Checkpoints, running_session
+from coowned.spark.session import use_this_interpreter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -285,6 +286,7 @@ def _by_python(data: "DataFrame", reading: _Reading) -> "DataFrame":
     wrong = F.coalesce(F.lit(None).cast("string"), *_not_utf8(reading))
     given = data.select(*map(column_named, names), wrong.alias("problem"))
     schema = f"id {_internal(reading.types[reading.example_id])}, users array<string>, problem string"
+    use_this_interpreter(given.sparkSession)
     attributed = given.rdd.mapPartitions(functools.partial(_attribute_rows, reading))
     # The schema is right by construction; checking it row by row would double the time.
     return given.sparkSession.createDataFrame(attributed, schema, verifySchema=False)

@@ -1,7 +1,6 @@
 """A Spark session that is quiet, and one sentence where a machine has no Spark."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -13,22 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coowned.errors import InputError
+from coowned.extras import require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MASTER = re.compile(r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[[^\]]+\]|(spark|k8s)://.+|yarn")
 _OLDEST_JAVA = 17
-_REMEDY = (
-    f"the Spark engine needs the extra (pip install 'coowned[spark]') and Java {_OLDEST_JAVA} or newer "
-    "(a JDK or JRE on the PATH or in JAVA_HOME)"
-)
+_REMEDY = f"the Spark engine needs Java {_OLDEST_JAVA} or newer (a JDK or JRE on the PATH or in JAVA_HOME)"
 
 
 def check_machine() -> None:
     """Refuses a machine without pyspark or a new enough Java, and says what to install."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise InputError(f"pyspark is not installed; {_REMEDY}")
+    require("spark", "the Spark engine")
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
     if java is None:
@@ -59,8 +55,8 @@ def check_master(master: str) -> None:
 def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession]":
     """The running Spark session, or else one started here for this master and stopped at the end.
 
-    A started one has no web page and logs errors only; with a `local` master it also listens on this machine alone,
-    has a quarter of its memory, and runs Python workers with this interpreter.
+    A started one has no web page and logs errors only; with a `local` master it also listens on this machine alone
+    and has a quarter of its memory.
 
     Args:
       master: as Spark writes it (local[*], spark://host:7077, yarn, …); None for what Spark is configured for, else
@@ -73,6 +69,7 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
 
     running = SparkSession.getActiveSession()
     if running is not None:
+        use_this_interpreter(running)
         yield running
         return
     chosen = master or os.environ.get("MASTER") or "local[*]"
@@ -94,10 +91,25 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
             raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"Spark did not start on {chosen} ({reason}); check --master; {_REMEDY}") from error
+    use_this_interpreter(started)
     try:
         yield started
     finally:
         started.stop()
+
+
+def use_this_interpreter(spark: "SparkSession") -> None:
+    """Python workers run the interpreter of this process, which has this package, unless another one was configured.
+
+    Spark's own default is the first python3 on the executor's PATH.
+
+    Guarantees:
+      - It holds for sessions started here and elsewhere, locally and on a cluster; `PYSPARK_PYTHON` and
+        `spark.pyspark.python` come first.   (test_python_workers_run_this_interpreter)
+    """
+    if hasattr(spark, "_jsc"):  # Spark Connect has no such setting
+        configured = spark.sparkContext.getConf().get("spark.pyspark.python")
+        spark.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON") or configured or sys.executable
 
 
 @contextlib.contextmanager
@@ -120,7 +132,6 @@ def spark_errors(source: str, *, unreadable: str = "Spark cannot read it; write 
 
 
 def _local_settings() -> dict[str, str]:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the first python3 on the PATH, without this package
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 >> 20 if hasattr(os, "sysconf") else 2048
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
