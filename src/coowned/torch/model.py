@@ -81,7 +81,7 @@ class TorchModel(ExampleSpecification):
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
             if torch.nn.parameter.is_lazy(tensor):
                 raise InputError(
-                    f"parameter {name!r} has no shape yet: the module has a lazy layer (such as LazyLinear); call the "
+                    f"{name!r} has no shape yet: the module has a lazy layer (such as LazyLinear); call the "
                     "module on one made-up example before training, or use a layer of a given size"
                 )
         trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
