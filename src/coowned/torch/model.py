@@ -178,6 +178,10 @@ class TorchModel(ExampleSpecification):
         try:
             return _encoded(self.encode, row)
         except Exception as error:
+            if isinstance(error, KeyError) and (missing := error.args[0]) not in row:
+                raise InputError(
+                    f"encode reads column {missing!r}, which a row does not have; it has {', '.join(row) or 'no columns'}"
+                ) from error
             raise InputError(
                 f"encode must take a row without content, which says what shapes an example has; for {row} it raised "
                 f"{type(error).__name__}: {error}"

@@ -414,6 +414,19 @@ def test_indices_out_of_range_stay_in_their_example(name):
             assert np.asarray(array)[others].tobytes() == usual[tensor].tobytes()
 
 
+@pytest.mark.parametrize("columns", [None, ["x", "label"], {"x": "points", "label": "label"}])
+def test_prediction_names_the_column_that_is_missing(columns):
+    reads = "points" if isinstance(columns, dict) else "x"
+    specification = JaxModel(loss=loss, parameters=make_parameters(), predict=predict, columns=columns)
+    lists, number = pa.list_(pa.float64(), 5), pa.float64()
+    assert specification.for_schema(pa.schema({reads: lists}), labels=False).entries[0].column == reads
+    for fields, there in (({"z": lists, "q": number}, "z, q"), ({"z": pa.string()}, "z"), ({}, "no columns")):
+        with pytest.raises(InputError, match=rf"(?m)no column '{reads}', which the model reads; they have {there}$"):
+            specification.for_schema(pa.schema(fields), labels=False)
+    with pytest.raises(InputError, match=rf"column '{reads}'.*(, which holds|, not) string"):
+        specification.for_schema(pa.schema({reads: pa.string()}), labels=False)
+
+
 def test_refused_before_anything_is_read(tmp_path):
     def collective(parameters, example, key):
         return loss(parameters, example, key) - jax.lax.pmean(example["x"].mean(), "batch")
@@ -464,7 +477,7 @@ def test_wrong_settings():
         ({"label": "z"}, "not an entry of an example"),
         ({"columns": "x"}, "columns must be a list"),
         ({"columns": ["x", "note", "label"]}, "column 'note' must contain numbers"),
-        ({"columns": ["x"]}, r"uses example\['label'\], which is not in the data"),
+        ({"columns": ["x"]}, r"reads example\['label'\], and columns names only x"),
         ({"parameters": {"w": np.arange(3)}}, "no parameter is trained"),
         ({"parameters": {"a/b": np.zeros(2), "a": {"b": np.zeros(2)}}}, "two parameters have the path 'a/b'"),
         ({"parameters": {"w": jnp.zeros(3, jnp.bfloat16)}}, "must be float32"),
