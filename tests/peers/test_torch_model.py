@@ -618,9 +618,7 @@ def test_rows_that_cannot_be_encoded_add_nothing(torch):
     assert not read.arrays["x"][1:6].any()
     with pytest.raises(InputError, match="encode must take a row without content"):
         TorchModel(module=make_module(torch), loss=loss, encode=lambda row: row["note"][0]).for_schema(SCHEMA)
-    with pytest.raises(
-        InputError, match="encode reads column 'body', which a row does not have; it has x, label, note"
-    ):
+    with pytest.raises(InputError, match="encode reads column 'body', which the data do not have; they have x, label"):
         TorchModel(module=make_module(torch), loss=loss, encode=lambda row: {"x": row["body"]}).for_schema(SCHEMA)
     with pytest.raises(InputError, match="no column 'body'"):
         TorchModel(module=make_module(torch), loss=loss, encode=encode, encode_columns=["body"]).for_schema(SCHEMA)

@@ -180,7 +180,7 @@ class TorchModel(ExampleSpecification):
         except Exception as error:
             if isinstance(error, KeyError) and (missing := error.args[0]) not in row:
                 raise InputError(
-                    f"encode reads column {missing!r}, which a row does not have; it has {', '.join(row) or 'no columns'}"
+                    f"encode reads column {missing!r}, which the data do not have; they have {', '.join(row) or 'none'}"
                 ) from error
             raise InputError(
                 f"encode must take a row without content, which says what shapes an example has; for {row} it raised "

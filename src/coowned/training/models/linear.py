@@ -15,7 +15,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.mechanism.grid import Grid
 from coowned.mechanism.linear_sums import clipped_linear_sums
-from coowned.training.columns import check_number_columns
+from coowned.training.columns import feature_width
 from coowned.training.data import FeatureTable
 from coowned.training.labels import check_label_column
 from coowned.training.model import Model
@@ -225,13 +225,13 @@ class FeatureModel(LinearModel):
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         label = getattr(self, self.label_field) if labels else None
         check_label_column(schema, label, self.classes)
-        check_number_columns(schema, self.features, lists=True)
+        width = feature_width(schema, self.features, self.num_features)
+        model: Any = dataclasses.replace(self, num_features=width)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             table = FeatureTable.from_examples(
                 examples, features=self.features, label=label, num_features=self.num_features, classes=self.classes
             )
-            model: Any = dataclasses.replace(self, num_features=table.features.shape[1])
             return model, table, {"unusable_rows": table.num_unusable}
 
         return Task(read=read)
