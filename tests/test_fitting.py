@@ -151,7 +151,7 @@ def test_labels_are_spelled_as_in_the_data(tmp_path):
 
 def test_list_columns_are_as_long_as_those_trained_on():
     table = rows().with_columns(x=pl.concat_list("x1", "x2"))
-    run = fit(co.from_table(table), co.LogisticRegression(features="x", label="y"))
+    run = fit(co.from_table(table), co.LogisticRegression(features="x", label="y", num_features=2))
     found = run.predict({"x": [[1.0, 2.0, 3.0], None, [5.0, 1.0]]})
     assert found["prediction"].to_list() == [None, None, 1]
 
@@ -467,7 +467,11 @@ TEXT = "Shall we meet on Thursday?"
     [
         (MODEL, {"x1": [0.0], "x2": [0.0]}, "the columns x1, x2"),
         (co.LogisticRegression(features=["x1", "x2"], label="y", classes=[0, 1, 2]), {"x1": [0.0], "x2": [0.0]}, ""),
-        (co.LinearRegression(features="both", target="y", target_bound=2.0), {"both": [[0.0, 0.0]]}, "column both"),
+        (
+            co.LinearRegression(features="both", num_features=2, target="y", target_bound=2.0),
+            {"both": [[0.0, 0.0]]},
+            "column both",
+        ),
         (co.TextClassifier(num_features=256, label="y"), {"text": [TEXT]}, "hash_texts"),
         (
             co.TextClassifier(num_features=256, label="y", text=["subject", "text"]),

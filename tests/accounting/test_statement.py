@@ -204,3 +204,12 @@ def test_how_a_given_s_was_chosen_is_assumed(made):
     """A certificate proves the bound alone: no statement says of every S that nobody looked at content."""
     assert "assumed to be chosen without looking at content" in made.statement()
     assert made.statement().count("chosen without looking at content") == 1
+
+
+def test_the_origin_of_the_shape_is_stated(made):
+    (sentence,) = [
+        sentence for sentence in made.statement_parts().sentences if "The shape of the model is public" in sentence
+    ]
+    for origin in ("configuration", "features", "classes", "sequence length", "declared types", "vocabulary", "code"):
+        assert origin in sentence
+    assert "never from the content of examples" in sentence

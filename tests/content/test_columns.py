@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from coowned import from_table, read_csv, read_jsonl, read_parquet, read_sql
@@ -26,6 +26,7 @@ from coowned.content.columns import (
 )
 from coowned.content.labels import class_indices
 from coowned.errors import InputError
+from coowned.models.jax_model import JaxModel
 from coowned.models.linear_regression import LinearRegression
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.models.text_classifier import TextClassifier
@@ -103,16 +104,78 @@ def test_declared_types_refuse(tmp_path):
     assert check_number_columns(with_inferred_types(declared).schema, "x") == ["x"]
 
 
-def test_width_of_lists():
-    """Declared, fixed by the type, or else the most common length."""
+def test_width_of_lists(tmp_path):
+    """Declared, or fixed by the type; never what lists hold."""
     ragged = pa.table({"x": [[1.0, 2.0], [3.0], [4.0, 5.0], [6.0, 7.0, 8.0]]})
-    assert number_matrix(ragged, "x").shape == (4, 2)
     assert np.isnan(number_matrix(ragged, "x", 3)[:3]).all()
     assert number_matrix(ragged, "x", 3)[3].tolist() == [6, 7, 8]
     fixed = pa.table({"x": pa.array([None, None, [1.0, 2.0, 3.0]], pa.list_(pa.float64(), 3))})
     assert number_matrix(fixed, "x").shape == (3, 3)
-    with pytest.raises(InputError, match="lists have 3 numbers"):
+    with pytest.raises(InputError, match="column 'x' has 3 by its type; they must agree"):
         number_matrix(fixed, "x", 4)
+    numbers_alone = pa.table({"x": [1.0, 2.0], "z": [3, 4]})
+    assert number_matrix(numbers_alone, "x").shape == (2, 1)
+    assert number_matrix(numbers_alone, ["x", "z"]).shape == (2, 2)
+    with pytest.raises(InputError, match="num_features is 2, but column 'x' has 1 by its type"):
+        number_matrix(numbers_alone, "x", 2)
+    says = r"declare num_features \(1 for a single number\), or store fixed-size lists"
+    for names in ("x", ["x"]):
+        with pytest.raises(InputError, match=rf"list<item: double>, does not say how long a list is.*{says}"):
+            number_matrix(ragged, names)
+    examples = csv(tmp_path, *ROWS)
+    with pytest.raises(InputError, match=f"CSV, JSONL and SQL do not declare.*{says}"):  # before anything is read
+        LogisticRegression(features="x", label="y").task(examples.payload.schema, folder=tmp_path, is_private=True)
+    assert read(LogisticRegression(features=["x"], label="y"), examples, tmp_path)[0].num_features == 1
+
+
+def write_lists(kind, folder, cells):
+    """Examples of a user each, with these cells in the column x, whose type is not that of fixed-size lists."""
+    users, label = [f"u{i}" for i in range(len(cells))], [i % 2 for i in range(len(cells))]
+    if kind == "jsonl":
+        file = folder / "data.jsonl"
+        rows = zip(users, cells, label, strict=True)
+        file.write_text("\n".join(json.dumps({"users": u, "x": x, "label": y}) for u, x, y in rows))
+        return read_jsonl(file, users="users")
+    plain = [cell if isinstance(cell, list) and all(isinstance(n, float) for n in cell) else None for cell in cells]
+    lists = pa.array(plain, pa.large_list(pa.float64()))
+    return from_table(pa.table({"users": users, "x": lists, "label": label}), users="users")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "arrow"])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cell=st.one_of(st.lists(st.floats(-9, 9), max_size=6), st.sampled_from([None, 3.0, "7", "[1, 2]", [[1.0]], {}])))
+def test_one_cell_changes_no_shape_and_no_other_row(kind, tmp_path, cell):
+    """Two people, so that either may be the one whose list has the usual length."""
+    import jax.numpy as jnp
+
+    def loss(parameters, example, key):
+        return jnp.square(parameters["w"] @ example["x"] - example["label"])
+
+    own = JaxModel(
+        loss=loss, parameters={"w": np.ones(2, np.float32)}, columns=["x", "label"], shapes={"x": (2,)}, microbatch=2
+    )
+    linear = LinearRegression(features="x", target="label", target_bound=2.0, num_features=2)
+    for model in (own, linear, LogisticRegression(features="x", num_features=2), LogisticRegression(features="x")):
+        found = []
+        for odd in ([3.0, 4.0], cell):
+            examples = write_lists(kind, tmp_path, [[1.0, 2.0], odd])
+            try:
+                task = model.task(examples.payload.schema, folder=tmp_path, is_private=False)  # no probe of the loss
+            except InputError as error:  # of the schema: the same whatever a cell holds
+                found.append(str(error))
+            else:
+                found.append(task.read(examples))
+        if isinstance(found[0], str):
+            assert found[0] == found[1]
+            continue
+        (usual, table, _), (changed, other, _) = found
+        assert changed.shapes() == usual.shapes()
+        assert other.shapes() == table.shapes()
+        assert other.dtypes() == table.dtypes()
+        rows = [{n: np.zeros((1, *s), part.dtypes()[n]) for n, s in part.shapes().items()} for part in (table, other)]
+        for part, arrays in zip((table, other), rows, strict=True):
+            part.fill(np.array([0]), arrays)
+        assert all(rows[0][name].tobytes() == rows[1][name].tobytes() for name in rows[0])
 
 
 def test_texts_that_are_numbers():

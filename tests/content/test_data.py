@@ -32,7 +32,7 @@ LABEL = {"label": [0, 1, 1]}
 @pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.int64(), 2)])
 def test_list_columns(kind):
     examples = columns(features=pa.array([[1, 2], [3, 4], [5, 6]], kind), **LABEL)
-    data = FeatureTable.from_examples(examples, features="features", label="label")
+    data = FeatureTable.from_examples(examples, features="features", label="label", num_features=2)
     assert data.features.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert data.labels.tolist() == [0, 1, 1]
 
@@ -66,7 +66,7 @@ def test_every_kind_of_number_is_rounded(kind, number):
         (pa.array([number, None, 0], kind), ["x"]),
         (pa.array([[number], None, [0]], pa.list_(kind)), "x"),
     ):
-        data = FeatureTable.from_examples(columns(x=column, **LABEL), features=name, label="label")
+        data = FeatureTable.from_examples(columns(x=column, **LABEL), features=name, label="label", num_features=1)
         assert np.array_equal(data.features[:, 0], np.array([float(number), np.nan, 0], np.float32), equal_nan=True)
 
 
@@ -101,7 +101,8 @@ NAN = float("nan")
     ],
 )
 def test_only_the_schema_refuses(named, features, matrix, labels):
-    data = FeatureTable.from_examples(columns(**named), features=features, label="label")
+    width = len(matrix[0])
+    data = FeatureTable.from_examples(columns(**named), features=features, label="label", num_features=width)
     assert np.array_equal(data.features, np.array(matrix, np.float32), equal_nan=True)
     assert np.array_equal(data.labels, np.array(labels, np.float32), equal_nan=True)
     usable = np.isfinite(data.features).all(axis=1) & np.isfinite(data.labels)
@@ -127,7 +128,7 @@ def test_rows_that_were_not_read(small):
 def test_missing_lists_and_chunks():
     column = pa.chunked_array([pa.array([[1.0, 2.0]]), pa.array([None, [5.0, None]], pa.list_(pa.float64()))])
     examples = columns(features=column, **LABEL)
-    data = FeatureTable.from_examples(examples, features="features", label="label")
+    data = FeatureTable.from_examples(examples, features="features", label="label", num_features=2)
     assert np.array_equal(data.features, [[1, 2], [np.nan, np.nan], [5, np.nan]], equal_nan=True)
 
 

@@ -1,5 +1,6 @@
 """The strategy: columns no longer than 1, the optimum of jax_privacy, a user's true sensitivity."""
 
+import dataclasses
 import json
 import math
 from fractions import Fraction
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax_privacy.matrix_factorization import toeplitz
 
-from coowned import cache
+from coowned import cache, certify
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism import banded_strategy
 from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.mechanism.min_separation import MinSeparation
 from coowned.selection.greedy_min_separation import GreedyMinSeparation
 from coowned.selection.selector import Schedule
 from coowned.synthetic.regular_graph import RegularGraph
@@ -99,6 +101,26 @@ def test_sensitivity_is_that_of_the_matrix(num_bands):
         worst = max(worst, float(np.linalg.norm(matrix @ takes_part)))
     found = strategy.sensitivity_of(schedule, graph)
     assert worst <= found <= worst * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("participations", [4_092, 4_093, 5_000, 100_000])
+@pytest.mark.parametrize("coefficients", [None, (0.8, 0.6), (0.7, 0.1)])
+def test_sensitivity_of_many_participations(participations, coefficients):
+    steps = 2 * participations
+    graph = AttributionGraph.from_users_per_example([[0], [1]])
+    schedule = Schedule.from_batches(graph, np.arange(steps)[:, None] % 2)
+    strategy = BandedStrategy(2, steps, coefficients or np.sqrt([0.75, 0.25]))
+    exact = participations * squared(strategy.coefficients)  # of the first user, who is never at the last step
+    found = strategy.sensitivity_of(schedule, graph)
+    assert exact <= Fraction(found) ** 2 <= exact * (1 + Fraction(1, 2**45))
+    norm = None if coefficients is None else float(strategy.column_norms().max())
+    certificate = certify(graph, schedule)
+    mechanism = MinSeparation.from_certificate(certificate, batch_size=1)
+    mechanism.check_sensitivity(schedule, graph, strategy)
+    dataclasses.replace(mechanism, max_column_norm=norm).check_sensitivity(schedule, graph, strategy)
+    too_small = dataclasses.replace(mechanism, sensitivity=found * (1 - 1e-9))
+    with pytest.raises(CertificateMismatchError, match="one user can change"):
+        too_small.check_sensitivity(schedule, graph, strategy)
 
 
 def test_truncated_columns_count_less():

@@ -314,6 +314,119 @@ def test_coupled_losses_are_refused():
     sums(make_model(loss=norm, microbatch=1), make_batch(4))  # alone there is nothing to mix
 
 
+TABLES = pa.schema({"x": pa.list_(pa.float32(), 3), "p": pa.list_(pa.int32(), 2)})
+
+
+def table_model(look_up):
+    """A model whose loss looks up indices of an example in a table that is made of the example."""
+
+    def of_table(parameters, example, key):
+        table = example["x"][:, None] * parameters["w"] + parameters["b"]  # (3, 2)
+        return jnp.sum(look_up(table, example["p"]) ** 2)
+
+    parameters = {"w": np.array([0.5, -2.0], np.float32), "b": np.ones(2, np.float32)}
+    return make_model(TABLES, loss=of_table, parameters=parameters, predict=None, microbatch=8)
+
+
+@pytest.mark.parametrize("microbatch", [2, 3, 8])
+@pytest.mark.parametrize("length", [3, 1000])
+def test_coupling_by_an_index_out_of_range_is_refused(length, microbatch):
+    @jax.custom_batching.custom_vmap
+    def look_up(table, p):
+        return table[p]
+
+    @look_up.def_vmap
+    def _(size, batched, table, p):  # as PyTorch does it: all tables one below the other
+        begins = length * jnp.arange(size)[:, None]
+        return table.reshape(-1, 2)[p + begins], True
+
+    def of_table(parameters, example, key):
+        table = jnp.tile(example["x"][:, None], (length, 2))[:length]
+        return (parameters["w"] * jax.lax.stop_gradient(look_up(table, example["p"]))).sum()
+
+    parameters = {"w": np.ones(2, np.float32)}
+    model = make_model(TABLES, loss=of_table, parameters=parameters, predict=None, microbatch=microbatch)
+    with pytest.raises(BatchCoupledLossError, match="index out of range takes into another example"):
+        model.check_independence()
+
+
+def test_coupling_that_zeros_hide_is_refused():
+    @jax.custom_batching.custom_vmap
+    def centred(x):
+        return x
+
+    @centred.def_vmap
+    def _(size, batched, x):
+        return x - x.mean(axis=0), True
+
+    def hidden(parameters, example, key):
+        return parameters["a"] * parameters["b"] * jax.lax.stop_gradient(centred(example["x"]) ** 2).sum()
+
+    parameters = {name: np.zeros((), np.float32) for name in "ab"}
+    model = make_model(TABLES, loss=hidden, parameters=parameters, predict=None, microbatch=4)
+    with pytest.raises(BatchCoupledLossError, match="changed when other examples of the batch did"):
+        model.check_independence()
+
+
+LOOKUPS = {
+    "index": lambda table, p: table[p],
+    "fill": lambda table, p: table.at[p].get(mode="fill", fill_value=0.0),
+    "clip": lambda table, p: table.at[p].get(mode="clip"),
+    "wrap": lambda table, p: jnp.take(table, p, axis=0, mode="wrap"),
+    "in bounds": lambda table, p: table.at[p].get(mode="promise_in_bounds"),
+    "set": lambda table, p: table.at[p].set(table[0]),
+    "add": lambda table, p: table.at[p].add(table[:2]),
+    "add in bounds": lambda table, p: table.at[p].add(table[:2], mode="promise_in_bounds"),
+    "multiply": lambda table, p: table.at[p].multiply(table[:2], unique_indices=True),
+    "max": lambda table, p: table.at[p].max(table[:2]),
+    "take": lambda table, p: jnp.take(table, p, axis=0),
+    "flat take": lambda table, p: jnp.take(table, p),
+    "take_along_axis": lambda table, p: jnp.take_along_axis(table, p[:, None], axis=0),
+    "put_along_axis": lambda table, p: jnp.put_along_axis(table, p[None], 0.0, axis=0, inplace=False),
+    "one_hot": lambda table, p: jax.nn.one_hot(p, 3) @ table,
+    "segment_sum": lambda table, p: jax.ops.segment_sum(table[:2], p, num_segments=3),
+    "dynamic_slice": lambda table, p: jax.lax.dynamic_slice(table, (p[0], p[1]), (2, 1)),
+    "dynamic_update": lambda table, p: jax.lax.dynamic_update_slice(table, table[:1], (p[0], p[1])),
+    "dynamic_index": lambda table, p: jax.lax.dynamic_index_in_dim(table, p[0]),
+    "choose": lambda table, p: jnp.choose(p, list(table), mode="clip"),
+    "select_n": lambda table, p: jax.lax.switch(p[0], [lambda t=t: t for t in range(3)]) * table,
+    "roll": lambda table, p: jnp.roll(table, p[0], axis=0),
+    "repeat": lambda table, p: jnp.repeat(table, p, axis=1, total_repeat_length=4),
+    "searchsorted": lambda table, p: table * jnp.searchsorted(jnp.arange(3), p),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_indices_out_of_range_stay_in_their_example(name):
+    model, generator = table_model(LOOKUPS[name]), np.random.default_rng(0)
+    model.check_independence()
+    rows = {
+        "x": generator.normal(size=(8, 3)).astype(np.float32),
+        "p": generator.integers(0, 2, (8, 2), np.int32),
+        KEY: generator.integers(0, 2**32, (8, 2), np.uint32),
+    }
+    gradients, parameters, others = model._program(8), model._all_parameters(), np.arange(8) != 3
+    usual = {tensor: np.asarray(array)[others] for tensor, array in gradients(parameters, rows).items()}
+    assert any(array.any() for array in usual.values())
+    for value in (*range(-30, 31), 2**31 - 1, 1 - 2**31):
+        rows["p"][3] = value
+        for tensor, array in gradients(parameters, rows).items():
+            assert np.asarray(array)[others].tobytes() == usual[tensor].tobytes()
+
+
+@pytest.mark.parametrize("columns", [None, ["x", "label"], {"x": "points", "label": "label"}])
+def test_prediction_names_the_column_that_is_missing(columns):
+    reads = "points" if isinstance(columns, dict) else "x"
+    specification = JaxModel(loss=loss, parameters=make_parameters(), predict=predict, columns=columns)
+    lists, number = pa.list_(pa.float64(), 5), pa.float64()
+    assert specification.for_schema(pa.schema({reads: lists}), labels=False).entries[0].column == reads
+    for fields, there in (({"z": lists, "q": number}, "z, q"), ({"z": pa.string()}, "z"), ({}, "no columns")):
+        with pytest.raises(InputError, match=rf"(?m)no column '{reads}', which the model reads; they have {there}$"):
+            specification.for_schema(pa.schema(fields), labels=False)
+    with pytest.raises(InputError, match=rf"column '{reads}'.*(, which holds|, not) string"):
+        specification.for_schema(pa.schema({reads: pa.string()}), labels=False)
+
+
 def test_refused_before_anything_is_read(tmp_path):
     def collective(parameters, example, key):
         return loss(parameters, example, key) - jax.lax.pmean(example["x"].mean(), "batch")
@@ -364,7 +477,7 @@ def test_wrong_settings():
         ({"label": "z"}, "not an entry of an example"),
         ({"columns": "x"}, "columns must be a list"),
         ({"columns": ["x", "note", "label"]}, "column 'note' must contain numbers"),
-        ({"columns": ["x"]}, r"uses example\['label'\], which is not in the data"),
+        ({"columns": ["x"]}, r"reads example\['label'\], and columns names only x"),
         ({"parameters": {"w": np.arange(3)}}, "no parameter is trained"),
         ({"parameters": {"a/b": np.zeros(2), "a": {"b": np.zeros(2)}}}, "two parameters have the path 'a/b'"),
         ({"parameters": {"w": jnp.zeros(3, jnp.bfloat16)}}, "must be float32"),

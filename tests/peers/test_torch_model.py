@@ -322,6 +322,17 @@ def test_batch_norm_is_refused(torch):
 
 
 @pytest.mark.peers
+def test_lazy_layers_are_refused(torch):
+    for first in (torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d().eval()):
+        module = torch.nn.Sequential(first, torch.nn.Linear(4, 3))
+        with pytest.raises(InputError, match=r"'0\..*' has no shape yet.*call the module on one made-up example"):
+            make_model(torch, module=module)
+    module = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    module(torch.zeros(5))
+    assert sums(make_model(torch, module=module), make_batch(3))[1] > 0
+
+
+@pytest.mark.peers
 def test_coupled_losses_are_refused_by_perturbation(torch):
     class Centred(torch.autograd.Function):
         @staticmethod
@@ -345,6 +356,160 @@ def test_coupled_losses_are_refused_by_perturbation(torch):
 
     with pytest.raises(BatchCoupledLossError, match="changed when other examples of the batch did"):
         sums(make_model(torch, loss=coupled), make_batch(4))
+
+
+def in_own_table(look_up):
+    """A loss of a table that is made of the example, in which `look_up(table, indices)` looks up the example's."""
+
+    def of_table(module, example):
+        return example["weight"] * look_up(module(example["x"][:, None]), example["p"]).sum()
+
+    return of_table
+
+
+TABLES = pa.schema({"x": pa.list_(pa.float32(), 3), "p": pa.list_(pa.int64(), 2), "weight": pa.float32()})
+
+
+def table_model(torch, look_up, microbatch=8):
+    torch.manual_seed(0)
+    module = torch.nn.Linear(1, 2)
+    return make_model(
+        torch, TABLES, module=module, loss=in_own_table(look_up), predict=None, microbatch=microbatch
+    ), make_tables(8)
+
+
+def make_tables(rows, seed=0):
+    generator = np.random.default_rng(seed)
+    return {
+        "x": generator.normal(size=(rows, 3)).astype(np.float32),
+        "p": generator.integers(0, 3, (rows, 2)).astype(np.int32),
+        "weight": np.ones(rows, np.float32),
+        KEY: generator.integers(0, 2**32, (rows, 2), np.uint32),
+        USABLE: np.ones(rows, bool),
+    }
+
+
+def unchecked(torch):
+    """Calls that `vmap` does for the tables of all examples at once, and calls that check nothing."""
+    functional = torch.nn.functional
+    return {
+        "functional": lambda table, p: functional.embedding(p, table),
+        "by name": lambda table, p: functional.embedding(input=p, weight=table),
+        "torch": lambda table, p: torch.embedding(table, p),
+        "aten": lambda table, p: torch.ops.aten.embedding(table, p),
+        "overload": lambda table, p: torch.ops.aten.embedding.default(table, p),
+        "inner vmap": lambda table, p: torch.func.vmap(lambda index: functional.embedding(index, table))(p),
+        "index_fill": lambda table, p: table.index_fill(0, p, 0.0),
+        "index_fill_": lambda table, p: (1 * table).index_fill_(1, p, 0.0),
+        "bincount": lambda table, p: torch.bincount(p, minlength=3)[:, None] * table,
+        "ctc_loss": lambda table, p: functional.ctc_loss(
+            table.log_softmax(-1), p[:1], torch.tensor(3), torch.tensor(1)
+        ),
+    }
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("microbatch", [1, 8])
+def test_unchecked_indices_are_refused(torch, microbatch):
+    for look_up in unchecked(torch).values():
+        model, batch = table_model(torch, look_up, microbatch)
+        with pytest.raises(BatchCoupledLossError, match="one out of range reaches into other examples"):
+            sums(model, batch)
+    # What is the same for all examples on one side cannot reach into another example.
+    positions = torch.tensor([0, 2])
+    model, batch = table_model(torch, lambda table, p: torch.nn.functional.embedding(positions, table) * p[0])
+    assert sums(model, batch)[1] > 0
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("microbatch", [2, 3, 8, 64])
+@pytest.mark.parametrize("length", [2, 3, 50, 1000])
+def test_the_probe_finds_a_lookup_that_no_name_tells(torch, length, microbatch):
+    class Hidden(torch.autograd.Function):
+        """Its calls are not seen one by one."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(table, p):
+            return torch.nn.functional.embedding(p, table)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[1])
+            ctx.length = len(inputs[0])
+
+        @staticmethod
+        def backward(ctx, slope):
+            return torch.ops.aten.embedding_dense_backward(slope, ctx.saved_tensors[0], ctx.length, -1, False), None
+
+    def look_up(table, p):
+        return Hidden.apply(table.repeat(length, 1)[:length], p)
+
+    model, batch = table_model(torch, look_up, microbatch)
+    with pytest.raises(BatchCoupledLossError, match="lookups that an index out of range takes into another example"):
+        sums(model, batch)
+
+
+def lookups(torch):
+    """Ways to look up, count or write by indices of an example in a table of the example."""
+    functional = torch.nn.functional
+
+    def zeros(table):
+        return torch.zeros_like(table)
+
+    def wide(p, table):
+        return p[:, None].expand(-1, table.shape[1])
+
+    return {
+        "index": lambda table, p: table[p],
+        "index_select": lambda table, p: torch.index_select(table, 0, p),
+        "gather": lambda table, p: torch.gather(table, 0, wide(p, table)),
+        "take": lambda table, p: torch.take(table, p),
+        "take_along_dim": lambda table, p: torch.take_along_dim(table, wide(p, table), 0),
+        "scatter": lambda table, p: zeros(table).scatter(0, wide(p, table), table[:2]),
+        "scatter_add": lambda table, p: table.scatter_add(0, wide(p, table), table[:2]) ** 2,
+        "scatter_reduce": lambda table, p: table.scatter_reduce(0, wide(p, table), table[:2], "amax"),
+        "index_add": lambda table, p: table.index_add(0, p, table[:2]) ** 2,
+        "index_copy": lambda table, p: table.index_copy(0, p, table[:2]) ** 2,
+        "index_put": lambda table, p: table.index_put((p,), table[:2], accumulate=True) ** 2,
+        "put": lambda table, p: table.put(p, table[0], accumulate=True) ** 2,
+        "masked": lambda table, p: table.masked_select(table > p[0]),
+        "one_hot": lambda table, p: functional.one_hot(p, 3).float() @ table,
+        "nll_loss": lambda table, p: functional.nll_loss(table[:2], p),
+        "cross_entropy": lambda table, p: functional.cross_entropy(table[:2], p),
+        "multi_margin_loss": lambda table, p: functional.multi_margin_loss(table[:2], p),
+        "embedding_bag": lambda table, p: functional.embedding_bag(p[None], table),
+        "bucketize": lambda table, p: table * torch.bucketize(p, torch.arange(3))[0],
+        "roll": lambda table, p: torch.roll(table, 1, 0)[p],
+        "narrow": lambda table, p: torch.diagonal(table[p]),
+        "select_scatter": lambda table, p: torch.select_scatter(table, table[p[0]], 0, 1),
+        "grid_sample": lambda table, p: functional.grid_sample(
+            table[None, None], p.float()[None, None, None], align_corners=True
+        ),
+    }
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_indices_out_of_range_stay_in_their_example_in_torch(torch):
+    harmless = []
+    for name, look_up in lookups(torch).items():
+        model, batch = table_model(torch, look_up)
+        rows, parameters, others = model._rows(batch), model._all_parameters(), np.arange(8) != 3
+        try:
+            model.check_independence()
+        except BatchCoupledLossError:
+            raise
+        except InputError:  # it cannot be differentiated for many examples at once
+            continue
+        harmless.append(name)
+        usual = model._program_for_data()(parameters, rows)
+        for value in (*range(-12, 13), 2**31 - 1, 1 - 2**31):
+            rows["p"][3], rows["weight"][3] = value, 1e6
+            found = model._program_for_data()(parameters, rows)
+            assert same({n: a[others] for n, a in found.items()}, {n: a[others] for n, a in usual.items()}), name
+    assert len(harmless) >= 15
 
 
 @pytest.mark.peers
@@ -453,6 +618,8 @@ def test_rows_that_cannot_be_encoded_add_nothing(torch):
     assert not read.arrays["x"][1:6].any()
     with pytest.raises(InputError, match="encode must take a row without content"):
         TorchModel(module=make_module(torch), loss=loss, encode=lambda row: row["note"][0]).for_schema(SCHEMA)
+    with pytest.raises(InputError, match="encode reads column 'body', which the data do not have; they have x, label"):
+        TorchModel(module=make_module(torch), loss=loss, encode=lambda row: {"x": row["body"]}).for_schema(SCHEMA)
     with pytest.raises(InputError, match="no column 'body'"):
         TorchModel(module=make_module(torch), loss=loss, encode=encode, encode_columns=["body"]).for_schema(SCHEMA)
 

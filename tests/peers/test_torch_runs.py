@@ -8,12 +8,14 @@ import textwrap
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 from scipy.stats import chi2
 
 import coowned as co
 from coowned.audit.run_audit import audit_plan, audit_run
+from coowned.errors import BatchCoupledLossError
 from coowned.exact.noise import NoiseStream
 from coowned.models.registry import model_from_description
 from coowned.runs.run_folder import RunFolder
@@ -104,6 +106,38 @@ def test_fit_end_to_end(torch, run, tmp_path):
     assert "'0.weight': (8, 2)" in done.stdout
     with pytest.raises(co.InputError, match="passed in memory"):
         co.open_run(run.folder).predict(rows(3))
+
+
+@pytest.mark.peers
+def test_an_index_out_of_range_reaches_no_other_person(torch):
+    """128 users with nothing to add; one of them looks up what lies in the tables of all others."""
+    from coowned.torch import fit
+
+    def of_table(module, example):
+        return example["weight"] * torch.nn.functional.embedding(example["p"], module(example["x"][:, None])).sum()
+
+    def of_own_table(module, example):
+        return example["weight"] * torch.index_select(module(example["x"][:, None]), 0, example["p"]).sum()
+
+    def trained(loss, indices):
+        p, weight = np.zeros((128, 255), np.int64), np.zeros(128, np.float32)
+        p[0], weight[0] = indices, 1e6
+        columns = {"x": np.ones((128, 2), np.float32), "p": p}
+        columns = {name: pa.FixedSizeListArray.from_arrays(a.ravel(), a.shape[1]) for name, a in columns.items()}
+        data = pa.table({"users": [[f"u{i}"] for i in range(128)], "weight": weight, **columns})
+        module = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(module.weight)
+        torch.nn.init.zeros_(module.bias)
+        settings = {"selector": co.Greedy(contribution_bound=1), "batch_size": 128, "iterations": 1, "seed": 0}
+        settings |= {"noise_multiplier": 0.1, "delta": 1e-6, "adjacency": "zero-out", "splits": (1.0, 0.0, 0.0)}
+        run = fit(co.from_table(data), module, loss, learning_rate=128.0, optimizer="sgd", **settings)
+        return run.stored.arrays()
+
+    with pytest.raises(BatchCoupledLossError, match=r"use torch\.index_select"):
+        trained(of_table, np.zeros(255))
+    usual, odd = (trained(of_own_table, indices) for indices in (np.zeros(255), np.arange(-127, 128)))
+    moved = np.sqrt(sum(np.square(usual[name] - odd[name]).sum() for name in usual))
+    assert 0.9 < moved <= 1 + 1e-6  # clip norms: their own gradient, which there is none of then
 
 
 @pytest.mark.peers

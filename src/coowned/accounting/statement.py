@@ -56,12 +56,19 @@ _NOT_PROMISED = (
     "in examples not attributed to them; two users together, who may be in more copies than either alone."
 )
 
+_SHAPE = (
+    "The shape of the model is public. coowned takes it from the configuration (columns, number of features, classes, "
+    "sequence length), the declared types of columns, and files (vocabulary, architecture, checkpoint), never from the "
+    "content of examples; of the code of a model from elsewhere this is assumed."
+)
+
 
 def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> Statement:
     """The statement of one guarantee.
 
     Guarantees:
       - Every number in it is read from the guarantee or its certificate.   (test_numbers_are_the_guarantees)
+      - What the model's shape was taken from is said.   (test_the_origin_of_the_shape_is_stated)
       - What is not promised is a list of its own, and all of it is said.   (test_not_promised_is_data)
       - "completely different text" stands beside the replace epsilon only.   (test_sentence_matches_adjacency)
       - The plain sentences follow the bound on attacks, which is in them.   (test_plain_sentence_follows_epsilon)
@@ -101,6 +108,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         f"{counted(certificate.num_distinct, 'example')}; a recount found nobody in more than "
         f"{counted(certificate.contribution_bound, 'copy', 'copies')}. coowned's selectors never see content; a "
         "training set from elsewhere is assumed to be chosen without looking at content.",
+        _SHAPE,
         _example_level(guarantee),
         f"Released: the model, and optionally every noisy gradient. {_NOT_RELEASED}",
         _accountant(guarantee),

@@ -55,17 +55,47 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
 def number_matrix(
     payload: pa.Table, names: str | Sequence[str], num_features: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """(rows, num_features) float32 of columns of numbers, or of one column of lists.
+    """(rows, `feature_width`) float32 of columns of numbers, or of one column of lists.
 
-    The width of lists is `num_features`, else what the column's type fixes, else their most common length: that length
-    is then taken as public. A list of another length is a row of NaN.
+    A list of another length is a row of NaN.
     """
-    columns = [payload.column(name) for name in check_number_columns(payload.schema, names, lists=True)]
+    width = feature_width(payload.schema, names, num_features)
+    columns = [payload.column(name) for name in ([names] if isinstance(names, str) else names)]
     if len(columns) == 1 and types_are_inferred(payload.schema):
-        return inferred_numbers(columns[0], (num_features or _usual_length(_lengths(columns[0])),))
+        return inferred_numbers(columns[0], (width,))
     if len(columns) == 1 and is_list(columns[0].type):
-        return numbers(columns[0], (_list_width(columns[0], num_features),))
+        return numbers(columns[0], (width,))
     return np.stack([numbers(column) for column in columns], axis=1)
+
+
+def feature_width(schema: pa.Schema, names: str | Sequence[str], num_features: int | None = None) -> int:
+    """How many features these columns have, by their types and `num_features` alone: the model's size reveals it.
+
+    Guarantees:
+      - What cells hold decides nothing: lists whose type has no length are refused without `num_features`.
+        (test_width_of_lists, test_one_cell_changes_no_shape_and_no_other_row)
+    """
+    listed = check_number_columns(schema, names, lists=True)
+    if len(listed) > 1:
+        return len(listed)
+    name, kind = listed[0], column_type(schema, listed[0])
+    fixed, why = 1, ""
+    if types_are_inferred(schema):  # a list of one name is a list of columns, of a number each
+        fixed = None if num_features or isinstance(names, str) else 1
+        why = "CSV, JSONL and SQL do not declare how many numbers a cell has"
+    elif is_list(kind):
+        fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+        why = f"its type, {kind}, does not say how long a list is"
+    if fixed is None and num_features is None:
+        raise InputError(
+            f"column {name!r}: {why}, and the lists may not tell, since the model's size would reveal them; declare "
+            "num_features (1 for a single number), or store fixed-size lists (Parquet, Arrow)"
+        )
+    if num_features is not None and fixed not in (None, num_features):
+        raise InputError(
+            f"num_features is {num_features}, but column {name!r} has {fixed} by its type; they must agree"
+        )
+    return num_features or fixed or 0
 
 
 def numbers(column: pa.ChunkedArray, shape: tuple[int, ...] = (), dtype: Any = np.float32) -> npt.NDArray[Any]:
@@ -173,20 +203,6 @@ def _flat(cell: Any, shape: tuple[int, ...]) -> list[str] | None:
     return None if any(part is None for part in parts) else [entry for part in parts for entry in part or ()]
 
 
-def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """(rows,) of the lists that cells hold or spell, 1 for other cells, -1 for null."""
-    if is_list(column.type):
-        return np.asarray(pc.list_value_length(column).fill_null(-1), np.int64)
-    found = np.where(np.asarray(column.is_null()), -1, 1)
-    for row, cell in _json_cells(column):
-        found[row] = len(cell)
-    return found
-
-
-def _usual_length(lengths: npt.NDArray[np.int64]) -> int:
-    return max(1, int(np.bincount(lengths[lengths >= 0], minlength=2).argmax()))
-
-
 def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str]:
     """The names of the text columns; refuses, with InputError, columns that are missing or of another type."""
     names = [text] if isinstance(text, str) else list(text)
@@ -220,10 +236,3 @@ def is_list(kind: pa.DataType) -> bool:
 def is_number(kind: pa.DataType) -> bool:
     known = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     return known or pa.types.is_boolean(kind)
-
-
-def _list_width(column: pa.ChunkedArray, num_features: int | None) -> int:
-    fixed = column.type.list_size if pa.types.is_fixed_size_list(column.type) else None
-    if num_features is not None and fixed not in (None, num_features):
-        raise InputError(f"num_features is {num_features}, but the column's lists have {fixed} numbers; remove it")
-    return num_features or fixed or _usual_length(_lengths(column))

@@ -160,7 +160,7 @@ class FeatureTable(RowTable):
     Example:
       >>> from coowned import from_table
       >>> examples = from_table({"users": [["a"], ["b"]], "features": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]})
-      >>> FeatureTable.from_examples(examples, features="features", label="label").shapes()
+      >>> FeatureTable.from_examples(examples, features="features", label="label", num_features=2).shapes()
       {'features': (2,), 'labels': ()}
     """
 
@@ -193,12 +193,12 @@ class FeatureTable(RowTable):
     ) -> "FeatureTable":
         """From columns of the payload: one list column, or several columns of numbers; and a column of labels.
 
-        Without a label all labels are NaN. Lists have `num_features` numbers, by default as many as their type says or
-        else as most of them have; the width is taken as public. Without classes a label is a number.
+        Without a label all labels are NaN. Lists have `num_features` numbers, by default as many as their type says;
+        the width is public. Without classes a label is a number.
 
         Guarantees:
-          - Only the schema can refuse: a label that is no class, or a list of another length than most, makes its own
-            row unusable and changes no other.   (test_only_the_schema_refuses)
+          - Only the schema can refuse: a label that is no class, or a list of another length, makes its own row
+            unusable and changes no other.   (test_only_the_schema_refuses)
         """
         labels = read_labels(examples.payload, label, classes)
         matrix = number_matrix(examples.payload, features, num_features)

@@ -21,7 +21,7 @@ from coowned.exact.keys import Purpose, fill_words
 
 KEY, USABLE = "coowned.key", "coowned.usable"  # arrays of a batch beside the example's own
 _PUBLIC_SEED = 1_410_500_127  # what is held out is scored under keys anybody can repeat
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1  # and its negative: what an integer of an example can be
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ExampleColumn:
         else:
             shape = (1,) if is_list(column.type) and not self.shape else self.shape  # a list of one is that number
             found = numbers(column, shape, precision).reshape(len(column), *self.shape)
-        fits = np.abs(found) <= (_LARGEST if self.whole else np.finfo(np.float32).max)  # NaN is not
+        fits = np.abs(found) <= (LARGEST if self.whole else np.finfo(np.float32).max)  # NaN is not
         found[~fits] = 0
         return found.astype(self.dtype, copy=False), np.all(fits.reshape(len(fits), math.prod(self.shape)), axis=1)
 
@@ -200,7 +200,7 @@ def number_array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
         raise InputError(
             f"array {name!r} must contain numbers, one row per example, not {array.dtype} of {array.shape}"
         )
-    if array.dtype.kind != "f" and array.size and not -_LARGEST <= int(array.min()) <= int(array.max()) <= _LARGEST:
+    if array.dtype.kind != "f" and array.size and not -LARGEST <= int(array.min()) <= int(array.max()) <= LARGEST:
         raise InputError(f"array {name!r} has integers beyond 32 bits; use smaller ones or floats")
     with np.errstate(over="ignore"):  # beyond float32: infinite, and then without influence
         return np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" else np.int32)

@@ -40,8 +40,9 @@ class BandedStrategy:
         test_a_forged_cache_keeps_the_bound)
       - C_ij = 0 for i - j >= num_bands.   (test_bands)
       - num_bands = 1 is the identity: DP-SGD.   (test_one_band_is_the_identity)
-      - `sensitivity_of` bounds what one user can change; columns that overlap are refused.
-        (test_sensitivity_is_that_of_the_matrix, test_overlapping_columns_are_refused)
+      - `sensitivity_of` bounds what one user can change, by as little however often they take part; columns that
+        overlap are refused.   (test_sensitivity_is_that_of_the_matrix, test_sensitivity_of_many_participations,
+        test_overlapping_columns_are_refused)
     Cost: an optimization is O(num_bands * iterations) a round, some dozen rounds; afterwards O(num_bands) memory.
     What it is not: amplified by sampling; `error_factor` compares at equal noise multipliers.
 
@@ -108,20 +109,19 @@ class BandedStrategy:
         if schedule.iterations != self.iterations:
             raise InputError(f"the schedule has {schedule.iterations} batches, the strategy {self.iterations} steps")
         schedule.check_graph(graph)
-        last = np.full(graph.num_users, -self.num_bands, np.int64)
-        total, count = np.zeros(graph.num_users), np.zeros(graph.num_users, np.int64)
-        step, user = _sum_columns(
-            schedule.batches, graph.indptr, graph.users, self._squared_norms(), self.num_bands, last, total, count
-        )
+        last, count = np.full(graph.num_users, -self.num_bands, np.int64), np.zeros(graph.num_users, np.int64)
+        step, user = _count_columns(schedule.batches, graph.indptr, graph.users, self.num_bands, last, count)
         if user >= 0:
             raise UncertifiableError(
                 f"user {user} takes part at step {step} less than num_bands ({self.num_bands}) steps after they last"
                 " did: their columns overlap; use fewer bands or a schedule with more separation"
             )
-        if not graph.num_users:
+        if not count.any():
             return 0.0
-        # A float64 sum of n terms is below the true one by a factor of at most 1 - n 2^-53.
-        return float(math.sqrt(total.max()) * (1 + (int(count.max()) + 4) * 2.0**-52))
+        # All columns of a user but the last are whole: a later one begins where such a column ends.
+        squares, present = self._squared_norms(), count > 0
+        total = (count[present] - 1) * squares[0] + squares[last[present]]
+        return float(math.sqrt(total.max()) * (1 + 4 * 2.0**-52))  # a product, a sum and a root were rounded
 
     def to_json(self) -> str:
         """A JSON text; coefficients are written so that they read back to the bit."""
@@ -153,10 +153,10 @@ class BandedStrategy:
 
 
 @compiled()
-def _sum_columns(batches, indptr, users, squared_norms, num_bands, last, total, count):
-    """Adds up each user's squared column norms; gives the first (step, user) whose columns overlap, or (-1, -1).
+def _count_columns(batches, indptr, users, num_bands, last, count):
+    """Each user's last step and how many they have; gives the first (step, user) whose columns overlap, or (-1, -1).
 
-    last (num_users,) starts at -num_bands; total (num_users,) float64 and count (num_users,) int64 start at 0.
+    last (num_users,) starts at -num_bands; count (num_users,) at 0.
     """
     for t in range(batches.shape[0]):
         for j in range(batches.shape[1]):
@@ -166,7 +166,6 @@ def _sum_columns(batches, indptr, users, squared_norms, num_bands, last, total, 
                 if t - last[u] < num_bands:
                     return t, np.int64(u)
                 last[u] = t
-                total[u] += squared_norms[t]
                 count[u] += 1
     return -1, np.int64(-1)
 

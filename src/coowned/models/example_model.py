@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned.cache import keep_compiled_programs
-from coowned.content.example_table import KEY, USABLE, ExampleColumn
+from coowned.content.example_table import KEY, LARGEST, USABLE, ExampleColumn
 from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.exact.grid import Grid
 from coowned.models.model import digest_arrays, num_parameters, sums_of_members
@@ -43,6 +43,8 @@ class ExampleModel:
       - What a copy adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more)
       - It does not depend on other copies: a loss that mixes examples is refused before training, on made-up data.
         (test_coupled_losses_are_refused, test_an_example_counts_the_same_in_any_company)
+      - Nor does an index out of range take one copy into another: such indices are among the made-up data.
+        (test_coupling_by_an_index_out_of_range_is_refused, test_indices_out_of_range_stay_in_their_example)
       - Nor on its place in a microbatch: where that changes the gradient of a made-up row, each copy has a place of
         its own, whoever else was drawn.   (test_an_example_counts_the_same_in_any_place)
       - The clipped sum is that of the examples' own gradients.   (test_equals_jax_privacy)
@@ -330,23 +332,39 @@ class ExampleModel:
         size = self.rows_at_once
         if size == 1:
             return True
-        batch, parameters = self._made_up(size), self._all_parameters()
-        gradients = self._program(size)
-        usual = _on_host(gradients(parameters, batch))
-        for row in (0, size - 1):
-            for scale in (0.0, 1.0, 1e3):
-                others = self._made_up(size, seed=1, scale=scale)
-                for name in batch:
-                    others[name][row] = batch[name][row]
-                changed = _on_host(gradients(parameters, others))
-                for name, gradient in usual.items():
-                    if gradient[row].tobytes() != changed[name][row].tobytes():
-                        raise BatchCoupledLossError(
-                            f"the gradient of one example at {name!r} changed when other examples of the batch did; "
-                            "clipping would not bound one example's contribution. Remove what mixes examples (batch "
-                            "statistics, custom batching rules)"
-                        )
+        batch, gradients = self._made_up(size), self._program(size)
+        for parameters in self._probed_parameters():
+            usual = _on_host(gradients(parameters, batch))
+            for row in (0, size - 1):
+                for scale in (0.0, 1.0, 1e3):
+                    others = _with_row(self._made_up(size, seed=1, scale=scale), row, batch)
+                    _refuse_changes(usual, _on_host(gradients(parameters, others)), np.arange(size) == row)
+        self._check_out_of_range(size)
         return True
+
+    def _check_out_of_range(self, size: int) -> None:
+        """The same for rows that hold numbers which are no index of anything; such a row may also raise.
+
+        Where examples lie one after another in memory, the first may reach into any other, and the last by -1. Of the
+        powers of the number of rows one lies in the others' part, whatever the length of each.
+        """
+        batch, gradients = self._made_up(size), self._program(size)
+        *_, parameters = self._probed_parameters()
+        usual = _on_host(gradients(parameters, batch))
+        beyond = [size**power for power in range(32) if size**power < LARGEST]
+        for entry in self.entries:
+            for row, value in (*((0, value) for value in (*beyond, LARGEST)), (size - 1, -1), (size - 1, -LARGEST)):
+                others = self._made_up(size, seed=1)
+                others[entry.name][row] = value
+                odd = self._unless_it_raises(gradients, parameters, _with_row(batch, row, others))
+                if odd is not None:
+                    _refuse_changes(usual, _on_host(odd), np.arange(size) != row)
+                    again = self._unless_it_raises(gradients, parameters, others)
+                    _refuse_changes(_on_host(odd), _on_host(again or {}), np.arange(size) == row)
+
+    def _unless_it_raises(self, gradients: Any, parameters: Any, rows: Arrays) -> Arrays | None:
+        """None where a row's content raises: XLA has no such errors."""
+        return gradients(parameters, rows)
 
     @functools.cached_property
     def _is_same_everywhere(self) -> bool:
@@ -355,19 +373,24 @@ class ExampleModel:
         Libraries multiply matrices by kernels for some rows at a time, and add in another order in the last ones.
         """
         size = self.rows_at_once
-        batch, gradients, generator = self._made_up(size), self._program(size), np.random.default_rng(0)
-        for distance in (0.0, 0.1):  # from where training starts, which may have zeros, and so nothing to add
-            near = {
-                name: np.asarray(array + distance * generator.standard_normal(array.shape), np.float32)
-                for name, array in self.tree.trained.items()
-            }
-            parameters = self._placed({name: array[None] for name, array in near.items()})
+        batch, gradients = self._made_up(size), self._program(size)
+        for parameters in self._probed_parameters():
             usual = _on_host(gradients(parameters, batch))
             for shift in (2**exponent for exponent in range((size - 1).bit_length())):
                 moved = _on_host(gradients(parameters, {name: np.roll(a, shift, axis=0) for name, a in batch.items()}))
                 if any(np.roll(moved[name], -shift, axis=0).tobytes() != usual[name].tobytes() for name in usual):
                     return False
         return True
+
+    def _probed_parameters(self) -> Iterator[Mapping[str, Any]]:
+        """Those that training starts from, which may have zeros that hide what gradients depend on, and some near."""
+        generator = np.random.default_rng(0)
+        for distance in (0.0, 0.1):
+            near = {
+                name: np.asarray(array + distance * generator.standard_normal(array.shape), np.float32)
+                for name, array in self.tree.trained.items()
+            }
+            yield self._placed({name: array[None] for name, array in near.items()})
 
     def _all_parameters(self) -> Mapping[str, Any]:
         return self._placed({name: array[None] for name, array in self.tree.trained.items()})
@@ -445,6 +468,25 @@ def refuse_collectives() -> Iterator[None]:
             f"the loss uses other examples of the batch ({error}), but it sees only one; use layers without batch "
             "statistics, such as layer norm or group norm"
         ) from error
+
+
+def _with_row(batch: Arrays, row: int, given: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """A copy of a batch in which one row is that of another."""
+    changed = {name: array.copy() for name, array in batch.items()}
+    for name, array in changed.items():
+        array[row] = given[name][row]
+    return changed
+
+
+def _refuse_changes(usual: Arrays, changed: Arrays, rows: npt.NDArray[np.bool_]) -> None:
+    """Raises BatchCoupledLossError where the gradient of one of these rows, which were not changed, is another."""
+    for name, gradient in usual.items():
+        if name not in changed or gradient[rows].tobytes() != changed[name][rows].tobytes():
+            raise BatchCoupledLossError(
+                f"the gradient of one example at {name!r} changed when other examples of the batch did; clipping would "
+                "not bound one example's contribution. Remove what mixes examples (batch statistics, custom batching "
+                "rules, lookups that an index out of range takes into another example)"
+            )
 
 
 def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

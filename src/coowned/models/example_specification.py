@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +137,12 @@ class ExampleSpecification(Specification):
         kinds |= {name: more.get(name, ((), True)) for name in columns if name not in plain}
         try:
             found, output = self._traced(
-                tree, kinds, label, labels=labels, all_known=declared or self.columns is not None
+                tree,
+                kinds,
+                label,
+                labels=labels,
+                all_known=declared or self.columns is not None,
+                why_missing=functools.partial(self._why_missing, schema),
             )
         except Exception as error:
             if declared or isinstance(error, InputError):
@@ -197,8 +203,26 @@ class ExampleSpecification(Specification):
             columns[str(label)] = str(label)
         return columns
 
+    def _why_missing(self, schema: pa.Schema, name: str) -> str:
+        """Why an example has no entry of this name, and what there is."""
+        columns = self._columns(schema)
+        if self.columns is not None and name not in columns:
+            return f"the model reads example[{name!r}], and columns names only {', '.join(columns)}; name it there"
+        column = columns.get(name, name)
+        if column not in schema.names:
+            there = ", ".join(schema.names) or "no columns"
+            return f"the data have no column {column!r}, which the model reads; they have {there}"
+        return f"the model reads column {column!r}, which holds {schema.field(column).type}, not numbers; convert it"
+
     def _traced(
-        self, tree: ParameterTree, kinds: Kinds, label: str | None, *, labels: bool, all_known: bool
+        self,
+        tree: ParameterTree,
+        kinds: Kinds,
+        label: str | None,
+        *,
+        labels: bool,
+        all_known: bool,
+        why_missing: Callable[[str], str],
     ) -> tuple[dict[str, tuple[int, ...]], Any]:
         """(the shape of each entry that is used, what `predict` gives), by calling both functions.
 
@@ -210,7 +234,7 @@ class ExampleSpecification(Specification):
         failure: Exception | None = None
         tries = _lengths(unknown, self.lengths(tree))
         while tries:
-            example = RecordingExample(kinds, tries.pop(), self.zeros, all_known)
+            example = RecordingExample(kinds, tries.pop(), self.zeros, all_known, why_missing)
             try:
                 with refuse_collectives():
                     output = None if self.predict is None else self.call(self.predict, tree, example)
@@ -284,17 +308,17 @@ class RecordingExample(Mapping[str, Any]):
         kinds: Kinds,
         lengths: Mapping[str, int],
         zeros: Callable[[tuple[int, ...], bool], Any],
-        all_known: bool = True,
+        all_known: bool,
+        why_missing: Callable[[str], str],
     ):
         self._kinds, self._lengths, self._zeros, self._all_known = kinds, lengths, zeros, all_known
+        self._why_missing = why_missing
         self.whole: set[str | None] = {name for name, (_, whole) in kinds.items() if whole}
         self.used: dict[str, tuple[int, ...]] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._kinds:
-            raise InputError(
-                f"the model uses example[{name!r}], which is not in the data; choose from {', '.join(self._kinds)}"
-            )
+            raise InputError(self._why_missing(name))
         self.used[name] = shape = self._shape(name)
         return self._zeros(shape, name in self.whole)
 

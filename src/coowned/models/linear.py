@@ -14,7 +14,7 @@ import pyarrow as pa
 from coowned import validate
 from coowned.accounting.claim_file import model_metadata
 from coowned.attribution.examples import AttributedExamples
-from coowned.content.columns import check_number_columns
+from coowned.content.columns import feature_width
 from coowned.content.data import FeatureTable
 from coowned.content.labels import check_label_column
 from coowned.errors import InputError
@@ -226,13 +226,13 @@ class FeatureModel(LinearModel):
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
         label = getattr(self, self.label_field) if labels else None
         check_label_column(schema, label, self.classes)
-        check_number_columns(schema, self.features, lists=True)
+        width = feature_width(schema, self.features, self.num_features)
+        model: Any = dataclasses.replace(self, num_features=width)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
             table = FeatureTable.from_examples(
                 examples, features=self.features, label=label, num_features=self.num_features, classes=self.classes
             )
-            model: Any = dataclasses.replace(self, num_features=table.features.shape[1])
             return model, table, {"unusable_rows": table.num_unusable}
 
         return Task(read=read)

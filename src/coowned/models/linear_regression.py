@@ -28,7 +28,7 @@ class LinearRegression(FeatureModel):
 
     Attributes:
       target_bound: public: the largest absolute value a target can have, known without looking at the data.
-      num_features: how many there are; None: as many as the data have, which is then taken as public.
+      num_features: how many there are; None: as many as columns are named, or as the type of a list column says.
       features: the columns with them: one list column, or several columns of numbers.
       target: the column with the target.
 

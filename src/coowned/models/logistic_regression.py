@@ -18,7 +18,7 @@ class LogisticRegression(FeatureModel, Classifier):
       - `from_arrays(to_arrays(p))` is p.                                 (test_arrays_round_trip)
 
     Attributes:
-      num_features: how many there are; None: as many as the data have, which is then taken as public.
+      num_features: how many there are; None: as many as columns are named, or as the type of a list column says.
       features: the columns with them: one list column, or several columns of numbers.
       label: the column with the label.
       classes: what labels there are, as the data spell them, or how many (0, 1, ...); default: 0 and 1.

@@ -382,6 +382,7 @@ clip_norm = 1.0                  # largest gradient norm of one copy
 kind = "logistic-regression"     # or linear-regression, text-classifier, bert-classifier, bert-masked-lm, or python for
                                  # a model of your own: docs/training.md, docs/own-models.md
 features = "features"            # one list column, or ["x1", "x2", ...]
+# num_features = 100             # numbers in a list; needed unless the column's type is a fixed-size list
 label = "label"                  # 0 or 1; other labels are declared: classes = ["spam", "ham"]
 
 [optimizer]

@@ -46,6 +46,7 @@ class TorchModel(ExampleSpecification):
         (test_an_encoder_that_remembers_is_refused)
       - Layers that mix examples and random layers are refused, by name, before anything is read.
         (test_batch_norm_is_refused, test_dropout_is_refused)
+      - So are layers whose parameters have no shape yet.   (test_lazy_layers_are_refused)
 
     Attributes:
       module: where training starts; it is never written to, `load_trained` puts trained parameters into one.
@@ -77,6 +78,12 @@ class TorchModel(ExampleSpecification):
     def parameter_tree(self) -> ParameterTree:
         import torch
 
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                raise InputError(
+                    f"{name!r} has no shape yet: the module has a lazy layer (such as LazyLinear); call the "
+                    "module on one made-up example before training, or use a layer of a given size"
+                )
         trained = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
         for name, parameter in trained.items():
             if parameter.dtype != torch.float32:
@@ -171,6 +178,10 @@ class TorchModel(ExampleSpecification):
         try:
             return _encoded(self.encode, row)
         except Exception as error:
+            if isinstance(error, KeyError) and (missing := error.args[0]) not in row:
+                raise InputError(
+                    f"encode reads column {missing!r}, which the data do not have; they have {', '.join(row) or 'none'}"
+                ) from error
             raise InputError(
                 f"encode must take a row without content, which says what shapes an example has; for {row} it raised "
                 f"{type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from coowned import interrupts
 from coowned.content.example_table import KEY, USABLE
-from coowned.errors import InputError
+from coowned.errors import BatchCoupledLossError, InputError
 from coowned.models.example_model import (
     MOST_ROWS,
     STAND_IN_ENTRIES,
@@ -42,6 +42,10 @@ class ModuleModel(ExampleModel):
       - A copy's gradient does not depend on others: found out on made-up data before training.
         (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch,
         test_a_copy_adds_the_same_in_any_place_in_torch)
+      - Nor does an index out of range read or write another copy: the functions of PyTorch that let it, such as
+        `F.embedding` on a table that differs between examples, are refused by name, and others on made-up indices.
+        (test_unchecked_indices_are_refused, test_the_probe_finds_a_lookup_that_no_name_tells,
+        test_indices_out_of_range_stay_in_their_example_in_torch)
       - A row for which the loss or the module raises (an index out of range) adds exactly zero and stops nothing; it
         has no loss and no prediction. What made-up rows raise too is reported, and memory that is missing.
         (test_rows_that_raise_add_nothing, test_errors_of_the_model_are_reported)
@@ -120,7 +124,8 @@ class ModuleModel(ExampleModel):
                 return function(self.module, example)
 
         tensors_by_name = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # vmap loops over the others
+        # vmap loops over the other kernels of attention.
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), refuse_unchecked_indices():
             return torch.func.functional_call(Called(self.module), tensors_by_name, (self._example(row),))
 
     @property
@@ -204,6 +209,9 @@ class ModuleModel(ExampleModel):
             return found
 
         return gradients
+
+    def _unless_it_raises(self, gradients: Any, parameters: Any, rows: Arrays) -> Arrays | None:
+        return _attempt(functools.partial(gradients, parameters), rows)
 
     def _gradients(self, parameters: Mapping[str, Any], rows: Arrays) -> Any:  # pyright: ignore
         import torch
@@ -325,6 +333,50 @@ def tensors(arrays: Arrays) -> dict[str, Any]:
         array = np.asarray(values)
         found[name] = torch.tensor(array.astype(np.int64) if array.dtype.kind in "iu" else array)
     return found
+
+
+def refuse_unchecked_indices() -> Any:
+    """A context that refuses, with BatchCoupledLossError, the functions that content takes out of its own example.
+
+    `vmap` puts the tables of all examples one below the other, so that an index out of range reads another example's,
+    and adds to its gradient. Most functions check each index against its own table; these do not.
+    """
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_leaves
+
+    class RefuseUncheckedIndices(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name = kwargs or {}, getattr(func, "__name__", "").split(".")[0].rstrip("_")
+            if name in _UNCHECKED:
+                least, instead = _UNCHECKED[name]
+                if sum(map(_is_batched, tree_leaves((args, kwargs)))) >= least:
+                    raise BatchCoupledLossError(
+                        f"the loss calls {name} with indices and tensors that differ between examples: PyTorch does "
+                        f"not check such indices, and one out of range reaches into other examples; {instead}"
+                    )
+            return func(*args, **kwargs)
+
+    return RefuseUncheckedIndices()
+
+
+_UNCHECKED = {
+    "embedding": (2, "use torch.index_select(table, 0, indices)"),
+    "index_fill": (2, "use scatter, or torch.where"),
+    "bincount": (1, "use torch.nn.functional.one_hot(indices, count).sum(0)"),
+    "ctc_loss": (2, "it cannot be trained with a guarantee"),
+}
+"""By name: how many arguments that differ between examples are too many, and what to use instead."""
+
+
+def _is_batched(value: Any) -> bool:
+    """Whether it is a tensor that `vmap` has a value of for each example."""
+    from torch._C import _functorch
+
+    while _functorch.is_functorch_wrapped_tensor(value) if hasattr(value, "untyped_storage") else False:
+        if _functorch.is_batchedtensor(value):
+            return True
+        value = _functorch.get_unwrapped(value)
+    return False
 
 
 def _attempt(compute: Callable[[Arrays], Any], rows: Arrays) -> Any:
