@@ -43,8 +43,7 @@ _NAMES = {
     "mechanism.random_allocation": "RandomAllocation",
     "accounting.calculators": "epsilon calibrate epsilon_curve gaussian_dp true_positive_rate_bound "
     "sweep_noise_multiplier",
-    "accounting.guarantee": "PrivacyGuarantee guarantee",
-    "accounting.composition": "ComposedGuarantee compose",
+    "accounting.guarantee": "PrivacyGuarantee guarantee ComposedGuarantee compose",
     "accounting.planning": "Plan plan",
     "mechanism.banded_strategy": "BandedStrategy",
     "mechanism.batching": "PoissonBatches ScheduledBatches CyclicPoissonBatches",

@@ -9,8 +9,7 @@ import pytest
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting import calculators
 from coowned.accounting import guarantee as module
-from coowned.accounting.composition import compose
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify

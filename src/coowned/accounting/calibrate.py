@@ -4,10 +4,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from coowned.accounting.composition import ALLOWED_ERROR_SHARE, Answer, Composition, ZeroOutTwice, compose_steps
 from coowned.accounting.gaussian import find_root, gaussian_mu
-from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
 from coowned.accounting.terms import check_terms
-from coowned.accounting.zero_out_twice import ZeroOutTwice, compose_steps
 from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
+from coowned.accounting.composition.group_mixture import UNIT_ROUNDOFF, LossAtoms
 
 # Added where a positive number may have become 0: far from its centre a tilt is undone by factors like exp(1000).
 UNDERFLOW = 1e-290

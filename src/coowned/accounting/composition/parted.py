@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from coowned.accounting.group_mixture import UNIT_ROUNDOFF
-from coowned.accounting.tilted_composition import (
+from coowned.accounting.composition.group_mixture import UNIT_ROUNDOFF
+from coowned.accounting.composition.tilted import (
     LARGEST_TRANSFORM,
     LOG_NEGLIGIBLE,
     ComposedLoss,

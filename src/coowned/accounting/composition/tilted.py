@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.special import erfcx
 
+from coowned.accounting.composition.group_mixture import UNIT_ROUNDOFF, LossAtoms
+from coowned.accounting.composition.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 from coowned.accounting.gaussian import find_root
-from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
-from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 
 LARGEST_TRANSFORM = 2**23
 LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chernoff bound

@@ -23,7 +23,7 @@ import math
 import numba
 import numpy as np
 
-from coowned.accounting.group_mixture import (
+from coowned.accounting.composition.group_mixture import (
     UNIT_ROUNDOFF,
     LossAtoms,
     connect,
@@ -32,7 +32,7 @@ from coowned.accounting.group_mixture import (
     interval_masses,
     loss_dots,
 )
-from coowned.accounting.spectrum import UNDERFLOW
+from coowned.accounting.composition.spectrum import UNDERFLOW
 
 FINENESS = 0.01  # distance of nodes, relative to the loss and at most; its square is what it adds to the variance
 _TAIL_STEP = 16.0  # tails are rounded down to a multiple, so that few laws are made
