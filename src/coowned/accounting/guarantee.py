@@ -155,7 +155,7 @@ class PrivacyGuarantee:
         """One JSON object with a checksum; without the certificate, its digest stands there."""
         fields = self._fields()
         if not embed_certificate:
-            fields["certificate"] = codec.checksum(fields["certificate"])
+            fields["certificate"] = self.certificate.digests()[0]
         return codec.encode_json({**fields, "checksum": codec.checksum(fields)}, indent=2, format=FORMAT)
 
     @classmethod
@@ -448,6 +448,6 @@ def _certificate_of(stored: Any, certificate: ContributionCertificate | None) ->
             return embedded
     elif certificate is None:
         raise InputError("the guarantee is stored without its certificate; open the run folder it belongs to")
-    elif stored == codec.checksum(msgspec.json.decode(certificate.to_json())):
+    elif stored in certificate.digests():
         return certificate
     raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")

@@ -313,7 +313,7 @@ class _Planner:
             "recounted_bound": certificate.contribution_bound,
             "size": certificate.size,
             "num_distinct": certificate.num_distinct,
-            "upper_bound": certificate.upper_bound,
+            "upper_bound": certificate.origin.upper_bound,
             "mean_users_per_example": float(copies @ self.graph.users_per_example) / max(1, certificate.size),
             "min_separation": certificate.min_separation,
             **asked,

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Self
 
 from coowned import validate
-from coowned.certificate import ContributionCertificate
+from coowned.certificate import CertifiedGroups, ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import CyclicPoissonBatches
@@ -69,7 +69,8 @@ class CyclicPoisson(GroupedMechanism):
     @classmethod
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
-        sizes, bounds = _certified_groups(certificate)
+        groups = _certified_groups(certificate)
+        sizes, bounds = groups.sizes, groups.bounds
         return {
             "num_groups": len(sizes),
             "num_bands": len(sizes),
@@ -101,7 +102,7 @@ class CyclicPoisson(GroupedMechanism):
 
     def for_example(self, certificate: ContributionCertificate) -> Self:
         copies = max(1, certificate.most_copies_of_one_example)
-        sizes = certificate.group_sizes or ()
+        sizes = certificate.groups.sizes if certificate.groups else ()
         bounds = tuple(copies if group < len(sizes) and sizes[group] else 0 for group in range(self.num_groups))
         return dataclasses.replace(self, contribution_bound=copies, group_bounds=bounds)
 
@@ -110,7 +111,7 @@ class CyclicPoisson(GroupedMechanism):
         histogram = certificate.copies_per_user
         levels = [{"group": -1, "sampling_probability": 0.0, "copies": 0, "users": histogram[0] if histogram else 0}]
         width = certificate.contribution_bound + 1
-        for index, users in enumerate(certificate.group_copies_per_user or ()):
+        for index, users in enumerate(certificate.groups.copies_per_user if certificate.groups else ()):
             group, copies = divmod(index, width)
             if 0 < copies <= self.bound_of(group):
                 probability = self.probability_of(group)
@@ -127,11 +128,10 @@ class CyclicPoisson(GroupedMechanism):
         )
 
 
-def _certified_groups(certificate: ContributionCertificate) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The copies, and the most copies of one user, in each group."""
-    if certificate.groups is None or certificate.group_sizes is None or certificate.group_bounds is None:
+def _certified_groups(certificate: ContributionCertificate) -> CertifiedGroups:
+    if certificate.groups is None:
         raise UncertifiableError(
             "the certificate does not prove that every user is in one group only, which cyclic sampling needs; "
             "select with groups"
         )
-    return certificate.group_sizes, certificate.group_bounds
+    return certificate.groups

@@ -133,7 +133,7 @@ class Mechanism(abc.ABC):
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         """What this mechanism needs beyond the contribution bound."""
-        if certificate.min_separation is not None:
+        if certificate.schedule is not None:
             raise UncertifiableError("the certificate is for a fixed schedule, which is not drawn; use MinSeparation")
 
     # ---- training
@@ -348,13 +348,14 @@ class GroupedMechanism(BandedMechanism):
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         super()._check_certificate(certificate)
-        found = len(certificate.group_sizes or (certificate.size,))
-        if found > self.num_groups or (certificate.groups is None and self.num_groups > 1):
+        groups = certificate.groups
+        found = len(groups.sizes) if groups else 1
+        if found > self.num_groups or (groups is None and self.num_groups > 1):
             raise UncertifiableError(
                 f"the certificate proves {counted(found, 'group')} of users, the mechanism has {self.num_groups}; use "
                 "from_certificate"
             )
-        for group, bound in enumerate(certificate.group_bounds or ()):
+        for group, bound in enumerate(groups.bounds if groups else ()):
             if bound > self.bound_of(group):
                 copies = counted(bound, "copy", "copies")
                 raise UncertifiableError(

@@ -8,7 +8,7 @@ import numpy as np
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.certificate import ContributionCertificate, separation_in_words
+from coowned.certificate import CertifiedSchedule, ContributionCertificate, separation_in_words
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
@@ -70,16 +70,12 @@ class MinSeparation(BandedMechanism):
 
     @classmethod
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
-        separation = _certified_separation(certificate)
-        return {
-            "min_separation": separation,
-            "num_bands": separation,
-            "iterations": certificate.iterations,
-            "batch_size": certificate.batch_size,
-        }
+        schedule = _certified_schedule(certificate)
+        return {"num_bands": schedule.min_separation, **vars(schedule)}
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        separation = _certified_separation(certificate)
+        schedule = _certified_schedule(certificate)
+        separation = schedule.min_separation
         for name in ("min_separation", "num_bands"):
             if getattr(self, name) > separation:
                 raise UncertifiableError(
@@ -89,9 +85,9 @@ class MinSeparation(BandedMechanism):
             raise UncertifiableError(f"a certificate cannot prove a sensitivity of {self.sensitivity:.6g}; remove it")
         if self.max_column_norm is not None and self.max_column_norm < 1:
             raise UncertifiableError("a certificate cannot prove columns shorter than 1; remove max_column_norm")
-        if self.iterations != certificate.iterations:
+        if self.iterations != schedule.iterations:
             raise UncertifiableError(
-                f"the mechanism has {self.iterations} iterations, the schedule {certificate.iterations}"
+                f"the mechanism has {self.iterations} iterations, the schedule {schedule.iterations}"
             )
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> ScheduledBatches:
@@ -168,11 +164,11 @@ class MinSeparation(BandedMechanism):
         raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")
 
 
-def _certified_separation(certificate: ContributionCertificate) -> int:
-    if certificate.min_separation is None:
+def _certified_schedule(certificate: ContributionCertificate) -> CertifiedSchedule:
+    if certificate.schedule is None:
         raise UncertifiableError(
             "the certificate is not for a schedule and proves no min separation; select with greedy-min-separation"
         )
-    if certificate.min_separation == 0:
+    if certificate.schedule.min_separation == 0:
         raise UncertifiableError("some batch of the schedule holds two copies of one user; no min separation holds")
-    return certificate.min_separation
+    return certificate.schedule

@@ -72,11 +72,11 @@ class RandomAllocation(GroupedMechanism):
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         _check_one_copy(certificate)
-        sizes = certificate.group_sizes or (certificate.size,)
+        sizes = _group_sizes(certificate)
         if batch_size > certificate.size:
             size = counted(certificate.size, "copy", "copies")
             raise InputError(f"batch_size must be at most the size of S ({size}), not {batch_size}; reduce it")
-        bounds = certificate.group_bounds or ()
+        bounds = certificate.groups.bounds if certificate.groups else ()
         return {
             "rounds_per_epoch": max(1, round(max(sizes) / batch_size)),
             "num_groups": len(sizes),
@@ -98,7 +98,7 @@ class RandomAllocation(GroupedMechanism):
         return 1 / self.rounds_per_epoch
 
     def expected_copies(self, certificate: ContributionCertificate) -> int:
-        largest = max(certificate.group_sizes or (certificate.size,))
+        largest = max(_group_sizes(certificate))
         return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
 
     def drawn_share(self, certificate: ContributionCertificate) -> float:
@@ -192,6 +192,10 @@ def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]
 def largest_fair_word(rounds: int) -> np.uint64:
     """Words up to it leave every remainder modulo `rounds` equally often."""
     return np.uint64(2**64 - 2**64 % rounds - 1)
+
+
+def _group_sizes(certificate: ContributionCertificate) -> tuple[int, ...]:
+    return certificate.groups.sizes if certificate.groups else (certificate.size,)
 
 
 def _check_one_copy(certificate: ContributionCertificate) -> None:

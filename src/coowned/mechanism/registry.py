@@ -49,7 +49,7 @@ def mechanism_class(kind: str) -> "type[Mechanism]":
 
 def mechanism_class_for(certificate: "ContributionCertificate") -> "type[Mechanism]":
     """The mechanism that the certified selection was made for: the first above that needs what was certified."""
-    scheduled = certificate.min_separation is not None
+    scheduled = certificate.schedule is not None
     needs = scheduled, not scheduled and bool(certificate.groups)
     return next(kind for kind in mechanisms() if (kind.needs_schedule, kind.needs_groups) == needs)
 

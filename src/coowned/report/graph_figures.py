@@ -184,7 +184,7 @@ def _settings(choice: Choice) -> str:
 
 def run_rows(run: StoredRun, selected: SelectedGraph, other_choices: Plan) -> list[Row]:
     """The rows of a plan with the run's own among them, which is marked."""
-    bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
+    bound = run.certificate.origin.selector.get("contribution_bound", run.certificate.contribution_bound)
     found = other_choices.choices
     others = [one for one in found if (one.selector, one.contribution_bound) != (run.selector, bound)]
     assert run.guarantee is not None

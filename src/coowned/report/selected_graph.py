@@ -62,8 +62,9 @@ class SelectedGraph:
     def upper_bound(self) -> tuple[int, str] | None:
         """A proven bound on the size of any S under the same rules, and what proved it; None for a schedule."""
         certificate = self.certificate
-        if certificate.upper_bound is not None:
-            return certificate.upper_bound, str(certificate.selector.get("name", "given"))
+        origin = certificate.origin
+        if origin.upper_bound is not None:
+            return origin.upper_bound, str(origin.selector.get("name", "given"))
         if certificate.min_separation is not None or certificate.contribution_bound == 0:
             return None
         prover = Priced(
@@ -100,7 +101,7 @@ def plan_of_run(run: StoredRun, graph: AttributionGraph) -> Plan:
     guarantee, mechanism = run.guarantee, run.mechanism
     if guarantee is None or mechanism.batch_size is None:
         raise InputError(f"without a privacy target there is no noise to compare ({run.reason})")
-    bound = run.certificate.selector.get("contribution_bound", run.certificate.contribution_bound)
+    bound = run.certificate.origin.selector.get("contribution_bound", run.certificate.contribution_bound)
     return plan(
         graph,
         epsilon=guarantee.epsilon,
@@ -112,7 +113,7 @@ def plan_of_run(run: StoredRun, graph: AttributionGraph) -> Plan:
         selectors=["greedy", "greedy-with-duplicates", *(["priced"] if run.selector == "priced" else [])],
         mechanism="poisson",
         num_parameters=run.record.num_parameters or DEFAULT_PARAMETERS,
-        seed=run.certificate.seed or 0,
+        seed=run.certificate.origin.seed or 0,
     )
 
 
