@@ -184,43 +184,67 @@ def _narrow(
 
     It is not where few draws decide delta: the coarse law's normal approximation is far off.
     """
-    slope = -1.5  # of log(epsilon) by log(noise)
-    noise = start
-    value = math.nan
+    noise, slope, value = start, -1.5, math.nan
     if near:
         value = proven(start)
         near = abs(_log_ratio(value, epsilon)) <= 5 * _NEAR
     if not near:
         noise, slope = _approach(rough, start, epsilon)
         value = proven(noise)
-    met: float | None = None  # the smallest noise known to meet the target
-    missed: float | None = None  # the largest known to miss it
-    points: list[tuple[float, float]] = []
+    bracket = _Bracket(epsilon=epsilon, slope=slope)
     for _ in range(60):
-        if value <= epsilon:
-            met = noise if met is None else min(met, noise)
-        else:
-            missed = noise if missed is None else max(missed, noise)
-        if met is not None and (met <= _SMALLEST or (missed is not None and met / missed <= 1 + RELATIVE_TOLERANCE)):
-            return met
-        if missed is not None and missed >= _LARGEST:
+        bracket.add(noise, value)
+        if bracket.met is not None and bracket.is_narrow:
+            return bracket.met
+        if bracket.missed is not None and bracket.missed >= _LARGEST:
             raise UncertifiableError(_NO_NOISE)
-        points.append((math.log(noise), _log_ratio(value, epsilon)))
-        if len(points) > 1 and points[-1][0] != points[-2][0]:
-            slope = min((points[-1][1] - points[-2][1]) / (points[-1][0] - points[-2][0]), -0.05)
-        # Aim a third of the tolerance to the other side of the root than this point is, to close the bracket.
-        beyond = RELATIVE_TOLERANCE / 3 if value > epsilon else -RELATIVE_TOLERANCE / 3
-        step = min(max(-points[-1][1] / slope, -_LARGEST_STEP), _LARGEST_STEP)
-        noise = math.exp(points[-1][0] + step + beyond)
-        if met is not None and missed is not None and not missed < noise < met:
-            noise = math.sqrt(met * missed)
-        elif met is None:
-            noise = max(noise, math.exp(max(point[0] for point in points)) * (1 + 1e-4))
-        elif missed is None:
-            noise = min(noise, met * (1 - 1e-4))
-        noise = min(max(noise, _SMALLEST), _LARGEST)
+        noise = bracket.next_noise()
         value = proven(noise)
     raise UncertifiableError("the search for the noise multiplier did not settle; use a larger delta")
+
+
+@dataclasses.dataclass
+class _Bracket:
+    """Noise multipliers on both sides of the one that just meets the target, narrowed by the secant method."""
+
+    epsilon: float  # the target
+    slope: float  # of log(epsilon) by log(noise)
+    met: float | None = None  # the smallest noise known to meet the target
+    missed: float | None = None  # the largest known to miss it
+    value: float = math.nan  # the epsilon that was found last
+    points: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # log(noise), log(epsilon / target)
+
+    @property
+    def is_narrow(self) -> bool:
+        if self.met is None:
+            return False
+        return self.met <= _SMALLEST or (self.missed is not None and self.met / self.missed <= 1 + RELATIVE_TOLERANCE)
+
+    def add(self, noise: float, value: float) -> None:
+        """Records that `noise` gives an epsilon of `value`."""
+        if value <= self.epsilon:
+            self.met = noise if self.met is None else min(self.met, noise)
+        else:
+            self.missed = noise if self.missed is None else max(self.missed, noise)
+        self.value = value
+        self.points.append((math.log(noise), _log_ratio(value, self.epsilon)))
+
+    def next_noise(self) -> float:
+        """Returns the noise multiplier to try next, inside the bracket where there is one."""
+        log_noise, log_ratio = self.points[-1]
+        if len(self.points) > 1 and log_noise != self.points[-2][0]:
+            self.slope = min((log_ratio - self.points[-2][1]) / (log_noise - self.points[-2][0]), -0.05)
+        # Aim a third of the tolerance to the other side of the root than this point is, to close the bracket.
+        beyond = RELATIVE_TOLERANCE / 3 if self.value > self.epsilon else -RELATIVE_TOLERANCE / 3
+        step = min(max(-log_ratio / self.slope, -_LARGEST_STEP), _LARGEST_STEP)
+        noise = math.exp(log_noise + step + beyond)
+        if self.met is not None and self.missed is not None and not self.missed < noise < self.met:
+            noise = math.sqrt(self.met * self.missed)
+        elif self.met is None:
+            noise = max(noise, math.exp(max(point[0] for point in self.points)) * (1 + 1e-4))
+        elif self.missed is None:
+            noise = min(noise, self.met * (1 - 1e-4))
+        return min(max(noise, _SMALLEST), _LARGEST)
 
 
 def _approach(rough: Callable[[float], float], start: float, epsilon: float) -> tuple[float, float]:

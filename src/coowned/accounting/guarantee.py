@@ -5,7 +5,7 @@ import functools
 import math
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 import polars as pl
@@ -227,6 +227,15 @@ _STORED = msgspec.defstruct(
 )
 
 
+class ClaimOptions(TypedDict, total=False):
+    """Keywords of `guarantee` that are rarely needed."""
+
+    simulated_batch_size: int | None
+    test_run: bool
+    run_id: str | None
+    allow_large_delta: bool
+
+
 def guarantee(
     certificate: ContributionCertificate,
     mechanism: Mechanism,
@@ -235,10 +244,7 @@ def guarantee(
     noise_multiplier: float | None = None,
     delta: float,
     adjacency: str,
-    simulated_batch_size: int | None = None,
-    test_run: bool = False,
-    run_id: str | None = None,
-    allow_large_delta: bool = False,
+    **options: Unpack[ClaimOptions],
 ) -> PrivacyGuarantee:
     """The only maker of a `PrivacyGuarantee`.
 
@@ -268,46 +274,78 @@ def guarantee(
       >>> 1.99 < claim.epsilon <= 2.0, claim.contribution_bound
       (True, 1)
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
-    check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)
-    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
-    check_mechanism(mechanism)
-    mechanism.check_certificate(certificate)
-    delta = float(delta)
-    refuse_if_never_drawn(mechanism, delta)
-    calibrated, simulated = mechanism, None
-    if simulated_batch_size is not None:
-        calibrated = mechanism.with_batch_size(simulated_batch_size, certificate)
-    if epsilon is not None:
-        noise_multiplier = calculators.calibrate(calibrated, epsilon=epsilon, delta=delta, adjacency=adjacency)
-    assert noise_multiplier is not None
-    noise_multiplier = float(noise_multiplier)
-    if simulated_batch_size is not None:
-        simulated = calculators.epsilon(calibrated, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
-    answer, proven = _proven(mechanism, certificate, noise_multiplier, delta, adjacency)
-    if epsilon is not None and simulated is None and answer.epsilon > epsilon:
-        raise UncertifiableError(
-            f"the noise multiplier {noise_multiplier:.6g} that was found gives epsilon {answer.epsilon:.6g}, not "
-            f"{epsilon:g}; was it stored by another version? Empty the cache (COOWNED_CACHE) and calibrate again"
-        )
-    return PrivacyGuarantee(
-        **proven,
+    request = _Request(
+        certificate=certificate,
+        mechanism=mechanism,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
         delta=delta,
         adjacency=adjacency,
-        target_epsilon=None if epsilon is None else float(epsilon),
-        noise_multiplier=noise_multiplier,
-        simulated_epsilon=simulated,
-        simulated_batch_size=simulated_batch_size,
-        grid_spacing=answer.spacing,
-        error_share=answer.error_share,
-        test_run=test_run,
-        run_id=run_id or secrets.token_hex(8),
-        mechanism=mechanism,
-        certificate=certificate,
-        version=coowned.__version__,
-        maker=_MADE_BY_GUARANTEE,
+        **options,
     )
+    return request.grant()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    """The arguments of `guarantee`, checked."""
+
+    certificate: ContributionCertificate
+    mechanism: Mechanism
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    adjacency: str
+    simulated_batch_size: int | None = None
+    test_run: bool = False
+    run_id: str | None = None
+    allow_large_delta: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
+        given = {"epsilon": self.epsilon, "noise_multiplier": self.noise_multiplier}
+        check_terms(delta=self.delta, adjacency=self.adjacency, **given)
+        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
+        check_mechanism(self.mechanism)
+        self.mechanism.check_certificate(self.certificate)
+        refuse_if_never_drawn(self.mechanism, float(self.delta))
+
+    def grant(self) -> PrivacyGuarantee:
+        """Finds the noise if a target was given, and proves what it gives."""
+        delta, target = float(self.delta), self.epsilon
+        terms: dict[str, Any] = {"delta": delta, "adjacency": self.adjacency}
+        size, calibrated = self.simulated_batch_size, self.mechanism
+        if size is not None:
+            calibrated = self.mechanism.with_batch_size(size, self.certificate)
+        noise = self.noise_multiplier
+        if target is not None:
+            noise = calculators.calibrate(calibrated, epsilon=target, **terms)
+        assert noise is not None
+        noise = float(noise)
+        simulated = None if size is None else calculators.epsilon(calibrated, noise_multiplier=noise, **terms)
+        answer, proven = _proven(self.mechanism, self.certificate, noise, **terms)
+        if target is not None and simulated is None and answer.epsilon > target:
+            raise UncertifiableError(
+                f"the noise multiplier {noise:.6g} that was found gives epsilon {answer.epsilon:.6g}, not {target:g}; "
+                "was it stored by another version? Empty the cache (COOWNED_CACHE) and calibrate again"
+            )
+        return PrivacyGuarantee(
+            **proven,
+            **terms,
+            target_epsilon=None if target is None else float(target),
+            noise_multiplier=noise,
+            simulated_epsilon=simulated,
+            simulated_batch_size=size,
+            grid_spacing=answer.spacing,
+            error_share=answer.error_share,
+            test_run=self.test_run,
+            run_id=self.run_id or secrets.token_hex(8),
+            mechanism=self.mechanism,
+            certificate=self.certificate,
+            version=coowned.__version__,
+            maker=_MADE_BY_GUARANTEE,
+        )
 
 
 class _StoredComposition(msgspec.Struct, frozen=True, kw_only=True):

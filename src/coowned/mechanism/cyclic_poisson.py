@@ -1,6 +1,9 @@
 """Banded DP-MF with sampling: each group of users is drawn only in its own steps."""
 
+import contextlib
 import dataclasses
+import functools
+from collections.abc import Iterator
 from typing import Any, Self
 
 from coowned import validate
@@ -8,8 +11,14 @@ from coowned.certificate import CertifiedGroups, ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import CyclicPoissonBatches
+from coowned.mechanism.candidates import TOO_SMALL, TOO_SMALL_FOR_GROUPS, Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import GroupedMechanism, Selected
 from coowned.progress import counted
+from coowned.selection.cyclic_groups import CyclicGroups
+from coowned.selection.greedy import Greedy
+from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
+
+_NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)  # that a plan tries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +127,15 @@ class CyclicPoisson(GroupedMechanism):
                 levels.append({"group": group, "sampling_probability": probability, "copies": copies, "users": users})
         return levels
 
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Tries every bound, with duplicates too where these are among the selectors."""
+        for duplicates in (False, True):
+            for bound in space.contribution_bounds:
+                if not duplicates or (bound > 1 and GreedyWithDuplicates.name in space.selectors):
+                    make = functools.partial(_grouped_candidates, space, bound, duplicates)
+                    yield Attempt(f"{CyclicGroups.name}, bound {bound}", make)
+
     def describe(self) -> str:
         drawn = [p for p in map(self.probability_of, range(self.num_groups)) if p > 0]
         spread = f"{drawn[0]:.10g}" if min(drawn) == max(drawn) else f"{min(drawn):.10g} to {max(drawn):.10g} by group"
@@ -126,6 +144,40 @@ class CyclicPoisson(GroupedMechanism):
             f"{counted(self.num_bands, 'band')}; every copy has its own coin in its group's rounds, of probability "
             f"{spread}"
         )
+
+
+def _grouped_candidates(space: SearchSpace, bound: int, duplicates: bool) -> list[Candidate]:
+    free = space.select((GreedyWithDuplicates if duplicates else Greedy)(contribution_bound=bound))
+    number = best_number_of_groups(space, bound, free.size)
+    if number is None:
+        note = TOO_SMALL if free.size < space.batch_size else TOO_SMALL_FOR_GROUPS
+        return [Candidate(selector=CyclicGroups.name, selected=free, note=note)]
+    selector = CyclicGroups(num_groups=number, contribution_bound=bound, allow_duplicates=duplicates)
+    return [
+        Candidate(
+            selector=CyclicGroups.name,
+            selected=space.select(selector),
+            contribution_bound=bound,
+            allow_duplicates=duplicates,
+        )
+    ]
+
+
+def best_number_of_groups(space: SearchSpace, bound: int, size: int) -> int | None:
+    """Returns the number with the least error if S were divided evenly; None where two groups have no batch each."""
+    most = min(size // space.batch_size, space.iterations)
+    errors: dict[int, float] = {}
+    for number in (number for number in _NUMBERS_OF_GROUPS if number <= most):
+        mechanism = CyclicPoisson(
+            contribution_bound=bound,
+            sampling_probability=space.batch_size * number / size,
+            iterations=space.iterations,
+            num_groups=number,
+            num_bands=number,
+        )
+        with contextlib.suppress(UncertifiableError):
+            errors[number] = space.noise_for(mechanism) * mechanism.strategy().error_factor()
+    return min(errors, key=errors.__getitem__, default=None)
 
 
 def _certified_groups(certificate: ContributionCertificate) -> CertifiedGroups:

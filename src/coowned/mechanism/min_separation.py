@@ -1,7 +1,10 @@
 """DP-MF: a fixed schedule with separated participations, and noise correlated over a band."""
 
+import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -9,14 +12,20 @@ import numpy as np
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import CertifiedSchedule, ContributionCertificate, separation_in_words
-from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.errors import CertificateMismatchError, InfeasibleScheduleError, InputError, UncertifiableError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import ScheduledBatches
+from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
+from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
+from coowned.selection.priced import Priced
+from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.selector import Schedule
 
+_SEPARATION_SHARES = (1, 2, 4)  # of the largest min separation: what a plan tries
+_SPREAD_SHARES = (1.0, 0.85, 0.7, 0.5, 0.3)  # of the separation that a bound on participations leaves room for
 _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
 
 
@@ -138,6 +147,12 @@ class MinSeparation(BandedMechanism):
         participations = min(self.contribution_bound, -(-step // self.min_separation))
         return dataclasses.replace(self.for_copies(participations), iterations=step)
 
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Tries the largest separation of a greedy schedule, and the smallest bound that needs no example twice."""
+        yield Attempt(GreedyMinSeparation.name, functools.partial(_separated_candidates, space))
+        yield Attempt(PricedMinSeparation.name, functools.partial(_bounded_candidates, space))
+
     def describe(self) -> str:
         return (
             f"a fixed schedule in which {separation_in_words(self.min_separation)}, with noise correlated over "
@@ -162,6 +177,40 @@ class MinSeparation(BandedMechanism):
                 steps[-1] = last[fits[np.argmax(total[fits])]]
                 return WorstUser(copies=count, probability=1.0, rounds=steps)
         raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")
+
+
+def _separated_candidates(space: SearchSpace) -> Iterator[Candidate]:
+    """Yields greedy schedules with the largest separation that bisection finds, a half and a quarter of it."""
+    word = GreedyMinSeparation.name
+    try:
+        largest = max_min_separation(
+            space.graph, batch_size=space.batch_size, iterations=space.iterations, seed=space.seed, search="bisection"
+        )
+    except InfeasibleScheduleError as error:
+        yield Candidate(selector=word, selected=None, note=str(error))
+        return
+    for separation in dict.fromkeys(largest // share for share in _SEPARATION_SHARES if largest >= share):
+        with contextlib.suppress(InfeasibleScheduleError):  # success at `largest` does not prove it for less
+            yield Candidate(selector=word, selected=space.schedule(GreedyMinSeparation, min_separation=separation))
+
+
+def _bounded_candidates(space: SearchSpace) -> Iterator[Candidate]:
+    """Yields a schedule with the smallest bound under which no example need be repeated, if there is one."""
+    needed = space.batch_size * space.iterations
+    enough = (
+        bound
+        for bound in (sorted(space.contribution_bounds) if needed <= space.graph.num_examples else ())
+        if space.select(Priced(contribution_bound=bound)).size >= needed
+    )
+    if (bound := next(enough, None)) is None:
+        return
+    largest = space.iterations if bound == 1 else (space.iterations - 1) // (bound - 1)
+    for separation in dict.fromkeys(max(1, int(share * largest)) for share in _SPREAD_SHARES):
+        settings = {"min_separation": separation, "contribution_bound": bound}
+        with contextlib.suppress(InfeasibleScheduleError):
+            schedule = space.schedule(PricedMinSeparation, **settings)
+            yield Candidate(selector=PricedMinSeparation.name, selected=schedule)
+            return
 
 
 def _certified_schedule(certificate: ContributionCertificate) -> CertifiedSchedule:

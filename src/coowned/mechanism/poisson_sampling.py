@@ -66,6 +66,15 @@ class PoissonSampling(Mechanism):
         validate.positive(simulated_batch_size=batch_size)
         return dataclasses.replace(self, **self._certified_fields(certificate, batch_size))
 
+    @classmethod
+    def for_size(cls, *, contribution_bound: int, size: int, batch_size: int, iterations: int) -> Self:
+        return cls(
+            contribution_bound=contribution_bound,
+            sampling_probability=batch_size / size,
+            batch_size=batch_size,
+            iterations=iterations,
+        )
+
     def describe(self) -> str:
         return (
             f"Poisson sampling: every copy has its own coin of probability {self.sampling_probability:.10g} in every "

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -14,8 +15,12 @@ from coowned.errors import InputError, UncertifiableError
 from coowned.exact.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Copies, GroupedBatches
+from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
+from coowned.mechanism.cyclic_poisson import best_number_of_groups
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
+from coowned.selection.cyclic_groups import CyclicGroups
+from coowned.selection.greedy import Greedy
 
 _ONE_COPY = (
     "the accounting of random allocation covers users with one copy only; no bound is known for several copies, each "
@@ -116,6 +121,12 @@ class RandomAllocation(GroupedMechanism):
     def for_example(self, certificate: ContributionCertificate) -> Self:
         return dataclasses.replace(self, group_bounds=None)  # an example may be in a group without protected users
 
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Tries bound 1, in one group and in as many as cyclic sampling would have."""
+        if space.only or 1 in space.contribution_bounds:
+            yield Attempt("random allocation", functools.partial(_allocated_candidates, space))
+
     def describe(self) -> str:
         return (
             f"random allocation over {counted(self.num_groups, 'group')} of users with noise correlated over "
@@ -192,6 +203,15 @@ def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]
 def largest_fair_word(rounds: int) -> np.uint64:
     """Words up to it leave every remainder modulo `rounds` equally often."""
     return np.uint64(2**64 - 2**64 % rounds - 1)
+
+
+def _allocated_candidates(space: SearchSpace) -> Iterator[Candidate]:
+    free = space.select(Greedy(contribution_bound=1))
+    yield Candidate(selector=Greedy.name, selected=free)
+    number = best_number_of_groups(space, 1, free.size)
+    if number is not None:
+        grouped = space.select(CyclicGroups(num_groups=number, contribution_bound=1))
+        yield Candidate(selector=CyclicGroups.name, selected=grouped)
 
 
 def _group_sizes(certificate: ContributionCertificate) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """Every mechanism: one file, one class, one entry here. Importing this imports none of them."""
 
-import functools
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +27,6 @@ MECHANISMS = {
 """Every mechanism by its `kind`."""
 
 
-@functools.cache
 def mechanisms() -> "tuple[type[Mechanism], ...]":
     """Every mechanism's class."""
     paths = [entry.path.rpartition(".") for entry in MECHANISMS.values()]

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from coowned import __version__
-from coowned.accounting.planning import Plan
+from coowned.accounting.choices import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import Measured
@@ -82,7 +82,7 @@ def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
       - It holds statistics of the graph alone, with a mark for every choice of the plan.   (test_plan_page)
     """
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
-    target = next((choice for choice in plan.choices if choice.best), plan.choices[0])
+    target = next((choice for choice in plan.choices if choice.best), plan.choices[0]).target
     figures = graph_figures.trade_off(
         [row for row in rows if row["batch_size"] == target.batch_size],
         chosen="the best predicted signal-to-noise",

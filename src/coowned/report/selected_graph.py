@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from coowned.accounting.planning import Plan, default_bounds, plan
+from coowned.accounting.choices import Plan
+from coowned.accounting.planning import default_bounds, plan
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import histogram
