@@ -1,4 +1,4 @@
-"""The contribution certificate: what a selection really contains, recounted independently.
+"""Certifies a selection: recounts independently how often each user is in it.
 
 Selectors use compiled kernels; this file counts with numpy alone, so that a bug of theirs cannot hide here.
 """
@@ -140,7 +140,7 @@ class ContributionCertificate:
 
     @property
     def min_separation(self) -> int | None:
-        """The schedule's min separation; None for a set."""
+        """Min separation of the schedule; None for a set."""
         return None if self.schedule is None else self.schedule.min_separation
 
     def to_json(self) -> str:
@@ -282,7 +282,7 @@ def _parts(flat: Any) -> dict[str, Any]:
 
 
 def certificate_for(selection: str) -> str:
-    """The path or URL of the certificate of S."""
+    """Returns the path or URL of the certificate of S."""
     if "://" not in selection:
         return str(certificate_path_of(Path(selection)))
     if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
@@ -291,14 +291,14 @@ def certificate_for(selection: str) -> str:
 
 
 def certificate_path_of(selection: Path) -> Path:
-    """S.parquet has its certificate in S.certificate.json."""
+    """Returns S.certificate.json for S.parquet."""
     if not selection.name:
         raise InputError(f"{selection}: a folder, not a selection; give a file such as S.parquet")
     return selection.with_name(f"{selection.stem}.certificate.json")
 
 
 def separation_in_words(min_separation: int) -> str:
-    """What a min separation of at least 1 says of a schedule.
+    """Explains a min separation of at least 1.
 
     >>> separation_in_words(1)
     'every batch holds at most one copy of each user'
@@ -355,7 +355,7 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
 
 
 def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
-    """(num_users,) int64: the number of copies each user is in."""
+    """Counts the copies that each user is in: (num_users,) int64."""
     total = np.zeros(graph.num_users, dtype=np.int64)
     several = copies.max(initial=0) > 1
     for begin, end in _slices(graph.indptr):
@@ -433,14 +433,14 @@ def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -
 
 
 def _texts(graph: AttributionGraph, rows: np.ndarray) -> tuple[digests.Texts, np.ndarray]:
-    """Ids as text, and (rows,) the index among them of each of these examples' ids."""
+    """Returns ids as text, and the index among them of each of these examples' ids, (rows,)."""
     if graph.example_ids is not None and is_text(graph.example_ids.type):  # as stored in memory
         return digests.Texts(*utf8_buffers(graph.example_ids, length=graph.num_examples)), rows
     return digests.Texts(*utf8_buffers(graph.ids_of(rows), length=len(rows))), np.arange(len(rows))
 
 
 def _slices(indptr: np.ndarray) -> list[tuple[int, int]]:
-    """Runs of examples of about _PAIRS_AT_ONCE pairs, so that what is counted at once stays small."""
+    """Divides the examples into runs of about _PAIRS_AT_ONCE pairs, so that what is counted at once stays small."""
     cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], _PAIRS_AT_ONCE), side="left")
     cuts = np.unique(np.concatenate([cuts, [0, len(indptr) - 1]]))
     return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))

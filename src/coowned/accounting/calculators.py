@@ -1,4 +1,4 @@
-"""Calculators on a hypothetical mechanism: numbers, no claim. A claim needs a certificate (`guarantee`).
+"""Computes epsilons and curves of a hypothetical mechanism. These are numbers, not claims: a claim needs a certificate.
 
 Every epsilon here is of one user (or one example) under a fixed, public attribution graph; `adjacency` says what may
 change: "zero-out" (all their examples become blank) or "replace" (they become anything else).
@@ -39,7 +39,7 @@ Compositions = list[Composition | ZeroOutTwice]  # of every kind of user that co
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GaussianDp:
-    """A Gaussian mechanism that is no more private than the one asked about."""
+    """Describes a Gaussian mechanism that is no more private than the one asked about."""
 
     mu: float  # its mean in units of its noise; infinite where delta at small epsilons cannot be told from 1
     # The mechanism IS this Gaussian. Otherwise mu is an upper bound for epsilons up to `largest_epsilon` only
@@ -49,7 +49,7 @@ class GaussianDp:
 
 
 def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str) -> float:
-    """The smallest epsilon that is proven for one user at `delta`.
+    """Returns the smallest epsilon that is proven for one user at `delta`.
 
     Guarantees:
       - Never below the true epsilon.   (test_never_below_the_closed_form, test_never_below_quadrature,
@@ -72,7 +72,7 @@ def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adja
 
 
 def epsilon_details(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str) -> Answer:
-    """`epsilon` with the grid it was computed on and what numerical errors were charged."""
+    """Returns `epsilon` with the grid it was computed on and the numerical errors that were charged."""
     check_terms(delta=delta, adjacency=adjacency, noise_multiplier=noise_multiplier)
     return _worst([[steps] for steps in mechanism.user_steps(noise_multiplier)], delta, adjacency)
 
@@ -86,7 +86,7 @@ def epsilon_of_copies(
     adjacency: str,
     group: int | None = None,
 ) -> float:
-    """The epsilon of a user who is in `copies` copies (participations for `MinSeparation`), not in all allowed.
+    """Returns the epsilon of a user who is in `copies` copies (participations for `MinSeparation`), not in all allowed.
 
     `group` narrows `CyclicPoisson` to that group of users. 0 copies are refused: such a user has no part in training.
     With the copies of one example in place of a user's it is the example-level (edge-data) epsilon.
@@ -103,7 +103,9 @@ def epsilon_of_copies(
 
 
 def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, adjacency: str) -> float:
-    """The epsilon of several runs on the same people, given as (mechanism, noise multiplier), with independent coins.
+    """Returns the epsilon of several runs, given as (mechanism, noise multiplier), on the same people.
+
+    Coins and noise of the runs are independent.
 
     NOT for models of one sweep that share their batches: see `sweep_noise_multiplier`.
 
@@ -124,7 +126,7 @@ def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, a
 
 
 def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
-    """The noise multiplier of ONE mechanism as strong as several models trained on the same batches.
+    """Returns the noise multiplier of ONE mechanism as strong as several models trained on the same batches.
 
     Models of one sweep share their coins and have noise of their own: together they are a single release with noise
     (sum of sigma_i^-2)^(-1/2). Composing them as independent runs would promise too much.
@@ -141,7 +143,7 @@ def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 def epsilon_curve(
     mechanism: Mechanism, *, noise_multiplier: float, adjacency: str, epsilons: Sequence[float]
 ) -> np.ndarray:
-    """delta at each of `epsilons`: upper bounds, largest over directions and groups, (len(epsilons),).
+    """Returns an upper bound on delta at each of `epsilons`, (len(epsilons),), the largest over directions and groups.
 
     Guarantees:
       - Agrees with `epsilon`: delta at its answer is at most the delta asked for, up to the grid's
@@ -166,7 +168,7 @@ def epsilon_curve(
 def gaussian_dp(
     mechanism: Mechanism, *, noise_multiplier: float, adjacency: str, smallest_delta: float = 1e-12
 ) -> GaussianDp:
-    """mu of Gaussian DP: exact without coins, elsewhere the smallest mu whose curve lies above this mechanism's.
+    """Returns mu of Gaussian DP: exact without coins, else the smallest mu whose curve lies above this mechanism's.
 
     "Above" holds at every epsilon from 0 to the one at `smallest_delta`, not just on the grid: the
     Gaussian at each grid point is compared with this mechanism at the point before it.
@@ -199,7 +201,7 @@ def gaussian_dp(
 def true_positive_rate_bound(
     mechanism: Mechanism, *, noise_multiplier: float, adjacency: str, false_positive_rate: float
 ) -> float:
-    """The largest true-positive rate any membership test with that false-positive rate can have.
+    """Returns the largest true-positive rate that a membership test with this false-positive rate can have.
 
     Every point of the curve gives two bounds, TPR <= exp(eps) FPR + delta and 1 - TPR >= exp(-eps) (1 - delta - FPR);
     the best of a grid of them is taken, so it is an upper bound whatever the grid. Exact without coins.
@@ -246,7 +248,7 @@ def _exact_mu(compositions: Compositions) -> float | None:
 
 
 def _deltas(compositions: Compositions, points: Sequence[float]) -> np.ndarray:
-    """(num_points,) the largest delta at each epsilon."""
+    """Returns the largest delta at each epsilon, (num_points,)."""
     deltas = np.zeros(len(points))
     for composition in compositions:
         answers = composition.deltas(points, refuse=False)
@@ -259,7 +261,7 @@ def _deltas(compositions: Compositions, points: Sequence[float]) -> np.ndarray:
 
 
 def _sampled_curve(compositions: Compositions, smallest_delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Grid of epsilons from 0 to the one at smallest_delta, and the deltas there."""
+    """Returns a grid of epsilons from 0 to the one at smallest_delta, and the deltas there."""
     largest = max(composition.epsilon(smallest_delta).epsilon for composition in compositions)
     points = np.linspace(0.0, max(largest, 1e-9), _GRID_POINTS)
     return points, _deltas(compositions, points.tolist())

@@ -1,4 +1,4 @@
-"""The smallest noise multiplier that meets a target, from the private side."""
+"""Finds the smallest noise multiplier that meets a privacy target."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ _NO_NOISE = "no noise multiplier up to 1e12 meets the target; use a larger epsil
 
 
 def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: str, cache: bool = True) -> float:
-    """The smallest noise multiplier, in clip norms of one example, for which `epsilon` is proven at `delta`.
+    """Returns the smallest noise multiplier, in clip norms of one example, that is proven to give `epsilon` at `delta`.
 
     Guarantees:
       - The accountant confirms it: `epsilon(...)` at the result is at most the target, 0.999 of the result misses
@@ -93,13 +93,13 @@ def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: s
 
 
 def _composed(steps: Steps, noise_multiplier: float, adjacency: str) -> Composition | ZeroOutTwice:
-    """The composition of steps that are given for noise multiplier 1, with another one."""
+    """Composes steps that are given for noise multiplier 1 with another one."""
     steps = dataclasses.replace(steps, noise_multiplier=steps.noise_multiplier * noise_multiplier)
     return compose_steps([steps], adjacency)
 
 
 def refuse_if_never_drawn(mechanism: Mechanism, delta: float) -> None:
-    """Refuses, with InputError, a delta not below the chance that a user is ever drawn: no noise would be needed."""
+    """Raises InputError if delta is not below the chance that a user is ever drawn: no noise would be needed."""
     for steps in mechanism.user_steps(1.0):
         if steps.probability >= 1:
             continue
@@ -143,7 +143,7 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
 
 
 def _least_certified(certified: Callable[[float], bool], refused: float) -> float:
-    """The least noise above `refused` that the accountant certifies for the target: more noise than is needed.
+    """Returns the least noise above `refused` that the accountant certifies for the target: more than is needed.
 
     For where numerical errors are too large a part of delta until the noise is a little larger.
     """
@@ -164,7 +164,7 @@ def _least_certified(certified: Callable[[float], bool], refused: float) -> floa
 
 
 def _root(falling: Callable[[float], float]) -> float:
-    """Where a falling function of log(noise multiplier) is about 0."""
+    """Returns about where a falling function of log(noise multiplier) is 0."""
     low, high = math.log(0.7), math.log(1.4)
     while falling(low) <= 0:
         low, high = low - math.log(2), low
@@ -180,7 +180,7 @@ def _root(falling: Callable[[float], float]) -> float:
 def _narrow(
     proven: Callable[[float], float], rough: Callable[[float], float], start: float, epsilon: float, *, near: bool
 ) -> float:
-    """The smallest noise multiplier on the private side, found from a start that should be nearly right if `near`.
+    """Narrows down the smallest noise multiplier that meets the target, from a start that is nearly right if `near`.
 
     It is not where few draws decide delta: the coarse law's normal approximation is far off.
     """
@@ -205,7 +205,7 @@ def _narrow(
 
 @dataclasses.dataclass
 class _Bracket:
-    """Noise multipliers on both sides of the one that just meets the target, narrowed by the secant method."""
+    """Brackets the noise multiplier that just meets the target, and narrows the bracket by the secant method."""
 
     epsilon: float  # the target
     slope: float  # of log(epsilon) by log(noise)
@@ -248,7 +248,7 @@ class _Bracket:
 
 
 def _approach(rough: Callable[[float], float], start: float, epsilon: float) -> tuple[float, float]:
-    """A noise multiplier that nearly meets the target, and the slope of log(epsilon) by log(noise) there.
+    """Returns a noise multiplier that nearly meets the target, and the slope of log(epsilon) by log(noise) there.
 
     epsilon may be 0 over most of the range and rise steeply: a bracket that is at least halved every other time.
     """

@@ -1,4 +1,4 @@
-"""One row of a plan, all of them, which is the best, what its noise means, and what would lower it."""
+"""Holds the rows of a plan, marks the best one, and explains its noise and what would lower it."""
 
 import dataclasses
 import operator
@@ -24,7 +24,7 @@ _TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where the no
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanTarget:
-    """The privacy target, the training and the model that a choice was made for, so that no epsilon stands alone."""
+    """Names the privacy target, the training and the model of a choice, so that no epsilon stands alone."""
 
     epsilon: float
     delta: float
@@ -44,7 +44,7 @@ class PlanTarget:
 
     @property
     def claim(self) -> dict[str, Any]:
-        """What is calibrated for: epsilon, delta and adjacency."""
+        """Epsilon, delta and adjacency, for the calculators."""
         return {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency}
 
 
@@ -62,7 +62,7 @@ class SelectedCounts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a choice draws its batches."""
+    """Settings of a choice's mechanism."""
 
     sampling_probability: float | None = None
     least_group_probability: float | None = None  # the largest is `sampling_probability`
@@ -72,7 +72,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise:
-    """The noise that meets the target."""
+    """Noise that meets the target."""
 
     noise_multiplier: float
     other_epsilon: float  # under the other adjacency, at the same delta
@@ -108,7 +108,7 @@ class Choice:
 
     @property
     def ratio(self) -> SignalToNoise | None:
-        """The signal-to-noise ratio in training; None where the choice cannot be used."""
+        """Signal-to-noise ratio in training; None where the choice cannot be used."""
         if self.noise is None:
             return None
         return SignalToNoise(
@@ -212,7 +212,7 @@ class Plan:
         return [choice.to_row() for choice in self.choices]
 
     def notes(self) -> list[str]:
-        """Why some choices cannot be used, one sentence for all whose S is too small.
+        """Says why some choices cannot be used, in one sentence for all whose S is too small.
 
         Guarantees:
           - However many choices are too small, one sentence says so.   (test_too_small_choices_share_one_sentence)
@@ -254,7 +254,7 @@ def mark_best(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _why(best: Choice, others: Sequence[Choice], least: Choice) -> str:
-    """What the best choice has, beside the best of every other mechanism, in one sentence."""
+    """Compares the best choice with the best of every other mechanism, in one sentence."""
 
     def has(choice: Choice) -> str:
         return (

@@ -1,4 +1,4 @@
-"""The privacy guarantee: a certificate and a mechanism become a claim. There is no other way to one."""
+"""Makes privacy guarantees from a certificate and a mechanism, the only way to get one, and composes them."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ _MADE_BY_GUARANTEE = object()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyGuarantee:
-    """An epsilon with everything it means: unit, bound, delta, adjacency, mechanism and certificate.
+    """States an epsilon with everything it means: unit, bound, delta, adjacency, mechanism and certificate.
 
     Attributes:
       epsilon, delta, adjacency: the claim, for the worst-off protected user.
@@ -90,28 +90,28 @@ class PrivacyGuarantee:
 
     @property
     def shown_epsilon(self) -> str:
-        """epsilon as people are shown it: as it was asked for where it was, else rounded up."""
+        """Epsilon as people are shown it: as it was asked for where it was, else rounded up."""
         met = self.target_epsilon is not None and self.simulated_epsilon is None and self.epsilon <= self.target_epsilon
         return f"{self.target_epsilon:.12g}" if met else rounded_up(self.epsilon)
 
     @property
     def shown_noise_multiplier(self) -> str:
-        """The noise multiplier as people are shown it: as it was given where it was, else rounded down."""
+        """Noise multiplier as people are shown it: as it was given where it was, else rounded down."""
         return f"{self.noise_multiplier:.12g}" if self.target_epsilon is None else rounded_down(self.noise_multiplier)
 
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the claim: a delta that is too large for so many users. A test run claims nothing."""
+        """Warns of a delta that is too large for so many users. A test run claims nothing."""
         users = self.certificate.num_users - sum(self.certificate.copies_per_user[:1])
         return () if self.test_run else delta_warnings(self.delta, num_users=users)
 
     def attack_bound(self, adjacency: str) -> float:
-        """The success of any attack on this run with 1% false alarms, at most."""
+        """Bounds the success of any attack on this run with 1% false alarms."""
         epsilon = self.epsilon if adjacency == self.adjacency else self.other_epsilon
         by_claim = math.exp(min(epsilon, 700.0)) * FALSE_ALARMS + self.delta
         return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency))
 
     def statement(self, *, graph_statistics: bool = False) -> str:
-        """What a person is told, in numbered sentences; with graph_statistics, also how many users have which level.
+        """Explains the guarantee in numbered sentences; with graph_statistics, also how many users have which level.
 
         Such counts are statistics of the graph, which fixed-graph privacy does not protect: leave them out of what is
         published unless the graph is public.
@@ -119,11 +119,11 @@ class PrivacyGuarantee:
         return str(self.statement_parts(graph_statistics=graph_statistics))
 
     def statement_parts(self, *, graph_statistics: bool = False) -> Statement:
-        """The statement as data: headline, sentences, and what is not promised."""
+        """Returns the statement as data: headline, sentences, and what is not promised."""
         return make_statement(self, graph_statistics=graph_statistics)
 
     def by_copies(self) -> pl.DataFrame:
-        """Epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.
+        """Returns epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.
 
         Under a fixed graph a user in fewer copies has a better guarantee. Level 0 has no epsilon: such users have no
         part in training, which says nothing of validation or test. For cyclic sampling there is one row for each group
@@ -152,7 +152,7 @@ class PrivacyGuarantee:
         )
 
     def to_json(self, *, embed_certificate: bool = True) -> str:
-        """One JSON object with a checksum; without the certificate, its digest stands there."""
+        """Returns one JSON object with a checksum; without the certificate, its digest stands there."""
         fields = self._fields()
         if not embed_certificate:
             fields["certificate"] = self.certificate.digests()[0]
@@ -181,7 +181,7 @@ class PrivacyGuarantee:
         return cls(**{**fields, **raised}, **parts) if raised else guarantee
 
     def terms(self) -> str:
-        """What an epsilon is never shown without, but for itself.
+        """Returns what an epsilon is never shown without, but for itself.
 
         Guarantees:
           - Unit, contribution bound, delta and adjacency are in it.   (test_terms_of_an_epsilon)
@@ -246,7 +246,7 @@ def guarantee(
     adjacency: str,
     **options: Unpack[ClaimOptions],
 ) -> PrivacyGuarantee:
-    """The only maker of a `PrivacyGuarantee`.
+    """Makes a `PrivacyGuarantee`; nothing else does.
 
     Guarantees:
       - Noise that is given is refused where a target would be: delta must be below the chance of ever being drawn.
@@ -288,7 +288,7 @@ def guarantee(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Request:
-    """The arguments of `guarantee`, checked."""
+    """Arguments of `guarantee`, checked."""
 
     certificate: ContributionCertificate
     mechanism: Mechanism
@@ -356,7 +356,7 @@ class _StoredComposition(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComposedGuarantee:
-    """Several runs on the same people, taken together."""
+    """States what several runs on the same people promise together."""
 
     epsilon: float
     delta: float
@@ -391,7 +391,7 @@ class ComposedGuarantee:
         return str(Statement(headline=sentences[0], sentences=tuple(sentences)))
 
     def to_json(self) -> str:
-        """One JSON object with every member's guarantee."""
+        """Returns one JSON object with every member's guarantee."""
         members = [msgspec.json.decode(run.to_json()) for run in self.members]
         stored = {"delta": self.delta, "epsilon": self.epsilon, "members": members}
         return codec.encode_json(stored, format=COMPOSED_FORMAT)
@@ -414,7 +414,7 @@ class ComposedGuarantee:
 def compose(
     guarantees: Sequence[PrivacyGuarantee], *, delta: float, allow_large_delta: bool = False
 ) -> ComposedGuarantee:
-    """The guarantee of several runs with independent coins and noise on the same attribution graph.
+    """Returns the guarantee of several runs with independent coins and noise on the same attribution graph.
 
     Refused: another graph or list of unprotected users, another adjacency, one run twice. Models of one sweep share
     their coins and are one mechanism, not several runs: see `calculators.sweep_noise_multiplier`.
@@ -454,7 +454,7 @@ def compose(
 def _proven(
     mechanism: Mechanism, certificate: ContributionCertificate, noise_multiplier: float, delta: float, adjacency: str
 ) -> tuple[calculators.Answer, dict[str, float]]:
-    """What the accountant proves for this noise: the main answer, and every epsilon by the name of its field."""
+    """Returns what the accountant proves for this noise: the main answer, and every epsilon by its field's name."""
     claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "delta": delta}
     answer = calculators.epsilon_details(mechanism, adjacency=adjacency, **claim)
     return answer, {
@@ -479,7 +479,7 @@ def _attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str)
 
 
 def _certificate_of(stored: Any, certificate: ContributionCertificate | None) -> ContributionCertificate:
-    """The certificate inside a stored guarantee, or the given one where only its digest is stored."""
+    """Returns the certificate inside a stored guarantee, or the given one where only its digest is stored."""
     if isinstance(stored, dict):
         embedded = ContributionCertificate.from_json(codec.encode_json(stored))
         if certificate in (None, embedded):

@@ -113,7 +113,7 @@ def plan(
 
 
 def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
-    """1, 2, 3, 5, 8, and on by doubling while a tenth of the users have that many examples.
+    """Returns 1, 2, 3, 5, 8, and on by doubling while a tenth of the users have that many examples.
 
     >>> default_bounds(AttributionGraph.from_users_per_example([[0]] * 40))
     (1, 2, 3, 5, 8, 16, 32)
@@ -127,7 +127,7 @@ def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Search:
-    """The arguments of `plan`, checked."""
+    """Arguments of `plan`, checked."""
 
     graph: AttributionGraph
     epsilon: float

@@ -35,7 +35,7 @@ class Attempt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """What a plan searches at one batch size."""
+    """Describes what a plan searches at one batch size."""
 
     graph: AttributionGraph
     batch_size: int

@@ -1,4 +1,4 @@
-"""Banded DP-MF with sampling: each group of users is drawn only in its own steps."""
+"""Implements cyclic DP-MF, with sampling: each group of users is drawn only in its own steps."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ _NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)  # that a plan tries
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(GroupedMechanism):
-    """Users are in groups, and group g is drawn only in the steps t = g mod `num_groups`.
+    """Draws group g of users only in the steps t = g mod `num_groups`.
 
     Every copy is drawn by its own coin. Group g has ceil((iterations - g) / num_groups) rounds. From a certificate each
     group has its own bound, and the probability min(1, batch_size / its copies).
@@ -95,13 +95,13 @@ class CyclicPoisson(GroupedMechanism):
         return CyclicPoissonBatches(**self._drawing(selected, run_key, multiple_of), num_groups=self.num_groups)
 
     def probability_of(self, group: int) -> float:
-        """The coin of every copy in the group."""
+        """Returns the probability of every copy's coin in the group."""
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         assert self.sampling_probability is not None
         return self.sampling_probability if self.group_probabilities is None else self.group_probabilities[group]
 
     def _for_copies(self, copies: int, group: int | None) -> Self:
-        """In a known group, or in whichever is worst."""
+        """Narrows to a known group, or to whichever is worst."""
         if group is None:
             bounds = None if self.group_bounds is None else tuple(min(bound, copies) for bound in self.group_bounds)
         else:
@@ -116,7 +116,7 @@ class CyclicPoisson(GroupedMechanism):
         return dataclasses.replace(self, contribution_bound=copies, group_bounds=bounds)
 
     def levels(self, certificate: ContributionCertificate) -> list[dict[str, Any]]:
-        """One row a group and number of copies; users in no copy are in group -1."""
+        """Returns a row per group and number of copies; users in no copy are in group -1."""
         histogram = certificate.copies_per_user
         levels = [{"group": -1, "sampling_probability": 0.0, "copies": 0, "users": histogram[0] if histogram else 0}]
         width = certificate.contribution_bound + 1

@@ -1,4 +1,4 @@
-"""DP-MF: a fixed schedule with separated participations, and noise correlated over a band."""
+"""Implements DP-MF: a fixed schedule with separated participations, and noise correlated over a band."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSeparation(BandedMechanism):
-    """A fixed schedule in which a user takes part at most `contribution_bound` times, `min_separation` apart.
+    """Trains on a fixed schedule: a user takes part at most `contribution_bound` times, `min_separation` apart.
 
     The noise is correlated by a lower triangular strategy of `num_bands` bands (C_ij = 0 for i - j >= num_bands). Two
     of a user's columns have no row in common exactly if they are num_bands apart, so their sensitivity is the root of
@@ -120,7 +120,7 @@ class MinSeparation(BandedMechanism):
             )
 
     def sensitivity_of(self, participations: int) -> float:
-        """An upper bound on the l2 sensitivity, in clip norms, of what one user adds in so many participations."""
+        """Returns an upper bound on the l2 sensitivity, in clip norms, to one user in so many participations."""
         validate.integer(at_least=1, at_most=self.contribution_bound, participations=participations)
         if self.sensitivity is not None and self.max_column_norm is None:
             return self.sensitivity
@@ -161,7 +161,7 @@ class MinSeparation(BandedMechanism):
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        """A user who takes part as often as they may, and adds no more than was accounted for.
+        """Returns a user who takes part as often as they may, and adds no more than was accounted for.
 
         Where the accounted sensitivity is below sqrt(bound), because users are late in the schedule where columns are
         short, the last participation is moved there, or left out.

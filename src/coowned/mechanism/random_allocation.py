@@ -1,4 +1,4 @@
-"""Random allocation: every copy is in exactly one round of each epoch, drawn uniformly."""
+"""Implements random allocation: every copy is in exactly one round of each epoch, drawn uniformly."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ _ONE_COPY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation(GroupedMechanism):
-    """Users are in groups that take turns; in each epoch of a group every copy is in exactly one of its rounds.
+    """Puts every copy into exactly one round of each epoch of its group; the groups of users take turns.
 
     The rounds of group g are the steps t = g mod `num_groups`; `rounds_per_epoch` consecutive ones are an epoch. In
     every epoch, the round of each copy is drawn uniformly and independently. With one group, this is DP-SGD with
@@ -99,7 +99,7 @@ class RandomAllocation(GroupedMechanism):
 
     @property
     def sampling_probability(self) -> float:
-        """Of a copy in each of its group's rounds."""
+        """Probability of a copy in each of its group's rounds."""
         return 1 / self.rounds_per_epoch
 
     def expected_copies(self, certificate: ContributionCertificate) -> int:
@@ -140,7 +140,7 @@ class RandomAllocation(GroupedMechanism):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AllocationBatches(GroupedBatches):
-    """In every epoch of a group, each of its copies is in one round, drawn from the key of the epoch's first step.
+    """Draws the round of every copy in each epoch of its group, from the key of the epoch's first step.
 
     Guarantees:
       - Every copy is in exactly one round of each epoch, and in no step of another group.
@@ -164,7 +164,7 @@ class AllocationBatches(GroupedBatches):
 
     @functools.cached_property
     def _epochs(self) -> dict[int, tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Of every group, the epoch that was drawn last, its copies by round, and where rounds begin."""
+        """Last drawn epoch of every group, its copies by round, and where rounds begin."""
         return {}
 
     def _draw(self, step: int) -> Copies:
@@ -184,7 +184,7 @@ class AllocationBatches(GroupedBatches):
 
 
 def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]:
-    """(size,) the round of each of `size` copies: the stream's next words, those that would bias a round left out.
+    """Draws the round of each of `size` copies, (size,), from the stream's words, without those that would bias it.
 
     >>> draw_rounds(RunKey.from_seed(0).derive(Purpose.COINS, step=0), 5, 3)
     array([1, 0, 0, 1, 0])
@@ -201,7 +201,7 @@ def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]
 
 
 def largest_fair_word(rounds: int) -> np.uint64:
-    """Words up to it leave every remainder modulo `rounds` equally often."""
+    """Returns the largest word up to which every remainder modulo `rounds` is equally frequent."""
     return np.uint64(2**64 - 2**64 % rounds - 1)
 
 
