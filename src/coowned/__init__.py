@@ -8,8 +8,6 @@ Every public name is loaded when it is first used, so that importing the package
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from coowned.mechanism.registry import MECHANISMS
-
 __version__ = "0.1.0"
 
 # Where every public name is defined, in the order of the stages. Mechanisms are in their registry.
@@ -64,7 +62,8 @@ _NAMES = {
 def _homes() -> dict[str, str]:
     """Returns the module of every public name."""
     named = {name: f"coowned.{module}" for module, names in _NAMES.items() for name in names.split()}
-    registered = (entry.path.rpartition(".") for entry in MECHANISMS.values())
+    registry = importlib.import_module("coowned.mechanism.registry")  # imports nothing else
+    registered = (entry.path.rpartition(".") for entry in registry.MECHANISMS.values())
     return named | {name: module for module, _, name in registered}
 
 
