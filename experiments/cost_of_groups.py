@@ -49,7 +49,8 @@ def run(point: Point) -> Row:
     graph = synthetic_graph(point["graph"], MADE_UP, 4) if synthetic else real_graph(point["graph"])
     bound, number = point["contribution_bound"], point["num_groups"]
     selection = co.CyclicGroups(num_groups=number, contribution_bound=bound).select(graph)
-    sizes = co.certify(graph, selection).group_sizes or (0,)
+    groups = co.certify(graph, selection).groups
+    sizes = groups.sizes if groups else (0,)
     return {
         "greedy": co.Greedy(contribution_bound=bound).select(graph).size,
         "kept": selection.size,

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import itertools
 import json
+import re
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -25,6 +27,7 @@ from coowned import certificate as module
 
 NUM_USERS = 5
 rows_of_users = st.lists(st.sets(st.integers(0, NUM_USERS - 1), max_size=3), min_size=1, max_size=7)
+FIXTURES = Path(__file__).parent / "fixtures" / "certificates"
 FIVE_EMAILS = [[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]]
 
 
@@ -66,7 +69,7 @@ def test_counts_equal_a_plain_recount(rows, data):
     assert found.most_copies_of_one_example == max(copies)
     assert found.num_copies_without_users == sum(count for row, count in zip(rows, copies, strict=True) if not row)
     assert (found.num_examples, found.num_users) == (len(rows), NUM_USERS)
-    assert (found.min_separation, found.iterations, found.batch_size, found.groups) == (None, None, None, None)
+    assert (found.min_separation, found.schedule, found.groups) == (None, None, None)
     assert found.graph_digest == graph.digest
 
 
@@ -82,7 +85,8 @@ def test_schedules_equal_a_plain_recount(rows, iterations, batch_size, data):
     assert found.min_separation == separation(rows, batches)
     assert found.contribution_bound == max(in_copies(rows, copies))
     assert found.copies_per_user == histogram(in_copies(rows, copies))
-    assert (found.size, found.iterations, found.batch_size) == (iterations * batch_size, iterations, batch_size)
+    assert (found.schedule.iterations, found.schedule.batch_size) == (iterations, batch_size)
+    assert (found.size, found.groups) == (iterations * batch_size, None)
     assert found.num_distinct == len(set(flat))
 
 
@@ -116,16 +120,18 @@ def test_groups_equal_a_plain_recount(rows, data):
     found = certify(graph, selection)
     assert found.groups == tuple(group for _, _, group in chosen)
     num_groups = max(groups) + 1
-    assert found.group_sizes == tuple(sum(count for _, count, group in chosen if group == g) for g in range(num_groups))
+    assert found.groups.sizes == tuple(
+        sum(count for _, count, group in chosen if group == g) for g in range(num_groups)
+    )
     per_group = [
         [sum(count for row, count, group in chosen if group == g and user in row) for user in range(NUM_USERS)]
         for g in range(num_groups)
     ]
-    assert found.group_bounds == tuple(max(counts) for counts in per_group)
+    assert found.groups.bounds == tuple(max(counts) for counts in per_group)
     levels = [[counts.count(level) for level in range(found.contribution_bound + 1)] for counts in per_group]
     for level in levels:
         level[0] = 0  # a user without a copy is in no group
-    assert found.group_copies_per_user == tuple(users for level in levels for users in level)
+    assert found.groups.copies_per_user == tuple(users for level in levels for users in level)
 
 
 def test_counting_in_parts(monkeypatch):
@@ -162,8 +168,36 @@ def test_json_round_trip_of_certificates(graph):
         assert again == made
         assert type(again.copies_per_user) is tuple
         again.check(graph, chosen)
-    assert made.selector["name"] == "greedy"
-    assert (made.seed, made.version) == (3, coowned.__version__)
+    assert made.origin.selector["name"] == "greedy"
+    assert (made.origin.seed, made.origin.version) == (3, coowned.__version__)
+
+
+@pytest.mark.parametrize("name", ["set", "schedule", "groups"])
+def test_version_2_is_read(name):
+    """Version 0.1.0 wrote the first file; a guarantee of its time names the digest of that very file."""
+    old, new = ((FIXTURES / f"{name}-{version}.json").read_text(encoding="utf-8") for version in (2, 3))
+    certificate = ContributionCertificate.from_json(old)
+    assert certificate == ContributionCertificate.from_json(new)
+    assert certificate.to_json() + "\n" == new
+    assert certificate.digests() == (codec.checksum(json.loads(new)), codec.checksum(json.loads(old)))
+    stored = json.loads(old)
+    for key in stored:
+        for wrong in (
+            {**stored, key: changed(stored[key])},
+            {other: stored[other] for other in stored if other != key},
+        ):
+            with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
+                ContributionCertificate.from_json(json.dumps(wrong))
+
+
+@pytest.mark.parametrize("key", ["iterations", "group_bounds"])
+def test_half_a_part_of_version_2_is_refused(key):
+    stored = json.loads((FIXTURES / "set-2.json").read_text(encoding="utf-8"))
+    fields = {name: value for name, value in stored.items() if name not in ("format", "checksum")}
+    fields[key] = [1] if key == "group_bounds" else 3
+    text = json.dumps({"format": stored["format"], **fields, "checksum": codec.checksum(fields)})
+    with pytest.raises(CertificateMismatchError, match="contradict each other"):
+        ContributionCertificate.from_json(text)
 
 
 def changed(value):
@@ -185,55 +219,75 @@ def test_tampering_is_refused(graph):
         stored = json.loads(text)
         for name in stored:
             tampered = json.dumps({**stored, name: changed(stored[name])})
-            with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
+            with pytest.raises((CertificateMismatchError, InputError), match=r"certify the selection|has no key"):
                 ContributionCertificate.from_json(tampered)
             missing = json.dumps({key: value for key, value in stored.items() if key != name})
             with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
                 ContributionCertificate.from_json(missing)
+        for name in ("schedule", "groups", "origin"):
+            for key, value in (stored[name] or {}).items():
+                tampered = json.dumps({**stored, name: {**stored[name], key: changed(value)}})
+                with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
+                    ContributionCertificate.from_json(tampered)
         with pytest.raises(InputError, match="has no key 'extra'"):
             ContributionCertificate.from_json(json.dumps({**stored, "extra": 1}))
         with pytest.raises(InputError, match="not JSON"):
             ContributionCertificate.from_json(text[:-5])
 
 
-def resealed(certificate, **changes):
-    """A certificate that somebody changed and gave a fresh checksum."""
+def resealed(certificate, name, value):
+    """A certificate with one entry changed, such as "schedule.iterations", and a fresh checksum."""
     stored = json.loads(certificate.to_json())
-    fields = {name: value for name, value in stored.items() if name not in ("format", "checksum")} | changes
+    fields = {name: value for name, value in stored.items() if name not in ("format", "checksum")}
+    part, _, key = name.rpartition(".")
+    (fields[part] if part else fields)[key] = value
     return json.dumps({"format": stored["format"], **fields, "checksum": codec.checksum(fields)})
 
 
 COUNTED = [
     "contribution_bound", "size", "num_distinct", "most_copies_of_one_example", "num_copies_without_users",
     "copies_per_user", "num_examples", "num_users", "num_unprotected_users", "graph_digest", "selection_digest",
-    "min_separation", "iterations", "batch_size", "groups", "group_sizes", "group_bounds",
-    "group_copies_per_user",
+    "schedule.min_separation", "schedule.iterations", "schedule.batch_size", "groups.of_examples", "groups.sizes",
+    "groups.bounds", "groups.copies_per_user",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_fresh_checksum_does_not_help(graph, name):
+    part, _, key = name.rpartition(".")
     for chosen in chosen_examples(graph):
         made = certify(graph, chosen)
-        value = getattr(made, name)
-        lie = (
-            {"groups": [0], "group_sizes": [1], "group_bounds": [1], "group_copies_per_user": [0]}.get(name, 7)
-            if value is None
-            else changed(value)
-        )
+        counted = getattr(made, part) if part else made
+        if counted is None:
+            continue
+        text = resealed(made, name, changed(getattr(counted, key)))
         with pytest.raises(CertificateMismatchError, match=r"another graph|a recount gives|contradict each other"):
-            ContributionCertificate.from_json(resealed(made, **{name: lie})).check(graph, chosen)
+            ContributionCertificate.from_json(text).check(graph, chosen)
+
+
+@pytest.mark.parametrize("part", ["schedule", "groups"])
+def test_a_part_that_is_added_or_left_out_is_found(graph, part):
+    chosen = chosen_examples(graph)
+    found = next(counts for one in chosen if (counts := getattr(certify(graph, one), part)) is not None)
+    for one in chosen:
+        made = certify(graph, one)
+        lie = codec.to_plain(found) if getattr(made, part) is None else None
+        with pytest.raises(
+            CertificateMismatchError, match=rf"says {part}\.\w+ = .*a recount gives|contradict each other"
+        ):
+            ContributionCertificate.from_json(resealed(made, part, lie)).check(graph, one)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("size", "3"), ("size", True), ("size", None), ("size", 3.0), ("graph_digest", 7), ("copies_per_user", [1, "2"]),
-     ("copies_per_user", 3), ("selector", []), ("groups", [[1]]), ("proven_optimal", 1), ("columns_read", [1])],
+     ("copies_per_user", 3), ("origin.selector", []), ("groups", [[1]]), ("origin.proven_optimal", 1),
+     ("columns_read", [1]), ("schedule", {"min_separation": 1})],
 )  # fmt: skip
 def test_wrong_types_are_refused(graph, name, value):
     made = certify(graph, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
-    with pytest.raises(InputError, match=rf"certificate: {name}\S* must be .*; certify the selection again"):
-        ContributionCertificate.from_json(resealed(made, **{name: value}))
+    with pytest.raises(InputError, match=rf"certificate: {name}\S* (must be|needs) .*; certify the selection again"):
+        ContributionCertificate.from_json(resealed(made, name, value))
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "3", '{"format": "other"}', "{", "[" * 100_000, '{"format": 3}'])
@@ -262,18 +316,24 @@ def test_another_graph_or_selection_is_refused(graph):
 
 
 def test_every_counted_field_is_compared(graph):
-    claim = certify(graph, Selection.from_copies(graph, [1, 0, 0, 1, 1]))
-    claim.check_recount(claim)
-    travelling = {"selector", "seed", "upper_bound", "proven_optimal", "version", "columns_read"}
-    for field in dataclasses.fields(claim):
-        recount = copy.copy(claim)
-        object.__setattr__(recount, field.name, "other")
-        if field.name in travelling:
-            claim.check_recount(recount)
-        else:
-            said = "another graph" if field.name == "graph_digest" else f"says {field.name} = "
-            with pytest.raises(CertificateMismatchError, match=said):
+    for chosen in chosen_examples(graph):
+        claim = certify(graph, chosen)
+        claim.check_recount(claim)
+        parts = [name for name in ("schedule", "groups", "origin") if getattr(claim, name) is not None]
+        names = [
+            field.name for field in dataclasses.fields(claim) if field.name not in ("schedule", "groups", "origin")
+        ]
+        names += [f"{part}.{field.name}" for part in parts for field in dataclasses.fields(getattr(claim, part))]
+        for name in names:
+            recount = copy.deepcopy(claim)
+            part, _, key = name.rpartition(".")
+            object.__setattr__(getattr(recount, part) if part else recount, key, "other")
+            if part == "origin" or name == "columns_read":
                 claim.check_recount(recount)
+            else:
+                said = "another graph" if name == "graph_digest" else f"says {re.escape(name)} = "
+                with pytest.raises(CertificateMismatchError, match=said):
+                    claim.check_recount(recount)
 
 
 def test_unprotected_users_are_counted(graph):
@@ -291,7 +351,7 @@ def test_digest_of_a_selection_goes_by_ids():
     one = certify(graph, Selection.from_copies(graph, [2, 0, 1]))
     other = certify(turned, Selection.from_copies(turned, [1, 0, 2]))
     assert (one.graph_digest, one.selection_digest) == (other.graph_digest, other.selection_digest)
-    assert dataclasses.replace(other, selector=one.selector) == one
+    assert dataclasses.replace(other, origin=one.origin) == one
 
 
 def test_large_counts():

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coowned.codec import checksum, decode_json, decode_toml, encode_json, encode_toml
+from coowned.codec import checksum, decode_json, decode_toml, decode_versions, encode_json, encode_toml
 from coowned.errors import ConfigError, InputError
 
 
@@ -78,6 +78,16 @@ def test_another_format():
     assert decode_json(Inner, encode_json(Inner(count=3), format="inner-1"), name="x", format="inner-1").count == 3
     with pytest.raises(InputError, match="must be an object, not 3"):
         decode_json(Inner, "3", name="x", format="inner-1")
+
+
+def test_several_versions():
+    kinds = {"inner-2": Inner, "inner-1": dict[str, int]}
+    assert decode_versions(kinds, '{"format": "inner-2", "count": 3}', name="x") == Inner(count=3)
+    assert decode_versions(kinds, '{"format": "inner-1", "number": 3}', name="x") == {"number": 3}
+    with pytest.raises(InputError, match=r"^x: expected the format 'inner-2' or 'inner-1', not 'inner-3'; again$"):
+        decode_versions(kinds, '{"format": "inner-3", "unknown": 1}', name="x", remedy="again")
+    with pytest.raises(InputError, match="must be an object, not 3"):
+        decode_versions(kinds, "3", name="x")
 
 
 @pytest.mark.parametrize(

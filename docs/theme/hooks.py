@@ -177,7 +177,7 @@ def api() -> dict[str, str]:
     import coowned
 
     stages: dict[str, list[str]] = collections.defaultdict(list)
-    for name, home in coowned._HOME.items():
+    for name, home in coowned._homes().items():
         stages[home.split(".")[1]].append(f"{home}.{name}")
     for stage in ("torch", "spark"):
         stages[stage] = _imported(ROOT / "src" / "coowned" / stage / "__init__.py")

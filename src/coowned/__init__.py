@@ -8,9 +8,9 @@ Every public name is loaded when it is first used, so that importing the package
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Where every public name is defined, in the order of the stages.
+# Where every public name is defined, in the order of the stages. Mechanisms are in their registry.
 _NAMES = {
     "errors": "CoownedError InputError ConfigError InfeasibleScheduleError CertificateMismatchError "
     "UncertifiableError MissingExtraError",
@@ -37,15 +37,11 @@ _NAMES = {
     "selection.priced_min_separation": "PricedMinSeparation",
     "selection.pareto": "pareto",
     "certificate": "ContributionCertificate certify",
-    "mechanism.poisson_sampling": "PoissonSampling",
-    "mechanism.min_separation": "MinSeparation",
-    "mechanism.cyclic_poisson": "CyclicPoisson",
-    "mechanism.random_allocation": "RandomAllocation",
     "accounting.calculators": "epsilon calibrate epsilon_curve gaussian_dp true_positive_rate_bound "
     "sweep_noise_multiplier",
-    "accounting.guarantee": "PrivacyGuarantee guarantee",
-    "accounting.composition": "ComposedGuarantee compose",
-    "accounting.planning": "Plan plan",
+    "accounting.guarantee": "PrivacyGuarantee guarantee ComposedGuarantee compose",
+    "accounting.choices": "Plan",
+    "accounting.planning": "plan",
     "mechanism.banded_strategy": "BandedStrategy",
     "mechanism.batching": "PoissonBatches ScheduledBatches CyclicPoissonBatches",
     "exact.keys": "RunKey",
@@ -61,9 +57,17 @@ _NAMES = {
     "content.data": "FeatureTable",
     "fitting": "fit Run open_run",
 }
-_HOME = {name: f"coowned.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+
+def _homes() -> dict[str, str]:
+    """Returns the module of every public name."""
+    named = {name: f"coowned.{module}" for module, names in _NAMES.items() for name in names.split()}
+    registry = importlib.import_module("coowned.mechanism.registry")  # imports nothing else
+    registered = (entry.path.rpartition(".") for entry in registry.MECHANISMS.values())
+    return named | {name: module for module, _, name in registered}
+
+
+__all__ = ["__version__", *_homes()]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from coowned.attribution.examples import AttributedExamples as AttributedExamples
@@ -73,12 +77,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    homes = _homes()
+    if name not in homes:
         raise AttributeError(f"module 'coowned' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
+    value = getattr(importlib.import_module(homes[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *_homes()})

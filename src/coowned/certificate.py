@@ -1,13 +1,15 @@
-"""The contribution certificate: what a selection really contains, recounted independently.
+"""Certifies a selection: recounts independently how often each user is in it.
 
 Selectors use compiled kernels; this file counts with numpy alone, so that a bug of theirs cannot hide here.
 """
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import coowned
@@ -19,76 +21,83 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.progress import counted
 from coowned.selection.selector import Schedule, Selection
 
-FORMAT = "coowned-certificate-2"  # 1 had digests of version 1
+FORMAT = "coowned-certificate-3"
+_FLAT_FORMAT = "coowned-certificate-2"  # written by 0.1.0, without parts; 1 had other digests
 _PAIRS_AT_ONCE = 1 << 24
 MOST_COPIES = 1 << 24  # of one user; the histogram lists every number up to the largest
 _REMEDY = "certify the selection again"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CountedGraph:
-    """The graph that a selection was counted on."""
-
-    graph_digest: str
-    num_examples: int
-    num_users: int
-    num_unprotected_users: int  # users excluded from the attribution, for whom nothing is promised
-    columns_read: tuple[str, ...]  # what ids and attribution were derived from; the selection saw nothing else
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CountedCopies:
-    """What was counted of a set or a schedule."""
-
-    contribution_bound: int  # the most selected copies that contain one user (for a schedule, their participations)
-    size: int  # copies in S
-    num_distinct: int  # examples that have at least one
-    most_copies_of_one_example: int  # what bounds the example-level guarantee
-    num_copies_without_users: int  # selected copies that no protected user is part of
-    copies_per_user: tuple[int, ...]  # how many users are in 0, 1, … copies: a statistic of the graph
-    selection_digest: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CountedSchedule:
-    """What was counted of a schedule; None for a set."""
+class CertifiedSchedule:
+    """Counts of a schedule's batches."""
 
     # The most batches b such that any b consecutive ones together hold at most one copy that contains a given user; 0
     # if one batch contains two; the number of batches if no user takes part twice.
-    min_separation: int | None
-    iterations: int | None
-    batch_size: int | None
+    min_separation: int
+    iterations: int
+    batch_size: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CountedGroups:
-    """What was counted of a set divided into groups, no user being in two; None if there are none."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CertifiedGroups(Sequence[int]):
+    """Counts of a set divided into groups, no user being in two of them.
 
-    groups: tuple[int, ...] | None = dataclasses.field(repr=False)  # one group per selected example in input order
-    group_sizes: tuple[int, ...] | None  # copies in each group
-    group_bounds: tuple[int, ...] | None  # the most copies of one user in each group
-    # `copies_per_user` of each group's users, contribution_bound + 1 for each group, end to end.
-    group_copies_per_user: tuple[int, ...] | None
+    As a sequence it holds the group of each selected example in input order, and it equals a tuple of these.
+    """
+
+    of_examples: tuple[int, ...] = dataclasses.field(repr=False)  # the group of each selected example in input order
+    sizes: tuple[int, ...]  # copies in each group
+    bounds: tuple[int, ...]  # the most copies of one user in each group
+    # The certificate's `copies_per_user` for each group's users, contribution_bound + 1 per group, end to end.
+    copies_per_user: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.of_examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.of_examples[index]
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, CertifiedGroups) else self.of_examples == other
+
+    def __hash__(self) -> int:
+        return hash(self.of_examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionOrigin:
-    """Where the selection came from, for the record: a recount cannot see it."""
+    """Records where the selection came from, which a recount cannot see."""
 
     selector: dict[str, Any]
     seed: int | None
-    upper_bound: int | None
+    upper_bound: int | None  # on the size of any S, proven by the selector
     proven_optimal: bool
-    version: str
+    version: str  # of coowned
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, CountedSchedule, CountedCopies):
-    """What was counted of one selection on one graph, and the digests that bind it to both.
+class ContributionCertificate:
+    """Counts of one selection on one graph, with the digests that bind them to both.
+
+    Attributes:
+      contribution_bound: the most selected copies that contain one user (for a schedule, their participations).
+      size: copies in S.
+      num_distinct: examples that have at least one copy.
+      most_copies_of_one_example: bounds the example-level guarantee.
+      num_copies_without_users: selected copies that no protected user is part of.
+      copies_per_user: how many users are in 0, 1, … copies: a statistic of the graph.
+      num_unprotected_users: users excluded from the attribution, for whom nothing is promised.
+      columns_read: what ids and attribution were derived from; the selection saw nothing else.
+      schedule: None for a set.
+      groups: None if there are none.
+      origin: where the selection came from.
 
     Guarantees:
       - Every count equals a recount in plain Python.                       (test_counts_equal_a_plain_recount)
       - A changed file, another graph or another selection is refused.      (test_tampering_is_refused)
+      - A file of format version 2 is read, and has the digest that guarantees of its time name.
+        (test_version_2_is_read)
 
     Example:
       >>> graph = AttributionGraph.from_users_per_example([[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]])
@@ -97,38 +106,68 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
       (2, 3, (0, 2, 2))
     """
 
+    contribution_bound: int
+    size: int
+    num_distinct: int
+    most_copies_of_one_example: int
+    num_copies_without_users: int
+    copies_per_user: tuple[int, ...]
+    selection_digest: str
+    graph_digest: str
+    num_examples: int
+    num_users: int
+    num_unprotected_users: int
+    columns_read: tuple[str, ...]
+    schedule: CertifiedSchedule | None
+    groups: CertifiedGroups | None
+    origin: SelectionOrigin
+
     def __post_init__(self) -> None:
         """Refuses counts that contradict each other: such a certificate does not come from a recount."""
-        levels = self.copies_per_user
+        levels, schedule, groups = self.copies_per_user, self.schedule, self.groups
         agree = [
             sum(levels) == self.num_users,
             len(levels) - 1 == self.contribution_bound if levels else self.contribution_bound == 0,
             not levels or levels[-1] > 0 or self.contribution_bound == 0,
             self.num_distinct <= self.size,
             self.num_copies_without_users <= self.size,
-            self.group_sizes is None or sum(self.group_sizes) == self.size,
-            self.group_bounds is None or max(self.group_bounds, default=0) == self.contribution_bound,
-            (self.min_separation is None) == (self.iterations is None) == (self.batch_size is None),
-            self.iterations is None or self.batch_size is None or self.iterations * self.batch_size == self.size,
+            groups is None or sum(groups.sizes) == self.size,
+            groups is None or max(groups.bounds, default=0) == self.contribution_bound,
+            schedule is None or schedule.iterations * schedule.batch_size == self.size,
         ]
         if not all(agree):
             raise CertificateMismatchError(f"the certificate's counts contradict each other; {_REMEDY}")
 
+    @property
+    def min_separation(self) -> int | None:
+        """Min separation of the schedule; None for a set."""
+        return None if self.schedule is None else self.schedule.min_separation
+
     def to_json(self) -> str:
-        """One JSON object, with a checksum over all of it."""
-        fields = codec.to_plain(self)
-        return codec.encode_json({**fields, "checksum": codec.checksum(fields)}, indent=2, format=FORMAT)
+        """Returns one JSON object with a checksum over all of it."""
+        return codec.encode_json(_sealed(codec.to_plain(self)), indent=2, format=FORMAT)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, name: str = "certificate") -> "ContributionCertificate":
-        """Reads `to_json()` back; a file that was changed is refused. Errors call it `name`."""
-        stored = codec.decode_json(_StoredCertificate, text, name=name, format=FORMAT, remedy=_REMEDY)
-        fields = {field.name: getattr(stored, field.name) for field in dataclasses.fields(cls)}
-        if stored.checksum != codec.checksum(fields):
+        """Reads `to_json()` back, also of format version 2; refuses a file that was changed. Errors call it `name`."""
+        kinds = {FORMAT: _StoredCertificate, _FLAT_FORMAT: _FlatCertificate}
+        stored: Any = codec.decode_versions(kinds, text, name=name, remedy=_REMEDY)
+        fields = codec.to_plain(stored)
+        if fields.pop("checksum") != codec.checksum(fields):
             raise CertificateMismatchError(
                 f"{name}: the certificate was changed after it was written (its checksum is wrong); {_REMEDY}"
             )
-        return cls(**fields)
+        if isinstance(stored, _FlatCertificate):
+            return cls(**_parts(stored))
+        return cls(**{field.name: getattr(stored, field.name) for field in dataclasses.fields(cls)})
+
+    def digests(self) -> tuple[str, str]:
+        """Returns the digests of the stored certificate in this format and in version 2, which older runs name."""
+        current, flat = (
+            codec.checksum({"format": format, **_sealed(fields)})
+            for format, fields in ((FORMAT, codec.to_plain(self)), (_FLAT_FORMAT, _flat(self)))
+        )
+        return current, flat
 
     def check(self, graph: AttributionGraph, selected: Selection | Schedule) -> None:
         """Recounts, and raises CertificateMismatchError if this certificate differs."""
@@ -136,7 +175,7 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
         self.check_recount(certify(graph, selected))
 
     def check_graph(self, digest: str) -> None:
-        """Refuses another graph with CertificateMismatchError."""
+        """Raises CertificateMismatchError for another graph."""
         if self.graph_digest != digest:
             raise CertificateMismatchError(
                 f"the certificate is for another graph (digest {self.graph_digest[:12]}…, not {digest[:12]}…); "
@@ -150,12 +189,21 @@ class ContributionCertificate(SelectionOrigin, CountedGraph, CountedGroups, Coun
           - Every field but those that travel with the selection is compared.   (test_every_counted_field_is_compared)
         """
         self.check_graph(recount.graph_digest)
-        not_counted = {"columns_read"} | {field.name for field in dataclasses.fields(SelectionOrigin)}
-        for field in dataclasses.fields(self):
-            claimed, found = getattr(self, field.name), getattr(recount, field.name)
-            if field.name not in not_counted and claimed != found:
-                said = f"the certificate says {field.name} = {codec.shortened(claimed)}"
-                raise CertificateMismatchError(f"{said}, a recount gives {codec.shortened(found)}")
+        claimed, found = self._counts(), recount._counts()
+        for name in {**claimed, **found}:
+            if claimed.get(name) != found.get(name):
+                said = f"the certificate says {name} = {codec.shortened(claimed.get(name))}"
+                raise CertificateMismatchError(f"{said}, a recount gives {codec.shortened(found.get(name))}")
+
+    def _counts(self) -> dict[str, Any]:
+        """Returns everything that a recount finds, with entries such as "schedule.min_separation"."""
+        counts = dict(vars(self))
+        for name in ("origin", "columns_read"):
+            del counts[name]
+        for name in ("schedule", "groups"):
+            part = counts.pop(name)
+            counts |= {} if part is None else {f"{name}.{key}": value for key, value in vars(part).items()}
+        return counts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,11 +211,78 @@ class _StoredCertificate(ContributionCertificate):
     checksum: str
 
     def __post_init__(self) -> None:
-        """The checksum is checked first."""
+        """Leaves the counts unchecked: the checksum comes first."""
+
+
+_GROUP_KEYS = {  # of version 2
+    "groups": "of_examples",
+    "group_sizes": "sizes",
+    "group_bounds": "bounds",
+    "group_copies_per_user": "copies_per_user",
+}
+
+
+def _names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _types(kind: type) -> dict[str, Any]:
+    return {field.name: field.type for field in dataclasses.fields(kind)}
+
+
+_WHOLE = {
+    name: kind for name, kind in _types(ContributionCertificate).items() if name not in ("schedule", "groups", "origin")
+}
+_FlatCertificate = msgspec.defstruct(
+    "Certificate",
+    [
+        *_WHOLE.items(),
+        *((name, int | None) for name in _names(CertifiedSchedule)),
+        *((name, tuple[int, ...] | None) for name in _GROUP_KEYS),
+        *_types(SelectionOrigin).items(),
+        ("checksum", str),
+    ],
+    kw_only=True,
+    frozen=True,
+)
+
+
+def _sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {**fields, "checksum": codec.checksum(fields)}
+
+
+def _flat(certificate: ContributionCertificate) -> dict[str, Any]:
+    """Returns the plain fields of version 2."""
+    plain = codec.to_plain(certificate)
+    schedule, groups = plain["schedule"] or {}, plain["groups"] or {}
+    return {
+        **{name: plain[name] for name in _WHOLE},
+        **{name: schedule.get(name) for name in _names(CertifiedSchedule)},
+        **{name: groups.get(part) for name, part in _GROUP_KEYS.items()},
+        **plain["origin"],
+    }
+
+
+def _parts(flat: Any) -> dict[str, Any]:
+    """Returns a certificate's fields from those of version 2."""
+
+    def part(kind: type, keys: dict[str, str]) -> Any:
+        values = {new: getattr(flat, old) for old, new in keys.items()}
+        missing = [value is None for value in values.values()]
+        if any(missing) and not all(missing):
+            raise CertificateMismatchError(f"the certificate's counts contradict each other; {_REMEDY}")
+        return None if all(missing) else kind(**values)
+
+    return {
+        **{name: getattr(flat, name) for name in _WHOLE},
+        "schedule": part(CertifiedSchedule, {name: name for name in _names(CertifiedSchedule)}),
+        "groups": part(CertifiedGroups, _GROUP_KEYS),
+        "origin": SelectionOrigin(**{name: getattr(flat, name) for name in _names(SelectionOrigin)}),
+    }
 
 
 def certificate_for(selection: str) -> str:
-    """The path or URL of the certificate of S."""
+    """Returns the path or URL of the certificate of S."""
     if "://" not in selection:
         return str(certificate_path_of(Path(selection)))
     if not re.fullmatch(r"[^:/]+://[^/]*/.*[^/]/*", selection):
@@ -176,14 +291,14 @@ def certificate_for(selection: str) -> str:
 
 
 def certificate_path_of(selection: Path) -> Path:
-    """S.parquet has its certificate in S.certificate.json."""
+    """Returns S.certificate.json for S.parquet."""
     if not selection.name:
         raise InputError(f"{selection}: a folder, not a selection; give a file such as S.parquet")
     return selection.with_name(f"{selection.stem}.certificate.json")
 
 
 def separation_in_words(min_separation: int) -> str:
-    """What a min separation of at least 1 says of a schedule.
+    """Explains a min separation of at least 1.
 
     >>> separation_in_words(1)
     'every batch holds at most one copy of each user'
@@ -227,23 +342,20 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
         columns_read=graph.columns_read,
         graph_digest=graph.digest,
         selection_digest=_selection_digest(graph, selected),
-        selector=dict(selected.selector),
-        seed=selected.seed,
-        upper_bound=selected.upper_bound if isinstance(selected, Selection) else None,
-        proven_optimal=selected.proven_optimal,
-        version=coowned.__version__,
-        **_count_schedule(graph, selected),
-        **_count_groups(graph, selected, per_user),
+        schedule=_count_schedule(graph, selected) if isinstance(selected, Schedule) else None,
+        groups=_count_groups(graph, selected, per_user) if isinstance(selected, Selection) else None,
+        origin=SelectionOrigin(
+            selector=dict(selected.selector),
+            seed=selected.seed,
+            upper_bound=selected.upper_bound if isinstance(selected, Selection) else None,
+            proven_optimal=selected.proven_optimal,
+            version=coowned.__version__,
+        ),
     )
 
 
-def not_counted(*kinds: type) -> dict[str, None]:
-    """None for every field of these parts of a certificate."""
-    return {field.name: None for kind in kinds for field in dataclasses.fields(kind)}
-
-
 def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
-    """(num_users,) int64: the number of copies each user is in."""
+    """Counts the copies that each user is in: (num_users,) int64."""
     total = np.zeros(graph.num_users, dtype=np.int64)
     several = copies.max(initial=0) > 1
     for begin, end in _slices(graph.indptr):
@@ -256,10 +368,7 @@ def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
     return total
 
 
-def _count_schedule(graph: AttributionGraph, selected: Selection | Schedule) -> dict[str, Any]:
-    """The fields of `CountedSchedule`."""
-    if not isinstance(selected, Schedule):
-        return not_counted(CountedSchedule)
+def _count_schedule(graph: AttributionGraph, selected: Schedule) -> CertifiedSchedule:
     iterations, batch_size = selected.batches.shape
     slots = selected.batches.ravel()
     counts = graph.users_per_example[slots]  # (slots,)
@@ -270,13 +379,15 @@ def _count_schedule(graph: AttributionGraph, selected: Selection | Schedule) -> 
     order = np.argsort(users, kind="stable")  # by user, then by time
     same_user = users[order][1:] == users[order][:-1]
     gaps = np.diff(batch[order])[same_user]
-    return {"min_separation": int(gaps.min(initial=iterations)), "iterations": iterations, "batch_size": batch_size}
+    return CertifiedSchedule(
+        min_separation=int(gaps.min(initial=iterations)), iterations=iterations, batch_size=batch_size
+    )
 
 
-def _count_groups(graph: AttributionGraph, selected: Selection | Schedule, per_user: np.ndarray) -> dict[str, Any]:
-    """The fields of `CountedGroups`; refuses a user in two groups."""
-    if isinstance(selected, Schedule) or selected.groups is None:
-        return not_counted(CountedGroups)
+def _count_groups(graph: AttributionGraph, selected: Selection, per_user: np.ndarray) -> CertifiedGroups | None:
+    """Counts each group, if there are any; refuses a user in two of them."""
+    if selected.groups is None:
+        return None
     copies, groups = np.asarray(selected.copies), np.asarray(selected.groups)
     num_groups = int(groups.max(initial=-1)) + 1
     group_of_pair = np.repeat(groups, graph.users_per_example)  # (num_pairs,) -1 where not selected
@@ -298,12 +409,12 @@ def _count_groups(graph: AttributionGraph, selected: Selection | Schedule, per_u
     np.maximum.at(bounds, highest[inside], per_user[inside])
     levels = int(per_user.max(initial=0)) + 1
     users = np.bincount(highest[inside] * levels + per_user[inside], minlength=num_groups * levels)
-    return {
-        "groups": tuple(groups[copies > 0].tolist()),
-        "group_sizes": tuple(sizes.tolist()),
-        "group_bounds": tuple(bounds.tolist()),
-        "group_copies_per_user": tuple(users.tolist()),
-    }
+    return CertifiedGroups(
+        of_examples=tuple(groups[copies > 0].tolist()),
+        sizes=tuple(sizes.tolist()),
+        bounds=tuple(bounds.tolist()),
+        copies_per_user=tuple(users.tolist()),
+    )
 
 
 def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -> str:
@@ -322,14 +433,14 @@ def _selection_digest(graph: AttributionGraph, selected: Selection | Schedule) -
 
 
 def _texts(graph: AttributionGraph, rows: np.ndarray) -> tuple[digests.Texts, np.ndarray]:
-    """Ids as text, and (rows,) the index among them of each of these examples' ids."""
+    """Returns ids as text, and the index among them of each of these examples' ids, (rows,)."""
     if graph.example_ids is not None and is_text(graph.example_ids.type):  # as stored in memory
         return digests.Texts(*utf8_buffers(graph.example_ids, length=graph.num_examples)), rows
     return digests.Texts(*utf8_buffers(graph.ids_of(rows), length=len(rows))), np.arange(len(rows))
 
 
 def _slices(indptr: np.ndarray) -> list[tuple[int, int]]:
-    """Runs of examples of about _PAIRS_AT_ONCE pairs, so that what is counted at once stays small."""
+    """Divides the examples into runs of about _PAIRS_AT_ONCE pairs, so that what is counted at once stays small."""
     cuts = np.searchsorted(indptr, np.arange(0, indptr[-1], _PAIRS_AT_ONCE), side="left")
     cuts = np.unique(np.concatenate([cuts, [0, len(indptr) - 1]]))
     return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))

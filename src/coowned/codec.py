@@ -79,6 +79,19 @@ def decode_json(
     return reader.convert(kind, reader.parse(text), format)
 
 
+def decode_versions(kinds: Mapping[str, type], text: str | bytes, *, name: str, remedy: str = "") -> Any:
+    """Reads one JSON text as the kind that its entry "format" names, with the promises of `decode_json`.
+
+    Guarantees:
+      - A format that is not among them is refused before anything else is looked at.   (test_several_versions)
+    """
+    reader = _Reader(name=name, remedy=remedy)
+    value = reader.parse(text)
+    found: Any = value.get("format") if isinstance(value, dict) else next(iter(kinds))
+    reader.check_format(tuple(kinds), found)
+    return reader.convert(kinds[found], value, found)
+
+
 def decode_toml(
     kind: type[Kind], text: str | bytes, *, name: str, error: type[CoownedError] = InputError, remedy: str = ""
 ) -> Kind:
@@ -208,11 +221,11 @@ class _Reader:
         if isinstance(info, _RECORDS) and not isinstance(value, dict):
             self._refuse_type((), "object", value)
         if format is not None:
-            self._check_format((format,), value.get("format"))
+            self.check_format((format,), value.get("format"))
             value = {key: entry for key, entry in value.items() if key != "format"}
         for field in fields:
             if field.name == "format" and isinstance(field.type, inspect.LiteralType):
-                self._check_format(field.type.values, value.get("format"))
+                self.check_format(field.type.values, value.get("format"))
         self._check(info, value, ())
         try:
             return msgspec.convert(value, kind)
@@ -268,7 +281,7 @@ class _Reader:
         shown = "another word" if self.secret else repr(value)
         self.refuse(path, f"must be {one_of(map(repr, known))}, not {shown}{close}", ends=bool(close))
 
-    def _check_format(self, known: tuple[Any, ...], value: Any) -> None:
+    def check_format(self, known: tuple[Any, ...], value: Any) -> None:
         if value not in known:
             shown = "another" if self.secret else repr(value)
             self.refuse((), f"expected the format {one_of(map(repr, known))}, not {shown}")

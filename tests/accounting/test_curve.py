@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling
-from coowned.accounting.calculators import calibrate, epsilon
-from coowned.accounting.curve import epsilon_curve, gaussian_dp, true_positive_rate_bound
+from coowned.accounting.calculators import calibrate, epsilon, epsilon_curve, gaussian_dp, true_positive_rate_bound
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
 from coowned.errors import InputError, UncertifiableError
 

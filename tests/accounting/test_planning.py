@@ -7,11 +7,11 @@ import pytest
 
 from coowned import CyclicGroups, CyclicPoisson, certify, max_min_separation
 from coowned.accounting.calculators import calibrate
-from coowned.accounting.planning import Plan, default_bounds, plan
+from coowned.accounting.choices import Plan
+from coowned.accounting.planning import default_bounds, plan
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.registry import MECHANISMS, Entry
 from coowned.selection.registry import selector_class
 
 TARGET = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 64, "iterations": 20, "adjacency": "zero-out"}
@@ -49,7 +49,7 @@ def test_least_error_of_each_mechanism(made):
         own = [choice for choice in made.choices if choice.mechanism == kind]
         (marked,) = [choice for choice in own if choice.least_error]
         assert marked.prefix_error == min(choice.prefix_error for choice in own)
-        bands = marked.num_bands or 1
+        bands = marked.sampling.num_bands or 1
         inverse = np.linalg.inv(BandedStrategy(num_bands=bands, iterations=20).matrix())
         sums = np.cumsum(inverse, axis=0)  # (steps, steps): row t has the weights of z in the first t + 1 steps
         expected = marked.noise_multiplier / 64 * np.sqrt((sums**2).sum() / 20)
@@ -70,7 +70,7 @@ def test_few_participations_where_examples_suffice():
     choices = plan(graph, **asked).choices
     (bounded,) = [choice for choice in choices if choice.selector == "priced-min-separation"]
     greedy = [choice for choice in choices if choice.selector == "greedy-min-separation"]
-    assert bounded.recounted_bound <= 4
+    assert bounded.selected.recounted_bound <= 4
     assert bounded.num_distinct == bounded.size == 1200
     assert all(bounded.prefix_error < choice.prefix_error for choice in greedy if choice.num_distinct >= 1200)
     assert not any(
@@ -82,7 +82,7 @@ def test_rows_of_groups(made, regular_graph):
     """The number of groups is the one with the least error on greedy's S; the noise is for the worst group."""
     for choice in (choice for choice in made.choices if choice.mechanism == "cyclic"):
         selector = CyclicGroups(
-            num_groups=choice.num_groups,
+            num_groups=choice.sampling.num_groups,
             contribution_bound=choice.contribution_bound,
             allow_duplicates=choice.allow_duplicates,
         )
@@ -90,9 +90,10 @@ def test_rows_of_groups(made, regular_graph):
         mechanism = CyclicPoisson.from_certificate(certificate, batch_size=64, iterations=20)
         target = {"epsilon": 4.0, "delta": 1e-6, "adjacency": "zero-out"}
         assert choice.noise_multiplier == calibrate(mechanism, **target)
-        assert (choice.size, choice.num_bands) == (certificate.size, choice.num_groups)
+        assert (choice.size, choice.sampling.num_bands) == (certificate.size, choice.sampling.num_groups)
         probabilities = mechanism.group_probabilities
-        assert (choice.least_group_probability, choice.sampling_probability) == (min(probabilities), max(probabilities))
+        assert choice.sampling.least_group_probability == min(probabilities)
+        assert choice.sampling.sampling_probability == max(probabilities)
 
 
 def test_the_choice_is_explained(made):
@@ -111,10 +112,10 @@ def test_the_choice_is_explained(made):
 def test_several_batch_sizes(regular_graph):
     asked = {**TARGET, "batch_size": (32, 64), "contribution_bounds": (1,), "selectors": ("greedy",)}
     choices = plan(regular_graph, **asked).choices
-    assert sorted({choice.batch_size for choice in choices}) == [32, 64]
+    assert sorted({choice.target.batch_size for choice in choices}) == [32, 64]
     for size in (32, 64):
         alone = plan(regular_graph, **{**asked, "batch_size": size}).choices
-        shown = [choice for choice in choices if choice.batch_size == size]
+        shown = [choice for choice in choices if choice.target.batch_size == size]
         assert [choice.noise_multiplier for choice in shown] == [choice.noise_multiplier for choice in alone]
     assert sum(choice.best for choice in choices) == 1
 
@@ -130,7 +131,7 @@ def test_many_more_examples_are_worth_a_little_noise():
     graph = AttributionGraph.from_users_per_example([*rows, *([user] for user in range(0, 400, 3))])
     target = {"epsilon": 8.0, "delta": 1e-6, "batch_size": 64, "iterations": 200, "adjacency": "zero-out"}
     few, many = plan(graph, contribution_bounds=(4, 8), selectors=("greedy",), mechanism="poisson", **target).choices
-    assert few.effective_noise < many.effective_noise < 1.05 * few.effective_noise
+    assert few.noise.effective_noise < many.noise.effective_noise < 1.05 * few.noise.effective_noise
     assert many.num_distinct > 1.9 * few.num_distinct
     assert many.best
 
@@ -173,8 +174,8 @@ def test_verdict_before_training():
     large = plan(graph, batch_size=int(cure[1]), num_parameters=2**16, **asked)
     before, after = small.choices[0], large.choices[0]
     assert f"{before.noise_multiplier:.3g} {after.noise_multiplier:.3g}" == f"{cure[4]} {cure[5]}"
-    assert after.step_signal_to_noise >= 1 > before.step_signal_to_noise
-    lower = 1 - before.step_signal_to_noise / after.step_signal_to_noise
+    assert after.ratio.per_step >= 1 > before.ratio.per_step
+    lower = 1 - before.ratio.per_step / after.ratio.per_step
     assert f"{lower:.0%}" == f"{cure[3]}%"
     assert large.advice[1].endswith("the signal is well above the noise.")
 
@@ -191,10 +192,10 @@ def test_random_allocation_is_planned_at_bound_one(made, regular_graph):
     rows = [choice for choice in made.choices if choice.mechanism == "random-allocation"]
     assert [(choice.selector, choice.contribution_bound) for choice in rows] == [("greedy", 1), ("cyclic-groups", 1)]
     for choice in rows:
-        assert choice.sampling_probability is not None
-        drawn = choice.size / (choice.num_groups or 1) * choice.sampling_probability
-        factor = BandedStrategy(num_bands=choice.num_bands or 1, iterations=20).error_factor()
-        assert choice.effective_noise == pytest.approx(choice.noise_multiplier * factor * 64 / drawn)
+        assert choice.sampling.sampling_probability is not None
+        drawn = choice.size / (choice.sampling.num_groups or 1) * choice.sampling.sampling_probability
+        factor = BandedStrategy(num_bands=choice.sampling.num_bands or 1, iterations=20).error_factor()
+        assert choice.noise.effective_noise == pytest.approx(choice.noise_multiplier * factor * 64 / drawn)
     larger = plan(regular_graph, contribution_bounds=(3,), selectors=("greedy",), **TARGET)
     assert not any(choice.mechanism == "random-allocation" for choice in larger.choices)
 
@@ -263,6 +264,11 @@ def test_bad_input(regular_graph, wrong):
         plan(regular_graph, **{**TARGET, **wrong})
 
 
+def test_an_unknown_keyword_is_refused(regular_graph):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'selector'"):
+        plan(regular_graph, selector="greedy", **TARGET)
+
+
 def test_large_delta_of_a_plan():
     graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
     settings = {"epsilon": 4.0, "batch_size": 20, "iterations": 5, "adjacency": "zero-out", "selectors": ("greedy",)}
@@ -289,12 +295,9 @@ def test_a_damaged_plan_is_refused_by_the_field(made, old, new, message):
         Plan.from_json(text.replace(old, new, 1))
 
 
-def test_nothing_to_try_is_refused(regular_graph, monkeypatch):
-    monkeypatch.setitem(MECHANISMS, "my", Entry("my_package.My", "my mechanism"))
-    with pytest.raises(
-        InputError, match="nothing to try for mechanism 'my' with 3 selectors, 5 bounds and 1 batch size"
-    ):
-        plan(regular_graph, mechanism="my", **TARGET)
+def test_nothing_to_try_is_refused(regular_graph):
+    with pytest.raises(InputError, match="'poisson' with 0 selectors, 5 bounds and 1 batch size"):
+        plan(regular_graph, mechanism="poisson", selectors=(), **TARGET)
     for nothing in ({"selectors": ()}, {"contribution_bounds": ()}):
         with pytest.raises(InputError, match="nothing to try for mechanism 'poisson'"):
             plan(regular_graph, mechanism="poisson", **nothing, **TARGET)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from coowned.accounting.curve import epsilon_curve
+from coowned.accounting.calculators import epsilon_curve
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy

@@ -51,7 +51,11 @@ def test_writes_what_the_library_selects(data, capsys):
     assert set(table["copies"].to_pylist()) == {1}
     certificate = ContributionCertificate.from_json((data.parent / "S.certificate.json").read_text())
     certificate.check(graph, expected)
-    assert (certificate.contribution_bound, certificate.seed, certificate.selector["name"]) == (2, 5, "greedy")
+    assert (certificate.contribution_bound, certificate.origin.seed, certificate.origin.selector["name"]) == (
+        2,
+        5,
+        "greedy",
+    )
     text = capsys.readouterr().out
     assert f"{expected.size} copies of {expected.num_distinct} of 60 examples" in text
     assert "no user is in more than 2 of them" in text
@@ -204,4 +208,4 @@ def test_the_partitioner_of_groups_is_said(tmp_path: Path, capsys, monkeypatch, 
     assert "no user is in two of the 2 groups" in printed
     assert ("users were partitioned by label propagation" in printed) == (partitioner == "label-propagation")
     certificate = json.loads(output.with_suffix(".certificate.json").read_text(encoding="utf-8"))
-    assert certificate["selector"]["partitioner"] == partitioner
+    assert certificate["origin"]["selector"]["partitioner"] == partitioner

@@ -124,8 +124,8 @@ def test_cyclic_groups_of_users(folder: Path, capsys):
     write(folder, cyclic, ('selector = "greedy" ', 'selector = "cyclic-groups"\nnum_groups = 4  '))
     assert go(folder) == 0
     made = StoredRun.open(folder / "RUN").guarantee
-    assert (made.mechanism.num_groups, made.mechanism.num_bands, len(made.certificate.group_sizes)) == (4, 4, 4)
-    assert sum(made.certificate.group_sizes) == made.certificate.size
+    assert (made.mechanism.num_groups, made.mechanism.num_bands, len(made.certificate.groups.sizes)) == (4, 4, 4)
+    assert sum(made.certificate.groups.sizes) == made.certificate.size
     assert run(["report", str(folder / "RUN")]) == 0
 
 

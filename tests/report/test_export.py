@@ -9,9 +9,9 @@ import sys
 import pytest
 from tests.runs.run_folders import reseal
 
-from coowned import CertificateMismatchError, InputError
+from coowned import CertificateMismatchError, CyclicGroups, InputError, certify
 from coowned.report import export
-from coowned.report.export import export_model
+from coowned.report.export import export_model, released_certificate
 from coowned.runs.stored_run import StoredRun
 
 
@@ -49,7 +49,16 @@ def test_counts_of_users_stay(audited, tmp_path):
     certificate = StoredRun.open(audited).certificate
     assert stored["contribution_bound"] == certificate.contribution_bound
     assert stored["graph_digest"] == certificate.graph_digest
-    assert not {"copies_per_user", "group_copies_per_user", "groups", "checksum"} & stored.keys()
+    assert not {"copies_per_user", "checksum"} & stored.keys()
+
+
+def test_groups_of_examples_stay(regular_graph):
+    certificate = certify(regular_graph, CyclicGroups(num_groups=2, contribution_bound=1).select(regular_graph))
+    stored = released_certificate(certificate)
+    assert json.loads(stored)["groups"] == {
+        "sizes": list(certificate.groups.sizes),
+        "bounds": list(certificate.groups.bounds),
+    }
 
 
 def test_public_data_say_so(runs, tmp_path):

@@ -431,7 +431,7 @@ def test_plan_page(tmp_path: Path):
     for one in made.choices:
         if one.noise_multiplier is not None:
             assert f">{rounded_down(one.noise_multiplier)}<" in text
-            assert f">{rounded_up(one.other_epsilon)}<" in text
+            assert f">{rounded_up(one.noise.other_epsilon)}<" in text
 
 
 @pytest.mark.parametrize("copies", [10, 100])

@@ -94,7 +94,7 @@ def test_little_is_lost_and_groups_are_even(partitioner, duplicates):
     assert selection.selector["partitioner"] == partitioner
     greedy = GreedyWithDuplicates if duplicates else Greedy
     assert selection.size >= 0.9 * greedy(contribution_bound=2).select(graph).size
-    sizes = certify(graph, selection).group_sizes
+    sizes = certify(graph, selection).groups.sizes
     assert len(sizes) == 4
     assert max(sizes) <= 1.3 * min(sizes)
 

@@ -1,13 +1,12 @@
-"""The smallest noise multiplier that meets a target, from the private side."""
+"""Finds the smallest noise multiplier that meets a privacy target."""
 
 import dataclasses
 import math
 from collections.abc import Callable
 
+from coowned.accounting.composition import ALLOWED_ERROR_SHARE, Answer, Composition, ZeroOutTwice, compose_steps
 from coowned.accounting.gaussian import find_root, gaussian_mu
-from coowned.accounting.numerical import ALLOWED_ERROR_SHARE, Answer, Composition
 from coowned.accounting.terms import check_terms
-from coowned.accounting.zero_out_twice import ZeroOutTwice, compose_steps
 from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, Steps
@@ -25,7 +24,7 @@ _NO_NOISE = "no noise multiplier up to 1e12 meets the target; use a larger epsil
 
 
 def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: str, cache: bool = True) -> float:
-    """The smallest noise multiplier, in clip norms of one example, for which `epsilon` is proven at `delta`.
+    """Returns the smallest noise multiplier, in clip norms of one example, that is proven to give `epsilon` at `delta`.
 
     Guarantees:
       - The accountant confirms it: `epsilon(...)` at the result is at most the target, 0.999 of the result misses
@@ -94,13 +93,13 @@ def _calibrate_gaussian(steps: Steps, epsilon: float, delta: float, adjacency: s
 
 
 def _composed(steps: Steps, noise_multiplier: float, adjacency: str) -> Composition | ZeroOutTwice:
-    """The composition of steps that are given for noise multiplier 1, with another one."""
+    """Composes steps that are given for noise multiplier 1 with another one."""
     steps = dataclasses.replace(steps, noise_multiplier=steps.noise_multiplier * noise_multiplier)
     return compose_steps([steps], adjacency)
 
 
 def refuse_if_never_drawn(mechanism: Mechanism, delta: float) -> None:
-    """Refuses, with InputError, a delta not below the chance that a user is ever drawn: no noise would be needed."""
+    """Raises InputError if delta is not below the chance that a user is ever drawn: no noise would be needed."""
     for steps in mechanism.user_steps(1.0):
         if steps.probability >= 1:
             continue
@@ -144,7 +143,7 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
 
 
 def _least_certified(certified: Callable[[float], bool], refused: float) -> float:
-    """The least noise above `refused` that the accountant certifies for the target: more noise than is needed.
+    """Returns the least noise above `refused` that the accountant certifies for the target: more than is needed.
 
     For where numerical errors are too large a part of delta until the noise is a little larger.
     """
@@ -165,7 +164,7 @@ def _least_certified(certified: Callable[[float], bool], refused: float) -> floa
 
 
 def _root(falling: Callable[[float], float]) -> float:
-    """Where a falling function of log(noise multiplier) is about 0."""
+    """Returns about where a falling function of log(noise multiplier) is 0."""
     low, high = math.log(0.7), math.log(1.4)
     while falling(low) <= 0:
         low, high = low - math.log(2), low
@@ -181,51 +180,75 @@ def _root(falling: Callable[[float], float]) -> float:
 def _narrow(
     proven: Callable[[float], float], rough: Callable[[float], float], start: float, epsilon: float, *, near: bool
 ) -> float:
-    """The smallest noise multiplier on the private side, found from a start that should be nearly right if `near`.
+    """Narrows down the smallest noise multiplier that meets the target, from a start that is nearly right if `near`.
 
     It is not where few draws decide delta: the coarse law's normal approximation is far off.
     """
-    slope = -1.5  # of log(epsilon) by log(noise)
-    noise = start
-    value = math.nan
+    noise, slope, value = start, -1.5, math.nan
     if near:
         value = proven(start)
         near = abs(_log_ratio(value, epsilon)) <= 5 * _NEAR
     if not near:
         noise, slope = _approach(rough, start, epsilon)
         value = proven(noise)
-    met: float | None = None  # the smallest noise known to meet the target
-    missed: float | None = None  # the largest known to miss it
-    points: list[tuple[float, float]] = []
+    bracket = _Bracket(epsilon=epsilon, slope=slope)
     for _ in range(60):
-        if value <= epsilon:
-            met = noise if met is None else min(met, noise)
-        else:
-            missed = noise if missed is None else max(missed, noise)
-        if met is not None and (met <= _SMALLEST or (missed is not None and met / missed <= 1 + RELATIVE_TOLERANCE)):
-            return met
-        if missed is not None and missed >= _LARGEST:
+        bracket.add(noise, value)
+        if bracket.met is not None and bracket.is_narrow:
+            return bracket.met
+        if bracket.missed is not None and bracket.missed >= _LARGEST:
             raise UncertifiableError(_NO_NOISE)
-        points.append((math.log(noise), _log_ratio(value, epsilon)))
-        if len(points) > 1 and points[-1][0] != points[-2][0]:
-            slope = min((points[-1][1] - points[-2][1]) / (points[-1][0] - points[-2][0]), -0.05)
-        # Aim a third of the tolerance to the other side of the root than this point is, to close the bracket.
-        beyond = RELATIVE_TOLERANCE / 3 if value > epsilon else -RELATIVE_TOLERANCE / 3
-        step = min(max(-points[-1][1] / slope, -_LARGEST_STEP), _LARGEST_STEP)
-        noise = math.exp(points[-1][0] + step + beyond)
-        if met is not None and missed is not None and not missed < noise < met:
-            noise = math.sqrt(met * missed)
-        elif met is None:
-            noise = max(noise, math.exp(max(point[0] for point in points)) * (1 + 1e-4))
-        elif missed is None:
-            noise = min(noise, met * (1 - 1e-4))
-        noise = min(max(noise, _SMALLEST), _LARGEST)
+        noise = bracket.next_noise()
         value = proven(noise)
     raise UncertifiableError("the search for the noise multiplier did not settle; use a larger delta")
 
 
+@dataclasses.dataclass
+class _Bracket:
+    """Brackets the noise multiplier that just meets the target, and narrows the bracket by the secant method."""
+
+    epsilon: float  # the target
+    slope: float  # of log(epsilon) by log(noise)
+    met: float | None = None  # the smallest noise known to meet the target
+    missed: float | None = None  # the largest known to miss it
+    value: float = math.nan  # the epsilon that was found last
+    points: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # log(noise), log(epsilon / target)
+
+    @property
+    def is_narrow(self) -> bool:
+        if self.met is None:
+            return False
+        return self.met <= _SMALLEST or (self.missed is not None and self.met / self.missed <= 1 + RELATIVE_TOLERANCE)
+
+    def add(self, noise: float, value: float) -> None:
+        """Records that `noise` gives an epsilon of `value`."""
+        if value <= self.epsilon:
+            self.met = noise if self.met is None else min(self.met, noise)
+        else:
+            self.missed = noise if self.missed is None else max(self.missed, noise)
+        self.value = value
+        self.points.append((math.log(noise), _log_ratio(value, self.epsilon)))
+
+    def next_noise(self) -> float:
+        """Returns the noise multiplier to try next, inside the bracket where there is one."""
+        log_noise, log_ratio = self.points[-1]
+        if len(self.points) > 1 and log_noise != self.points[-2][0]:
+            self.slope = min((log_ratio - self.points[-2][1]) / (log_noise - self.points[-2][0]), -0.05)
+        # Aim a third of the tolerance to the other side of the root than this point is, to close the bracket.
+        beyond = RELATIVE_TOLERANCE / 3 if self.value > self.epsilon else -RELATIVE_TOLERANCE / 3
+        step = min(max(-log_ratio / self.slope, -_LARGEST_STEP), _LARGEST_STEP)
+        noise = math.exp(log_noise + step + beyond)
+        if self.met is not None and self.missed is not None and not self.missed < noise < self.met:
+            noise = math.sqrt(self.met * self.missed)
+        elif self.met is None:
+            noise = max(noise, math.exp(max(point[0] for point in self.points)) * (1 + 1e-4))
+        elif self.missed is None:
+            noise = min(noise, self.met * (1 - 1e-4))
+        return min(max(noise, _SMALLEST), _LARGEST)
+
+
 def _approach(rough: Callable[[float], float], start: float, epsilon: float) -> tuple[float, float]:
-    """A noise multiplier that nearly meets the target, and the slope of log(epsilon) by log(noise) there.
+    """Returns a noise multiplier that nearly meets the target, and the slope of log(epsilon) by log(noise) there.
 
     epsilon may be 0 over most of the range and rise steeply: a bracket that is at least halved every other time.
     """

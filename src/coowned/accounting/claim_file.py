@@ -1,4 +1,4 @@
-"""guarantee.json: the one place that writes and reads what a run claims, or that it claims nothing."""
+"""Writes and reads guarantee.json: what a run claims, or that it claims nothing. No other module does."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,7 +20,7 @@ _NoGuaranteeFormat = Literal["coowned-no-guarantee-1"]
 
 
 class NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of guarantee.json where nothing is claimed."""
+    """Content of guarantee.json where nothing is claimed."""
 
     format: _NoGuaranteeFormat = _NO_GUARANTEE_FORMAT
     public: bool
@@ -29,7 +29,7 @@ class NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(NamedTuple):
-    """What guarantee.json says.
+    """Holds what guarantee.json says.
 
     Attributes:
       guarantee: None without privacy.
@@ -42,7 +42,7 @@ class Claim(NamedTuple):
 
 
 def absent_statement(*, public: bool) -> str:
-    """The statement of a run without a guarantee."""
+    """Returns the statement of a run without a guarantee."""
     return PUBLIC if public else NO_GUARANTEE
 
 

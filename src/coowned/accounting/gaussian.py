@@ -1,4 +1,4 @@
-"""The Gaussian mechanism in closed form: no grid, no transform.
+"""Computes epsilon and delta of the Gaussian mechanism in closed form: no grid, no transform.
 
 A mechanism of sensitivity `mu` in units of its noise has, by Balle & Wang (2018),
 
@@ -25,7 +25,7 @@ _LARGEST_EPSILON = 1e12
 
 
 def gaussian_log_delta(mu: float, epsilon: float) -> float:
-    """Log of an upper bound on delta(epsilon), tight to a few units in the last digit that float64 allows.
+    """Returns the log of an upper bound on delta(epsilon), tight to a few units in the last digit of float64.
 
     >>> round(math.exp(gaussian_log_delta(1.0, 1.0)), 4)
     0.1269
@@ -43,7 +43,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest epsilon >= 0 with delta(epsilon) <= delta, from the private side.
+    """Returns the smallest epsilon >= 0 with delta(epsilon) <= delta, from the private side.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
@@ -67,7 +67,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest mu with delta(epsilon) <= delta, from the private side.
+    """Returns the largest mu with delta(epsilon) <= delta, from the private side.
 
     >>> round(gaussian_mu(4.3772, 1e-5), 4)
     1.0
@@ -87,7 +87,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_true_positive_rate(mu: float, false_positive_rate: float) -> float:
-    """The largest true-positive rate of any test of level `false_positive_rate` against a mu-GDP mechanism.
+    """Returns the largest true-positive rate of any test of level `false_positive_rate` against a mu-GDP mechanism.
 
     >>> round(gaussian_true_positive_rate(1.0, 0.05), 4)
     0.2595
@@ -102,7 +102,7 @@ def _mills(x: float) -> float:
 def find_root(
     function: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float = 1e-13
 ) -> float:
-    """Where a continuous function with different signs at low and high is 0, to about absolute + relative * |root|.
+    """Returns a root of a function with different signs at low and high, to about absolute + relative * |root|.
 
     >>> round(find_root(lambda x: x * x - 2, 0.0, 2.0, absolute=1e-12), 9)
     1.414213562

@@ -1,10 +1,11 @@
-"""The privacy guarantee: a certificate and a mechanism become a claim. There is no other way to one."""
+"""Makes privacy guarantees from a certificate and a mechanism, the only way to get one, and composes them."""
 
 import dataclasses
 import functools
 import math
 import secrets
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 import polars as pl
@@ -13,7 +14,14 @@ import coowned
 from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.calibrate import ACCOUNTANT_VERSION, refuse_if_never_drawn
-from coowned.accounting.statement import FALSE_ALARMS, Statement, make_statement, rounded_down, rounded_up
+from coowned.accounting.statement import (
+    FALSE_ALARMS,
+    Statement,
+    make_statement,
+    rounded_down,
+    rounded_up,
+    unprotected_sentences,
+)
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
@@ -22,13 +30,14 @@ from coowned.mechanism.mechanism import Mechanism, check_mechanism
 from coowned.mechanism.registry import mechanism_from_dict
 
 FORMAT = "coowned-guarantee-2"
+COMPOSED_FORMAT = "coowned-composed-guarantee-1"
 _CHANGED = "the guarantee was changed after it was written; run calibrate again"
 _MADE_BY_GUARANTEE = object()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyGuarantee:
-    """An epsilon with everything it means: unit, bound, delta, adjacency, mechanism and certificate.
+    """States an epsilon with everything it means: unit, bound, delta, adjacency, mechanism and certificate.
 
     Attributes:
       epsilon, delta, adjacency: the claim, for the worst-off protected user.
@@ -81,28 +90,28 @@ class PrivacyGuarantee:
 
     @property
     def shown_epsilon(self) -> str:
-        """epsilon as people are shown it: as it was asked for where it was, else rounded up."""
+        """Epsilon as people are shown it: as it was asked for where it was, else rounded up."""
         met = self.target_epsilon is not None and self.simulated_epsilon is None and self.epsilon <= self.target_epsilon
         return f"{self.target_epsilon:.12g}" if met else rounded_up(self.epsilon)
 
     @property
     def shown_noise_multiplier(self) -> str:
-        """The noise multiplier as people are shown it: as it was given where it was, else rounded down."""
+        """Noise multiplier as people are shown it: as it was given where it was, else rounded down."""
         return f"{self.noise_multiplier:.12g}" if self.target_epsilon is None else rounded_down(self.noise_multiplier)
 
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the claim: a delta that is too large for so many users. A test run claims nothing."""
+        """Warns of a delta that is too large for so many users. A test run claims nothing."""
         users = self.certificate.num_users - sum(self.certificate.copies_per_user[:1])
         return () if self.test_run else delta_warnings(self.delta, num_users=users)
 
     def attack_bound(self, adjacency: str) -> float:
-        """The success of any attack on this run with 1% false alarms, at most."""
+        """Bounds the success of any attack on this run with 1% false alarms."""
         epsilon = self.epsilon if adjacency == self.adjacency else self.other_epsilon
         by_claim = math.exp(min(epsilon, 700.0)) * FALSE_ALARMS + self.delta
         return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency))
 
     def statement(self, *, graph_statistics: bool = False) -> str:
-        """What a person is told, in numbered sentences; with graph_statistics, also how many users have which level.
+        """Explains the guarantee in numbered sentences; with graph_statistics, also how many users have which level.
 
         Such counts are statistics of the graph, which fixed-graph privacy does not protect: leave them out of what is
         published unless the graph is public.
@@ -110,11 +119,11 @@ class PrivacyGuarantee:
         return str(self.statement_parts(graph_statistics=graph_statistics))
 
     def statement_parts(self, *, graph_statistics: bool = False) -> Statement:
-        """The statement as data: headline, sentences, and what is not promised."""
+        """Returns the statement as data: headline, sentences, and what is not promised."""
         return make_statement(self, graph_statistics=graph_statistics)
 
     def by_copies(self) -> pl.DataFrame:
-        """Epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.
+        """Returns epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.
 
         Under a fixed graph a user in fewer copies has a better guarantee. Level 0 has no epsilon: such users have no
         part in training, which says nothing of validation or test. For cyclic sampling there is one row for each group
@@ -143,10 +152,10 @@ class PrivacyGuarantee:
         )
 
     def to_json(self, *, embed_certificate: bool = True) -> str:
-        """One JSON object with a checksum; without the certificate, its digest stands there."""
+        """Returns one JSON object with a checksum; without the certificate, its digest stands there."""
         fields = self._fields()
         if not embed_certificate:
-            fields["certificate"] = codec.checksum(fields["certificate"])
+            fields["certificate"] = self.certificate.digests()[0]
         return codec.encode_json({**fields, "checksum": codec.checksum(fields)}, indent=2, format=FORMAT)
 
     @classmethod
@@ -172,7 +181,7 @@ class PrivacyGuarantee:
         return cls(**{**fields, **raised}, **parts) if raised else guarantee
 
     def terms(self) -> str:
-        """What an epsilon is never shown without, but for itself.
+        """Returns what an epsilon is never shown without, but for itself.
 
         Guarantees:
           - Unit, contribution bound, delta and adjacency are in it.   (test_terms_of_an_epsilon)
@@ -218,6 +227,15 @@ _STORED = msgspec.defstruct(
 )
 
 
+class ClaimOptions(TypedDict, total=False):
+    """Keywords of `guarantee` that are rarely needed."""
+
+    simulated_batch_size: int | None
+    test_run: bool
+    run_id: str | None
+    allow_large_delta: bool
+
+
 def guarantee(
     certificate: ContributionCertificate,
     mechanism: Mechanism,
@@ -226,12 +244,9 @@ def guarantee(
     noise_multiplier: float | None = None,
     delta: float,
     adjacency: str,
-    simulated_batch_size: int | None = None,
-    test_run: bool = False,
-    run_id: str | None = None,
-    allow_large_delta: bool = False,
+    **options: Unpack[ClaimOptions],
 ) -> PrivacyGuarantee:
-    """The only maker of a `PrivacyGuarantee`.
+    """Makes a `PrivacyGuarantee`; nothing else does.
 
     Guarantees:
       - Noise that is given is refused where a target would be: delta must be below the chance of ever being drawn.
@@ -259,44 +274,179 @@ def guarantee(
       >>> 1.99 < claim.epsilon <= 2.0, claim.contribution_bound
       (True, 1)
     """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
-    check_terms(delta=delta, adjacency=adjacency, epsilon=epsilon, noise_multiplier=noise_multiplier)
-    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
-    check_mechanism(mechanism)
-    mechanism.check_certificate(certificate)
-    delta = float(delta)
-    refuse_if_never_drawn(mechanism, delta)
-    calibrated, simulated = mechanism, None
-    if simulated_batch_size is not None:
-        calibrated = mechanism.with_batch_size(simulated_batch_size, certificate)
-    if epsilon is not None:
-        noise_multiplier = calculators.calibrate(calibrated, epsilon=epsilon, delta=delta, adjacency=adjacency)
-    assert noise_multiplier is not None
-    noise_multiplier = float(noise_multiplier)
-    if simulated_batch_size is not None:
-        simulated = calculators.epsilon(calibrated, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency)
-    answer, proven = _proven(mechanism, certificate, noise_multiplier, delta, adjacency)
-    if epsilon is not None and simulated is None and answer.epsilon > epsilon:
-        raise UncertifiableError(
-            f"the noise multiplier {noise_multiplier:.6g} that was found gives epsilon {answer.epsilon:.6g}, not "
-            f"{epsilon:g}; was it stored by another version? Empty the cache (COOWNED_CACHE) and calibrate again"
-        )
-    return PrivacyGuarantee(
-        **proven,
+    request = _Request(
+        certificate=certificate,
+        mechanism=mechanism,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
         delta=delta,
         adjacency=adjacency,
-        target_epsilon=None if epsilon is None else float(epsilon),
-        noise_multiplier=noise_multiplier,
-        simulated_epsilon=simulated,
-        simulated_batch_size=simulated_batch_size,
-        grid_spacing=answer.spacing,
-        error_share=answer.error_share,
-        test_run=test_run,
-        run_id=run_id or secrets.token_hex(8),
-        mechanism=mechanism,
-        certificate=certificate,
-        version=coowned.__version__,
+        **options,
+    )
+    return request.grant()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    """Arguments of `guarantee`, checked."""
+
+    certificate: ContributionCertificate
+    mechanism: Mechanism
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    adjacency: str
+    simulated_batch_size: int | None = None
+    test_run: bool = False
+    run_id: str | None = None
+    allow_large_delta: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise InputError("give exactly one of epsilon (the target) and noise_multiplier")
+        given = {"epsilon": self.epsilon, "noise_multiplier": self.noise_multiplier}
+        check_terms(delta=self.delta, adjacency=self.adjacency, **given)
+        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
+        check_mechanism(self.mechanism)
+        self.mechanism.check_certificate(self.certificate)
+        refuse_if_never_drawn(self.mechanism, float(self.delta))
+
+    def grant(self) -> PrivacyGuarantee:
+        """Finds the noise if a target was given, and proves what it gives."""
+        delta, target = float(self.delta), self.epsilon
+        terms: dict[str, Any] = {"delta": delta, "adjacency": self.adjacency}
+        size, calibrated = self.simulated_batch_size, self.mechanism
+        if size is not None:
+            calibrated = self.mechanism.with_batch_size(size, self.certificate)
+        noise = self.noise_multiplier
+        if target is not None:
+            noise = calculators.calibrate(calibrated, epsilon=target, **terms)
+        assert noise is not None
+        noise = float(noise)
+        simulated = None if size is None else calculators.epsilon(calibrated, noise_multiplier=noise, **terms)
+        answer, proven = _proven(self.mechanism, self.certificate, noise, **terms)
+        if target is not None and simulated is None and answer.epsilon > target:
+            raise UncertifiableError(
+                f"the noise multiplier {noise:.6g} that was found gives epsilon {answer.epsilon:.6g}, not {target:g}; "
+                "was it stored by another version? Empty the cache (COOWNED_CACHE) and calibrate again"
+            )
+        return PrivacyGuarantee(
+            **proven,
+            **terms,
+            target_epsilon=None if target is None else float(target),
+            noise_multiplier=noise,
+            simulated_epsilon=simulated,
+            simulated_batch_size=size,
+            grid_spacing=answer.spacing,
+            error_share=answer.error_share,
+            test_run=self.test_run,
+            run_id=self.run_id or secrets.token_hex(8),
+            mechanism=self.mechanism,
+            certificate=self.certificate,
+            version=coowned.__version__,
+            maker=_MADE_BY_GUARANTEE,
+        )
+
+
+class _StoredComposition(msgspec.Struct, frozen=True, kw_only=True):
+    delta: float
+    epsilon: float
+    members: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComposedGuarantee:
+    """States what several runs on the same people promise together."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    other_epsilon: float
+    members: tuple[PrivacyGuarantee, ...]
+    maker: dataclasses.InitVar[object] = None
+
+    def __post_init__(self, maker: object) -> None:
+        if maker is not _MADE_BY_GUARANTEE:
+            raise UncertifiableError("a ComposedGuarantee comes from compose([...], delta=...), not from numbers")
+
+    @property
+    def unit(self) -> str:
+        return UNIT
+
+    def statement(self) -> str:
+        runs = "; ".join(f"run {run.run_id}: epsilon {rounded_up(run.epsilon)} alone" for run in self.members)
+        bounds = ", ".join(f"{run.contribution_bound:,}" for run in self.members)
+        together = "This run is" if len(self.members) == 1 else f"All {len(self.members)} runs together are"
+        sentences = [
+            f"{together} ({rounded_up(self.epsilon)}, {self.delta:.12g})-differentially private for every protected "
+            f"user (unit: {UNIT}; contribution bounds {bounds}; adjacency: {self.adjacency}; independent noise and "
+            "coins).",
+            *delta_warnings(self.delta, num_users=self.members[0].certificate.num_users),
+            f"Under {OTHER_ADJACENCY[self.adjacency]} adjacency epsilon is {rounded_up(self.other_epsilon)} at the "
+            "same delta.",
+            f"Alone, at their own deltas: {runs}.",
+            *unprotected_sentences(self.members[0].certificate),
+            "What each run promises, and what it does not, is in its own statement.",
+        ]
+        return str(Statement(headline=sentences[0], sentences=tuple(sentences)))
+
+    def to_json(self) -> str:
+        """Returns one JSON object with every member's guarantee."""
+        members = [msgspec.json.decode(run.to_json()) for run in self.members]
+        stored = {"delta": self.delta, "epsilon": self.epsilon, "members": members}
+        return codec.encode_json(stored, format=COMPOSED_FORMAT)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ComposedGuarantee":
+        """Reads `to_json()` back by composing the members anew; an epsilon below what that gives is refused."""
+        stored = codec.decode_json(
+            _StoredComposition, text, name="composed guarantee", format=COMPOSED_FORMAT, remedy="compose the runs again"
+        )
+        members = [PrivacyGuarantee.from_json(codec.encode_json(member)) for member in stored.members]
+        composed = compose(members, delta=stored.delta, allow_large_delta=True)  # allowed when it was composed
+        if stored.epsilon < composed.epsilon * (1 - 1e-3):
+            raise CertificateMismatchError(
+                f"epsilon = {stored.epsilon:.6g} is stored, but {composed.epsilon:.6g} is proven; compose again"
+            )
+        return composed
+
+
+def compose(
+    guarantees: Sequence[PrivacyGuarantee], *, delta: float, allow_large_delta: bool = False
+) -> ComposedGuarantee:
+    """Returns the guarantee of several runs with independent coins and noise on the same attribution graph.
+
+    Refused: another graph or list of unprotected users, another adjacency, one run twice. Models of one sweep share
+    their coins and are one mechanism, not several runs: see `calculators.sweep_noise_multiplier`.
+    """
+    if not guarantees:
+        raise InputError("there is nothing to compose; give at least one guarantee")
+    first = guarantees[0]
+    check_terms(delta=delta, adjacency=first.adjacency)
+    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
+    if any(run.test_run for run in guarantees):
+        raise InputError("a run with a given seed has no guarantee to compose; leave it out or train again")
+    for other in guarantees[1:]:
+        for name in ("graph_digest", "num_unprotected_users"):
+            if getattr(first.certificate, name) != getattr(other.certificate, name):
+                raise CertificateMismatchError(
+                    f"runs {first.run_id} and {other.run_id} differ in {name}; compose runs on one graph"
+                )
+        if first.adjacency != other.adjacency:
+            raise InputError(f"runs {first.run_id} and {other.run_id} have different adjacencies; use one for both")
+    if len({run.run_id for run in guarantees}) != len(guarantees):
+        raise InputError("duplicate run; compose each run once")
+    runs = [(run.mechanism, run.noise_multiplier) for run in guarantees]
+    total, other_total = (
+        calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency)
+        for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
+    )
+    return ComposedGuarantee(
+        epsilon=total,
+        delta=delta,
+        adjacency=first.adjacency,
+        other_epsilon=other_total,
+        members=tuple(guarantees),
         maker=_MADE_BY_GUARANTEE,
     )
 
@@ -304,7 +454,7 @@ def guarantee(
 def _proven(
     mechanism: Mechanism, certificate: ContributionCertificate, noise_multiplier: float, delta: float, adjacency: str
 ) -> tuple[calculators.Answer, dict[str, float]]:
-    """What the accountant proves for this noise: the main answer, and every epsilon by the name of its field."""
+    """Returns what the accountant proves for this noise: the main answer, and every epsilon by its field's name."""
     claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "delta": delta}
     answer = calculators.epsilon_details(mechanism, adjacency=adjacency, **claim)
     return answer, {
@@ -329,13 +479,13 @@ def _attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str)
 
 
 def _certificate_of(stored: Any, certificate: ContributionCertificate | None) -> ContributionCertificate:
-    """The certificate inside a stored guarantee, or the given one where only its digest is stored."""
+    """Returns the certificate inside a stored guarantee, or the given one where only its digest is stored."""
     if isinstance(stored, dict):
         embedded = ContributionCertificate.from_json(codec.encode_json(stored))
         if certificate in (None, embedded):
             return embedded
     elif certificate is None:
         raise InputError("the guarantee is stored without its certificate; open the run folder it belongs to")
-    elif stored == codec.checksum(msgspec.json.decode(certificate.to_json())):
+    elif stored in certificate.digests():
         return certificate
     raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")

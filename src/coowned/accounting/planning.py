@@ -1,55 +1,51 @@
-"""What each choice of mechanism, bound and selector would cost: size of S, bias, and noise for one privacy target."""
+"""Plans a training: tries mechanisms, bounds and selectors, and finds the noise that each needs for one target."""
 
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypedDict, Unpack
 
 import numpy as np
 
 from coowned import validate
 from coowned.accounting import calculators
 from coowned.accounting.choices import (
-    TOO_SMALL,
-    TOO_SMALL_FOR_GROUPS,
     Choice,
+    Noise,
     Plan,
+    PlanTarget,
+    Sampling,
+    SelectedCounts,
     advice_on_graph,
     advice_on_noise,
     mark_best,
 )
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, SignalToNoise
-from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
+from coowned.accounting.terms import check_terms, delta_warnings, refuse_large_delta
 from coowned.attribution.graph import AttributionGraph
-from coowned.certificate import certify
-from coowned.errors import InfeasibleScheduleError, InputError, UncertifiableError
-from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.cyclic_poisson import CyclicPoisson
+from coowned.certificate import ContributionCertificate, certify
+from coowned.errors import InputError, UncertifiableError
+from coowned.mechanism.candidates import TOO_SMALL, Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import Mechanism
-from coowned.mechanism.min_separation import MinSeparation
-from coowned.mechanism.poisson_sampling import PoissonSampling
-from coowned.mechanism.random_allocation import RandomAllocation
-from coowned.mechanism.registry import MECHANISMS
+from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import Progress, counted, reporting
-from coowned.selection.cyclic_groups import CyclicGroups
-from coowned.selection.greedy import Greedy
-from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
-from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
-from coowned.selection.priced import Priced
-from coowned.selection.priced_min_separation import PricedMinSeparation
-from coowned.selection.registry import selector_class
-from coowned.selection.selection_cache import select_once
-from coowned.selection.selector import Schedule, Selection, Selector
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")
 """Selectors that a plan can try: a bound is all they need."""
+_ALL = "all"  # mechanisms
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
-_NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)
-_SEPARATION_SHARES = (1, 2, 4)  # of the largest min separation
-_SPREAD_SHARES = (1.0, 0.85, 0.7, 0.5, 0.3)  # of the separation that a bound on participations leaves room for
+
+
+class PlanOptions(TypedDict, total=False):
+    """Keywords of `plan` that have a default."""
+
+    contribution_bounds: Sequence[int] | None
+    selectors: Sequence[str]
+    mechanism: str
+    num_parameters: int
+    allow_large_delta: bool
+    seed: int
 
 
 def plan(
@@ -57,16 +53,11 @@ def plan(
     *,
     epsilon: float,
     delta: float,
+    adjacency: str,
     batch_size: int | Sequence[int],
     iterations: int,
-    adjacency: str,
-    contribution_bounds: Sequence[int] | None = None,
-    selectors: Sequence[str] = DEFAULT_SELECTORS,
-    mechanism: str = "all",
-    num_parameters: int = DEFAULT_PARAMETERS,
-    allow_large_delta: bool = False,
-    seed: int = 0,
     progress: Progress | None = None,
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """Tries every mechanism, bound, selector and batch size, and finds the noise each needs.
 
@@ -105,72 +96,24 @@ def plan(
         (test_least_error_of_each_mechanism)
       - The advice says what the noise of the best row means for the model.   (test_verdict_before_training)
       - Where no row is good, the advice says so and what would be.   (test_no_good_choice_is_said)
-      - What would have no row is refused, also for a mechanism that is not planned here.
-        (test_nothing_to_try_is_refused)
+      - What would have no row is refused.   (test_nothing_to_try_is_refused)
     """
-    if contribution_bounds is None:
-        contribution_bounds = default_bounds(graph)
-    validate.one_of((*MECHANISMS, "all"), mechanism=mechanism)
-    batch_sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size)
-    validate.positive(iterations=iterations, num_parameters=num_parameters)
-    for size in batch_sizes:
-        validate.positive(batch_size=size)
-    for bound in contribution_bounds:
-        validate.positive(contribution_bounds=bound)
-    for word in selectors:
-        if word not in BOUNDING:
-            raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(BOUNDING)}")
-    check_terms(epsilon=epsilon, delta=delta, adjacency=adjacency)
-    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
-    target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
-    planner = _Planner(graph=graph, target=target, iterations=iterations, seed=seed, num_parameters=num_parameters)
-    jobs: list[tuple[str, Callable[[], list[Choice]]]] = []
-    for size in batch_sizes:
-        if mechanism in (PoissonSampling.kind, "all"):
-            jobs += [
-                (f"{word}, bound {bound}", functools.partial(planner.poisson, word, bound, size))
-                for word in selectors
-                for bound in contribution_bounds
-            ]
-        if mechanism in (MinSeparation.kind, "all"):
-            jobs.append(("greedy-min-separation", functools.partial(planner.min_separation, size)))
-            jobs.append(
-                ("priced-min-separation", functools.partial(planner.bounded, size, sorted(contribution_bounds)))
-            )
-        if mechanism in (CyclicPoisson.kind, "all"):
-            jobs += [
-                (f"cyclic-groups, bound {bound}", functools.partial(planner.cyclic, bound, size, duplicates=duplicates))
-                for duplicates in (False, True)
-                for bound in contribution_bounds
-                if not duplicates or (bound > 1 and GreedyWithDuplicates.name in selectors)
-            ]
-        if mechanism == RandomAllocation.kind or (mechanism == "all" and 1 in contribution_bounds):
-            jobs.append(("random allocation", functools.partial(planner.allocated, size)))
-    report = reporting(progress)
-    choices: list[Choice] = []
-    for number, (label, job) in enumerate(jobs):
-        report(number / len(jobs), label)
-        choices += job()
-    report(1.0, "done")
-    if not choices:
-        raise InputError(
-            f"A plan has nothing to try for mechanism {mechanism!r} with {counted(len(selectors), 'selector')}, "
-            f"{counted(len(contribution_bounds), 'bound')} and {counted(len(batch_sizes), 'batch size')}; name at "
-            "least one of each, or another mechanism"
-        )
-    choices = mark_best(choices)
-    warnings = delta_warnings(delta, num_users=int(np.count_nonzero(graph.examples_per_user)))
-    advice = [
-        *warnings,
-        *(choice.why for choice in choices if choice.best),
-        *advice_on_noise(choices, target),
-        *advice_on_graph(graph, max(contribution_bounds, default=1)),
-    ]
-    return Plan(choices=tuple(choices), advice=tuple(advice))
+    sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+    search = _Search(
+        graph=graph,
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=adjacency,
+        batch_sizes=sizes,
+        iterations=iterations,
+        **options,
+    )
+    choices = search.choices(progress)
+    return Plan(choices=tuple(choices), advice=tuple(search.advice(choices)))
 
 
 def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
-    """1, 2, 3, 5, 8, and on by doubling while a tenth of the users have that many examples.
+    """Returns 1, 2, 3, 5, 8, and on by doubling while a tenth of the users have that many examples.
 
     >>> default_bounds(AttributionGraph.from_users_per_example([[0]] * 40))
     (1, 2, 3, 5, 8, 16, 32)
@@ -183,166 +126,141 @@ def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Planner:
-    """The graph and the target of a plan; each method gives the rows of one choice."""
+class _Search:
+    """Arguments of `plan`, checked."""
 
     graph: AttributionGraph
-    target: dict[str, Any]  # epsilon, delta and adjacency
+    epsilon: float
+    delta: float
+    adjacency: str
+    batch_sizes: tuple[int, ...]
     iterations: int
-    seed: int
-    num_parameters: int
+    contribution_bounds: Sequence[int] | None = None
+    selectors: Sequence[str] = DEFAULT_SELECTORS
+    mechanism: str = _ALL
+    num_parameters: int = DEFAULT_PARAMETERS
+    allow_large_delta: bool = False
+    seed: int = 0
 
-    def poisson(self, word: str, bound: int, batch_size: int) -> list[Choice]:
-        selector: Any = selector_class(word)
-        selected = self._select(selector(contribution_bound=bound))
-        return [self._row(PoissonSampling, word, batch_size, selected, contribution_bound=bound)]
+    def __post_init__(self) -> None:
+        validate.one_of((*MECHANISMS, _ALL), mechanism=self.mechanism)
+        validate.positive(iterations=self.iterations, num_parameters=self.num_parameters)
+        for size in self.batch_sizes:
+            validate.positive(batch_size=size)
+        for bound in self.bounds:
+            validate.positive(contribution_bounds=bound)
+        for word in self.selectors:
+            if word not in BOUNDING:
+                raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(BOUNDING)}")
+        check_terms(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)
+        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
 
-    def min_separation(self, batch_size: int) -> list[Choice]:
-        rows = []
-        try:
-            largest = max_min_separation(
-                self.graph, batch_size=batch_size, iterations=self.iterations, seed=self.seed, search="bisection"
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        given = self.contribution_bounds
+        return default_bounds(self.graph) if given is None else tuple(given)
+
+    def choices(self, progress: Progress | None) -> list[Choice]:
+        """Tries everything, and marks the best."""
+        report = reporting(progress)
+        attempts = list(self._attempts())
+        choices: list[Choice] = []
+        for number, (kind, target, attempt) in enumerate(attempts):
+            report(number / len(attempts), attempt.label)
+            choices += [self._row(kind, target, candidate) for candidate in attempt.make()]
+        report(1.0, "done")
+        if not choices:
+            raise InputError(
+                f"A plan has nothing to try for mechanism {self.mechanism!r} with "
+                f"{counted(len(self.selectors), 'selector')}, {counted(len(self.bounds), 'bound')} and "
+                f"{counted(len(self.batch_sizes), 'batch size')}; name at least one of each, or another mechanism"
             )
-        except InfeasibleScheduleError as error:
-            return [self._row(MinSeparation, GreedyMinSeparation.name, batch_size, None, note=str(error))]
-        for separation in dict.fromkeys(largest // share for share in _SEPARATION_SHARES if largest >= share):
-            selector = GreedyMinSeparation(batch_size=batch_size, iterations=self.iterations, min_separation=separation)
-            with contextlib.suppress(InfeasibleScheduleError):  # success at `largest` does not prove it for less
-                schedule = selector.select(self.graph, seed=self.seed)
-                rows.append(self._row(MinSeparation, selector.name, batch_size, schedule))
-        return rows
+        return mark_best(choices)
 
-    def bounded(self, batch_size: int, bounds: Sequence[int]) -> list[Choice]:
-        """With the smallest of the bounds under which no example need be repeated, if there is one."""
-        needed = batch_size * self.iterations
-        enough = (
-            bound
-            for bound in (bounds if needed <= self.graph.num_examples else ())
-            if self._select(Priced(contribution_bound=bound)).size >= needed
-        )
-        if (bound := next(enough, None)) is None:
-            return []
-        largest = self.iterations if bound == 1 else (self.iterations - 1) // (bound - 1)
-        for separation in dict.fromkeys(max(1, int(share * largest)) for share in _SPREAD_SHARES):
-            selector = PricedMinSeparation(
-                batch_size=batch_size,
+    def advice(self, choices: Sequence[Choice]) -> Iterator[str]:
+        """Yields what to say of delta, of the best choice and its noise, and of the data."""
+        yield from delta_warnings(self.delta, num_users=int(np.count_nonzero(self.graph.examples_per_user)))
+        yield from (choice.why for choice in choices if choice.best)
+        yield from advice_on_noise(choices)
+        yield from advice_on_graph(self.graph, max(self.bounds, default=1))
+
+    def _attempts(self) -> Iterator[tuple[type[Mechanism], PlanTarget, Attempt]]:
+        only = self.mechanism != _ALL
+        for size in self.batch_sizes:
+            target = self._target(size)
+            space = SearchSpace(
+                graph=self.graph,
+                batch_size=size,
                 iterations=self.iterations,
-                min_separation=separation,
-                contribution_bound=bound,
+                contribution_bounds=self.bounds,
+                selectors=tuple(self.selectors),
+                seed=self.seed,
+                only=only,
+                noise_for=lambda mechanism, claim=target.claim: calculators.calibrate(mechanism, **claim),
             )
-            with contextlib.suppress(InfeasibleScheduleError):
-                schedule = selector.select(self.graph, seed=self.seed)
-                return [self._row(MinSeparation, selector.name, batch_size, schedule)]
-        return []
+            for kind in map(mechanism_class, [self.mechanism] if only else MECHANISMS):
+                yield from ((kind, target, attempt) for attempt in kind.candidates(space))
 
-    def cyclic(self, bound: int, batch_size: int, *, duplicates: bool) -> list[Choice]:
-        kind = GreedyWithDuplicates if duplicates else Greedy
-        free = self._select(kind(contribution_bound=bound))
-        number = self._number_of_groups(bound, batch_size, free.size)
-        if number is None:
-            note = TOO_SMALL if free.size < batch_size else TOO_SMALL_FOR_GROUPS
-            return [self._row(CyclicPoisson, CyclicGroups.name, batch_size, free, note=note)]
-        selector = CyclicGroups(num_groups=number, contribution_bound=bound, allow_duplicates=duplicates)
-        asked = {"contribution_bound": bound, "allow_duplicates": duplicates}
-        return [self._row(CyclicPoisson, CyclicGroups.name, batch_size, self._select(selector), **asked)]
-
-    def allocated(self, batch_size: int) -> list[Choice]:
-        """At bound 1, in one group and in as many as cyclic sampling would have."""
-        free = self._select(Greedy(contribution_bound=1))
-        rows = [self._row(RandomAllocation, Greedy.name, batch_size, free)]
-        number = self._number_of_groups(1, batch_size, free.size)
-        if number is not None:
-            grouped = self._select(CyclicGroups(num_groups=number, contribution_bound=1))
-            rows.append(self._row(RandomAllocation, CyclicGroups.name, batch_size, grouped))
-        return rows
-
-    def _number_of_groups(self, bound: int, batch_size: int, size: int) -> int | None:
-        """The number with the least error if greedy's S were divided evenly; None where two groups have no batch."""
-        most = min(size // batch_size, self.iterations)
-        errors: dict[int, float] = {}
-        for number in (number for number in _NUMBERS_OF_GROUPS if number <= most):
-            mechanism = CyclicPoisson(
-                contribution_bound=bound,
-                sampling_probability=batch_size * number / size,
-                iterations=self.iterations,
-                num_groups=number,
-                num_bands=number,
-            )
-            with contextlib.suppress(UncertifiableError):
-                noise = calculators.calibrate(mechanism, **self.target)
-                errors[number] = noise * BandedStrategy(number, self.iterations).error_factor()
-        return min(errors, key=errors.__getitem__, default=None)
-
-    def _select(self, selector: Selector[Selection]) -> Selection:
-        return select_once(self.graph, selector, seed=self.seed)
-
-    def _row(
-        self,
-        kind: type[Mechanism],
-        word: str,
-        batch_size: int,
-        selected: Selection | Schedule | None,
-        *,
-        note: str = "",
-        **asked: Any,
-    ) -> Choice:
-        """The row of a mechanism with what a selector selected, calibrated unless a note says why it cannot be used.
-
-        Args:
-          word: the selector.
-          selected: None where nothing could be.
-          asked: fields of the row that are as they were asked for, not as recounted.
-        """
-        facts: dict[str, Any] = {
-            **self.target,
-            "other_adjacency": OTHER_ADJACENCY[self.target["adjacency"]],
-            "unit": UNIT,
-            "batch_size": batch_size,
-            "iterations": self.iterations,
-            "num_parameters": self.num_parameters,
-            "population_mean_users_per_example": self.graph.num_pairs / max(1, self.graph.num_examples),
-            "mechanism": kind.kind,
-            "selector": word,
-        }
-        if selected is None:
-            return Choice(note=note, contribution_bound=0, recounted_bound=0, size=0, num_distinct=0, **facts)
-        certificate = certify(self.graph, selected)
-        copies = np.asarray(selected.copies, dtype=np.float64)
-        facts |= {
-            "contribution_bound": certificate.contribution_bound,
-            "recounted_bound": certificate.contribution_bound,
-            "size": certificate.size,
-            "num_distinct": certificate.num_distinct,
-            "upper_bound": certificate.upper_bound,
-            "mean_users_per_example": float(copies @ self.graph.users_per_example) / max(1, certificate.size),
-            "min_separation": certificate.min_separation,
-            **asked,
-        }
-        if not note and certificate.size < batch_size and not kind.needs_groups:  # whose coins are then certain
-            note = TOO_SMALL
-        if note:
-            return Choice(note=note, **facts)
-        try:
-            mechanism = kind.from_certificate(certificate, batch_size=batch_size, iterations=self.iterations)
-            if mechanism.cycle_length > 1:
-                drawn = [p for p in map(mechanism.probability_of, range(mechanism.cycle_length)) if p > 0]
-                facts |= {"num_groups": mechanism.cycle_length, "least_group_probability": min(drawn)}
-            noise = calculators.calibrate(mechanism, **self.target)
-            other_epsilon = calculators.epsilon(
-                mechanism, noise_multiplier=noise, delta=self.target["delta"], adjacency=facts["other_adjacency"]
-            )
-        except UncertifiableError as error:
-            return Choice(note=str(error), **facts)
-        shared = noise / mechanism.drawn_share(certificate)
-        ratio = SignalToNoise.of(mechanism, noise_multiplier=shared, num_parameters=self.num_parameters)
-        return Choice(
-            sampling_probability=getattr(mechanism, "sampling_probability", None),
-            num_bands=getattr(mechanism, "num_bands", None),
-            noise_multiplier=noise,
-            other_epsilon=other_epsilon,
-            effective_noise=ratio.noise_multiplier,
-            step_signal_to_noise=ratio.per_step,
-            signal_to_noise=ratio.with_examples(certificate.num_distinct),
-            prefix_error=ratio.prefix_error,
-            **facts,
+    def _target(self, batch_size: int) -> PlanTarget:
+        return PlanTarget(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            adjacency=self.adjacency,
+            batch_size=batch_size,
+            iterations=self.iterations,
+            num_parameters=self.num_parameters,
+            population_mean_users_per_example=self.graph.num_pairs / max(1, self.graph.num_examples),
         )
+
+    def _row(self, kind: type[Mechanism], target: PlanTarget, candidate: Candidate) -> Choice:
+        """Returns the row of a candidate, calibrated unless a note says why it cannot be used."""
+        row = Choice(
+            target=target,
+            mechanism=kind.kind,
+            selector=candidate.selector,
+            contribution_bound=candidate.contribution_bound or 0,
+            allow_duplicates=candidate.allow_duplicates,
+            note=candidate.note,
+        )
+        if candidate.selected is None:
+            return row
+        certificate = certify(self.graph, candidate.selected)
+        copies = np.asarray(candidate.selected.copies, dtype=np.float64)
+        selected = SelectedCounts(
+            recounted_bound=certificate.contribution_bound,
+            size=certificate.size,
+            num_distinct=certificate.num_distinct,
+            upper_bound=certificate.origin.upper_bound,
+            mean_users_per_example=float(copies @ self.graph.users_per_example) / max(1, certificate.size),
+            min_separation=certificate.min_separation,
+        )
+        bound = candidate.contribution_bound or certificate.contribution_bound
+        row = dataclasses.replace(row, contribution_bound=bound, selected=selected)
+        if not row.note and certificate.size < target.batch_size and not kind.needs_groups:  # whose coins are certain
+            row = dataclasses.replace(row, note=TOO_SMALL)
+        return row if row.note else _calibrated(row, kind, certificate)
+
+
+def _calibrated(row: Choice, kind: type[Mechanism], certificate: ContributionCertificate) -> Choice:
+    """Adds the mechanism's settings and the noise for the target, or a note where no noise can be proven."""
+    target, settings = row.target, {}
+    try:
+        mechanism = kind.from_certificate(certificate, batch_size=target.batch_size, iterations=target.iterations)
+        if mechanism.cycle_length > 1:
+            drawn = [p for p in map(mechanism.probability_of, range(mechanism.cycle_length)) if p > 0]
+            settings = {"num_groups": mechanism.cycle_length, "least_group_probability": min(drawn)}
+        noise = calculators.calibrate(mechanism, **target.claim)
+        other_epsilon = calculators.epsilon(
+            mechanism, noise_multiplier=noise, delta=target.delta, adjacency=target.other_adjacency
+        )
+    except UncertifiableError as error:
+        return dataclasses.replace(row, sampling=Sampling(**settings), note=str(error))
+    shared = noise / mechanism.drawn_share(certificate)
+    ratio = SignalToNoise.of(mechanism, noise_multiplier=shared, num_parameters=target.num_parameters)
+    sampling = Sampling(
+        sampling_probability=getattr(mechanism, "sampling_probability", None),
+        num_bands=getattr(mechanism, "num_bands", None),
+        **settings,
+    )
+    found = Noise(noise_multiplier=noise, other_epsilon=other_epsilon, effective_noise=ratio.noise_multiplier)
+    return dataclasses.replace(row, sampling=sampling, noise=found)

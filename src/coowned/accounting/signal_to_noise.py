@@ -1,4 +1,4 @@
-"""How large the noise is beside the gradient: known before training, from public numbers alone."""
+"""Compares the noise with the gradient, before training and from public numbers alone."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ DEFAULT_PARAMETERS = 100  # of a model that is not known: a small linear one
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SignalToNoise:
-    """The signal-to-noise ratio of the mean gradient, in one step and over a whole training.
+    """Predicts the signal-to-noise ratio of the mean gradient, in one step and over a whole training.
 
     The signal is the clip norm: the longest that the mean gradient can be, reached where no copy's gradient is shorter
     and all point the same way. The noise is the expected length of what is added to it.
@@ -57,7 +57,7 @@ class SignalToNoise:
         num_scores: int | None = None,
         strategy: BandedStrategy | None = None,
     ) -> "SignalToNoise":
-        """Of a mechanism with this noise multiplier and a batch size, by default with its best strategy."""
+        """Returns the ratio of a mechanism that has a batch size, by default with its best strategy."""
         strategy = mechanism.check_strategy(strategy)
         assert mechanism.batch_size is not None
         return cls(
@@ -70,12 +70,12 @@ class SignalToNoise:
 
     @property
     def per_step(self) -> float:
-        """batch_size / (noise_multiplier * sqrt(num_parameters))."""
+        """Ratio in one step: batch_size / (noise_multiplier * sqrt(num_parameters))."""
         return self.batch_size / (self.noise_multiplier * math.sqrt(self.num_parameters))
 
     @property
     def in_scores(self) -> float | None:
-        """The ratio in the scores that a linear model gives one example; None for other models.
+        """Ratio in the scores that a linear model gives one example; None for other models.
 
         A row x turns a gradient g into scores g x, at most |g||x| long, and noise of deviation s in every coefficient
         into noise of deviation s|x| in every score: the number of features is in neither.
@@ -84,19 +84,19 @@ class SignalToNoise:
 
     @property
     def whole_training(self) -> float:
-        """Of the mean over all steps, whose noise averages out."""
+        """Ratio of the mean over all steps, whose noise averages out."""
         return self.per_step * math.sqrt(self.iterations)
 
     @property
     def prefix_error(self) -> float:
-        """Root mean squared error of the sums of the first 1, 2, ... mean gradients, in clip norms, a parameter.
+        """Root mean squared error of the sums of the first 1, 2, ... mean gradients, in clip norms per parameter.
 
         Over all numbers of steps; independent noise after t of them is t^(1/2) times that of one.
         """
         return self.noise_multiplier / self.batch_size * math.sqrt((self.iterations + 1) / 2)
 
     def with_examples(self, num_distinct: int) -> float:
-        """Of the whole training, with what so few distinct examples leave unknown counted as noise too."""
+        """Returns the ratio of the whole training, counting as noise what so few distinct examples leave unknown."""
         return 1 / math.sqrt(1 / num_distinct + 1 / self.whole_training**2)
 
     @property
@@ -104,7 +104,7 @@ class SignalToNoise:
         return self.whole_training < GOOD
 
     def verdict(self) -> str:
-        """What the ratio means, in one sentence."""
+        """Explains the ratio in one sentence."""
         return (
             f"A step's signal-to-noise ratio is at most {self.per_step:.2g} (batch size {self.batch_size:,} over noise "
             f"multiplier {self.noise_multiplier:.3g} times the root of {self.num_parameters:,} parameters): "

@@ -222,7 +222,8 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
         parts.append(f"{100 * users / total:.1f}% of users: {level}")
     said = [f"Graph statistic, not protected by this guarantee: {'; '.join(parts)}{_median(levels, total)}."]
     if "group" in levels.columns:
-        sizes = guarantee.certificate.group_sizes or ()
+        groups = guarantee.certificate.groups
+        sizes = groups.sizes if groups else ()
         worst = levels.filter(pl.col("users") > 0, pl.col("copies") > 0).group_by("group").agg(pl.col("epsilon").max())
         epsilons, largest = worst["epsilon"], worst.sort("epsilon", "group")["group"][-1]
         said.append(

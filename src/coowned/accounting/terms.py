@@ -1,4 +1,4 @@
-"""The words an epsilon is never shown without, and the guards for what a claim is asked for."""
+"""Names what an epsilon is never shown without, and checks what a claim is asked for."""
 
 from coowned import validate
 from coowned.errors import InputError
@@ -17,7 +17,7 @@ def check_terms(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
 ) -> None:
-    """Refuses, with InputError, an unknown adjacency, and whatever else is given but impossible."""
+    """Raises InputError for an unknown adjacency, and for whatever else is given but impossible."""
     validate.one_of(ADJACENCIES, adjacency=adjacency)
     if delta is not None:
         validate.in_range(0, 1, open_low=True, open_high=True, delta=delta)
@@ -28,7 +28,7 @@ def check_terms(
 
 
 def refuse_large_delta(delta: float, *, allow_large_delta: bool) -> None:
-    """Refuses, with InputError, a delta that leaves next to nothing of a promise, unless it was asked for."""
+    """Raises InputError for a delta that leaves next to nothing of a promise, unless it was asked for."""
     if delta >= _REFUSED_DELTA and not allow_large_delta:
         raise InputError(
             f"delta = {delta:g} lets the guarantee fail for 1 person in {1 / delta:.0f}; use a delta far below 1 / "
@@ -37,7 +37,7 @@ def refuse_large_delta(delta: float, *, allow_large_delta: bool) -> None:
 
 
 def delta_warnings(delta: float, *, num_users: int) -> tuple[str, ...]:
-    """What to say of a delta that is too large for so many protected users; empty where it is not.
+    """Warns of a delta that is too large for so many protected users; returns () where it is not.
 
     >>> delta_warnings(1e-8, num_users=1000)
     ()

@@ -15,8 +15,7 @@ import scipy.sparse
 from scipy.stats import binom
 
 from coowned import validate
-from coowned.accounting.calculators import epsilon
-from coowned.accounting.curve import epsilon_curve
+from coowned.accounting.calculators import epsilon, epsilon_curve
 from coowned.accounting.terms import check_terms
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.mechanism import Mechanism, WorstUser

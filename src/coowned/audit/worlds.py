@@ -52,7 +52,7 @@ class World:
         worst = mechanism.worst_user(strategy)
         if mechanism.needs_schedule:
             return cls._scheduled(mechanism, worst, users)
-        sizes = certificate.group_sizes or (certificate.size,)
+        sizes = certificate.groups.sizes if certificate.groups else (certificate.size,)
         size = sizes[worst.group]
         users = max(1, min(users, size // worst.copies))
         repeated = min(worst.copies, max(1, certificate.most_copies_of_one_example))
@@ -65,7 +65,7 @@ class World:
         owner = np.full(len(copies), -1)
         owner[: users * len(own)] = np.repeat(np.arange(users), len(own))
         graph, groups = _graph(owner, users), None
-        if certificate.group_sizes:
+        if certificate.groups:
             others = np.repeat(np.arange(len(sizes)), [0 if g == worst.group else n for g, n in enumerate(sizes)])
             groups = np.concatenate([np.full(len(copies) - elsewhere, worst.group), others])
         return cls(graph=graph, selected=Selection.from_copies(graph, copies, groups), owner=owner, users=users)

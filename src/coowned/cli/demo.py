@@ -18,7 +18,7 @@ from coowned.files import check_writable, remove
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from coowned.accounting.planning import Choice, Plan
+    from coowned.accounting.choices import Choice, Plan
     from coowned.audit.bob import Measured
     from coowned.runs.stored_run import StoredRun
 
@@ -221,7 +221,7 @@ def _row(choice: "Choice") -> tuple[str | int, ...]:
         choice.contribution_bound or "-",
         choice.size,
         choice.num_distinct,
-        "" if choice.upper_bound is None else choice.upper_bound,
+        "" if choice.selected.upper_bound is None else choice.selected.upper_bound,
         "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.3f}",
         "<- best" if choice.best else "",
     )

@@ -16,7 +16,7 @@ from coowned.mechanism.registry import MECHANISMS
 from coowned.progress import one_of
 
 if TYPE_CHECKING:
-    from coowned.accounting.planning import Choice
+    from coowned.accounting.choices import Choice
     from coowned.attribution.examples import AttributedExamples
     from coowned.attribution.sources import DataSource
     from coowned.runs.config import TrainConfig
@@ -204,17 +204,20 @@ def _numbers(text: str, option: str = "--contribution-bounds") -> list[int]:
 def _show(choices: "tuple[Choice, ...]") -> None:
     if not choices:
         return
-    first = choices[0]
-    sizes = sorted({choice.batch_size for choice in choices})
-    differing = {"batch_size": "batch", "mechanism": "mechanism"}  # shown where rows differ in them
-    leading = [name for name in differing if len({getattr(choice, name) for choice in choices}) > 1]
-    columns = [*(differing[name] for name in leading), "selector", "k", "bands", "distinct", "copies", "users per copy"]
+    first = choices[0].target
+    sizes = sorted({choice.target.batch_size for choice in choices})
+    differing = {  # shown where rows differ in them
+        "batch": [choice.target.batch_size for choice in choices],
+        "mechanism": [choice.mechanism for choice in choices],
+    }
+    leading = {name: values for name, values in differing.items() if len(set(values)) > 1}
+    columns = [*leading, "selector", "k", "bands", "distinct", "copies", "users per copy"]
     columns += ["noise multiplier", "effective", "error", "signal-to-noise", f"epsilon, {first.other_adjacency}", ""]
     show.table(
         f"epsilon {first.epsilon:g} (unit: {first.unit}; bound k), delta {first.delta:g}, {first.adjacency}; batches "
         f"of {' or '.join(f'{size:,}' for size in sizes)}, {first.iterations:,} steps",
         columns,
-        [(*(getattr(choice, name) for name in leading), *_row(choice)) for choice in choices],
+        [(*values, *_row(choice)) for choice, *values in zip(choices, *leading.values(), strict=True)],
         left=[number for number, column in enumerate(columns) if column in ("mechanism", "selector", "")],
     )
     show.line(
@@ -224,10 +227,11 @@ def _show(choices: "tuple[Choice, ...]") -> None:
     show.line("signal-to-noise: predicted for the whole training; that of a single step is below")
     show.line(f"users per example in all data: {first.population_mean_users_per_example:.2f}")
     for choice in choices:
-        if choice.least_group_probability not in (None, choice.sampling_probability):
+        least, most = choice.sampling.least_group_probability, choice.sampling.sampling_probability
+        if least not in (None, most):
             show.line(
-                f"{choice.label}: groups are sampled with probability {choice.least_group_probability:.4g} to "
-                f"{choice.sampling_probability:.4g}; the noise covers the worst"
+                f"{choice.label}: groups are sampled with probability {least:.4g} to {most:.4g}; the noise covers the "
+                "worst"
             )
 
 
@@ -240,14 +244,14 @@ def _row(choice: "Choice") -> tuple[str | int, ...]:
     return (
         choice.selector,
         choice.contribution_bound or "-",
-        choice.num_bands or "-",
+        choice.sampling.num_bands or "-",
         choice.num_distinct,
         choice.size,
         number(choice.mean_users_per_example, 2),
         number(choice.noise_multiplier, 4),
-        number(choice.effective_noise, 4),
+        number(None if choice.noise is None else choice.noise.effective_noise, 4),
         "-" if choice.prefix_error is None else f"{choice.prefix_error:.3g}{'*' if choice.least_error else ''}",
         number(choice.signal_to_noise, 1),
-        "-" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
+        "-" if choice.noise is None else rounded_up(choice.noise.other_epsilon),
         "<- best" if choice.best else "",
     )

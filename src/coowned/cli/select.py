@@ -122,15 +122,16 @@ def run(
     if json:
         show.line(certificate.to_json())
         return
-    bound = certificate.upper_bound
+    bound = certificate.origin.upper_bound
     proven = "" if bound is None else f"; {certificate.size / max(1, bound):.2%} of the proven maximum {bound:,}"
     copies = counted(certificate.size, "copy", "copies")
     show.line(f"{copies} of {certificate.num_distinct:,} of {certificate.num_examples:,} examples{proven}")
     show.line(f"no user is in more than {certificate.contribution_bound:,} of them")
-    if certificate.group_sizes is not None:
-        low, high = min(certificate.group_sizes, default=0), max(certificate.group_sizes, default=0)
-        show.line(f"no user is in two of the {len(certificate.group_sizes):,} groups of {low:,} to {high:,} copies")
-        if certificate.selector.get("partitioner") == "label-propagation":
+    if certificate.groups is not None:
+        sizes = certificate.groups.sizes
+        low, high = min(sizes, default=0), max(sizes, default=0)
+        show.line(f"no user is in two of the {len(sizes):,} groups of {low:,} to {high:,} copies")
+        if certificate.origin.selector.get("partitioner") == "label-propagation":
             show.line(
                 "users were partitioned by label propagation; coowned[cyclic] installs a partitioner that loses less"
             )

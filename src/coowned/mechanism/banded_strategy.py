@@ -1,4 +1,4 @@
-"""The strategy matrix of DP-MF: lower triangular, banded, Toeplitz, no column longer than 1."""
+"""Finds the strategy matrix of DP-MF: lower triangular, banded, Toeplitz, no column longer than 1."""
 
 import dataclasses
 import json
@@ -80,11 +80,11 @@ class BandedStrategy:
         object.__setattr__(self, "coefficients", _checked(given, self.num_bands))
 
     def column_norms(self) -> npt.NDArray[np.float64]:
-        """(iterations,) the norm of every column, rounded up, never above 1; the last num_bands - 1 are shorter."""
+        """Returns the norm of every column, (iterations,), rounded up, at most 1; the last are shorter."""
         return np.minimum(1.0, np.sqrt(self._squared_norms()) * (1 + 4 * 2.0**-52))
 
     def matrix(self) -> npt.NDArray[np.float64]:
-        """(iterations, iterations) the matrix itself, for tests and small cases."""
+        """Returns the matrix itself, (iterations, iterations), for tests and small cases."""
         if self.iterations > 5000:
             raise InputError(f"the matrix of {self.iterations} iterations is too large; use coefficients")
         gap = np.arange(self.iterations)[:, None] - np.arange(self.iterations)
@@ -92,7 +92,7 @@ class BandedStrategy:
         return np.where(inside, self.coefficients[np.where(inside, gap, 0)], 0.0)
 
     def error_factor(self) -> float:
-        """Root mean squared error of all prefix sums of the noise, over that of DP-SGD at the same noise multiplier.
+        """Returns the root mean squared error of all prefix sums over that of DP-SGD at the same noise multiplier.
 
         >>> BandedStrategy(num_bands=1, iterations=50).error_factor()
         1.0
@@ -101,7 +101,7 @@ class BandedStrategy:
         return math.sqrt(_mean_squared_error(self.coefficients, self.iterations) / identity)
 
     def sensitivity_of(self, schedule: Schedule, graph: AttributionGraph) -> float:
-        """The l2 sensitivity, in clip norms, to one user's examples under zero-out adjacency, rounded up.
+        """Returns the l2 sensitivity, in clip norms, to one user's examples under zero-out adjacency, rounded up.
 
         It is the root of the largest sum of squared column norms over one user's actual participations; replacing
         instead of zeroing doubles it. Cost: O(pairs of the schedule) time, O(users) memory.
@@ -124,7 +124,7 @@ class BandedStrategy:
         return float(math.sqrt(total.max()) * (1 + 4 * 2.0**-52))  # a product, a sum and a root were rounded
 
     def to_json(self) -> str:
-        """A JSON text; coefficients are written so that they read back to the bit."""
+        """Returns a JSON text from which coefficients read back to the bit."""
         stored = _Stored(self.num_bands, self.iterations, self.coefficients.tolist())
         return encode_json(stored, format=self.FORMAT)
 
@@ -135,7 +135,7 @@ class BandedStrategy:
         return cls(stored.num_bands, stored.iterations, stored.coefficients)  # type: ignore[arg-type]
 
     def _squared_norms(self) -> npt.NDArray[np.float64]:
-        """(iterations,) squared column norms, rounded up by more than the sums' own error, at most 1."""
+        """Returns squared column norms, (iterations,), rounded up by more than the sums' own error, at most 1."""
         partial = np.minimum(1.0, np.cumsum(self.coefficients**2) * (1 + (self.num_bands + 4) * 2.0**-52))
         column = np.minimum(np.arange(self.iterations, 0, -1), self.num_bands)  # rows that a column reaches
         return partial[column - 1]
@@ -171,7 +171,7 @@ def _count_columns(batches, indptr, users, num_bands, last, count):
 
 
 def _checked(coefficients: Any, num_bands: int) -> npt.NDArray[np.float64]:
-    """Read-only coefficients whose exact norm is at most 1."""
+    """Returns the coefficients, read-only, scaled so that their exact norm is at most 1."""
     own = np.array(coefficients, np.float64)
     if own.shape != (num_bands,):
         raise InputError(f"coefficients must be num_bands ({num_bands}) numbers, not of shape {own.shape}")
@@ -186,12 +186,12 @@ def _checked(coefficients: Any, num_bands: int) -> npt.NDArray[np.float64]:
 
 
 def _squared_norm(coefficients: npt.NDArray[np.float64]) -> Fraction:
-    """Without any rounding."""
+    """Computes the squared norm without any rounding."""
     return sum((Fraction(c) ** 2 for c in coefficients.tolist()), Fraction(0))
 
 
 def _solve(coefficients: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """C^-1 right, as a recursive filter."""
+    """Computes C^-1 right, as a recursive filter."""
     from scipy.signal import lfilter  # slow to import, and not needed for accounting
 
     return np.asarray(lfilter([1.0], coefficients, right))

@@ -1,4 +1,4 @@
-"""Which copies are in the batch of a step: by coins, by schedule, or by coins within a group.
+"""Draws the batch of each step: by coins, by schedule, or by coins within a group.
 
 `batch(step)` is a pure function of the run key and the step: a run can be resumed anywhere, in any order. All
 configurations of a sweep share the coins of a run key (never its noise), so a statement about a sweep covers one
@@ -26,7 +26,7 @@ Copies = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]  # (n,) example and
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """The copies of one step, padded to a shape that few other steps do not share.
+    """Copies of one step, padded to one of a few shapes.
 
     Whatever row a padded entry fetches must be replaced by constant content before a gradient is taken.
     """
@@ -38,7 +38,7 @@ class Batch:
 
     @property
     def num_copies(self) -> int:
-        """How many entries are real. Secret under Poisson sampling."""
+        """Number of real entries. Secret under Poisson sampling."""
         return int(np.count_nonzero(self.mask))
 
     @property
@@ -48,7 +48,7 @@ class Batch:
 
 
 class Batches(abc.ABC):
-    """The base of all ways to make batches: `batch(step)` for step in [0, iterations)."""
+    """Base of all ways to make batches: `batch(step)` for step in [0, iterations)."""
 
     iterations: int
     batch_size: int
@@ -71,12 +71,12 @@ class Batches(abc.ABC):
 
     @functools.cached_property
     def usual_sizes(self) -> tuple[int, ...]:
-        """The first physical sizes: batch_size and 1, 2 and 4 standard deviations above; larger ones grow by 1/4."""
+        """Smallest physical sizes: batch_size and 1, 2 and 4 standard deviations above; larger ones grow by 1/4."""
         spread = math.sqrt(self.batch_size)
         return tuple(sorted({self._round_up(math.ceil(self.batch_size + k * spread)) for k in (0, 1, 2, 4)}))
 
     def physical_size(self, num_copies: int) -> int:
-        """The smallest physical size that holds so many copies; nothing is ever dropped."""
+        """Returns the smallest physical size that holds so many copies; nothing is ever dropped."""
         size = next((size for size in self.usual_sizes if num_copies <= size), self.usual_sizes[-1])
         while size < num_copies:
             size = self._round_up(size + max(1, size // 4))
@@ -89,12 +89,12 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def _draw(self, step: int) -> Copies:
-        """The copies of a step, without padding."""
+        """Returns the copies of a step, without padding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnBatches(Batches):
-    """The base of batches that are drawn from S: every copy of a group by a coin of its own; the groups take turns."""
+    """Base of batches that are drawn from S: every copy of a group by a coin of its own; the groups take turns."""
 
     selection: Selection  # S; example i has the copies (i, 0), (i, 1), ...
     batch_size: int  # the public one, which gradients are divided by
@@ -108,16 +108,16 @@ class DrawnBatches(Batches):
     @property
     @abc.abstractmethod
     def group_probabilities(self) -> tuple[float, ...]:
-        """The probability of each group's copies in its steps."""
+        """Probability of each group's copies in its steps."""
 
     @functools.cached_property
     def coins(self) -> tuple[PoissonCoins, ...]:
-        """The coins of each group's steps."""
+        """Coins of each group's steps."""
         return tuple(PoissonCoins(float(probability)) for probability in self.group_probabilities)
 
     @functools.cached_property
     def _groups(self) -> list[Copies]:
-        """The copies of each group: all of S, unless there are several."""
+        """Copies of each group: all of S, unless there are several."""
         return [_list_copies(self.selection.copies)]
 
     def _draw(self, step: int) -> Copies:
@@ -129,7 +129,7 @@ class DrawnBatches(Batches):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class GroupedBatches(DrawnBatches):
-    """The base of batches of groups; that every protected user is in one of them is for the certificate to prove."""
+    """Base of batches of groups; that every protected user is in one of them is for the certificate to prove."""
 
     num_groups: int  # empty ones included, whose steps are pure noise
 
@@ -155,7 +155,7 @@ class GroupedBatches(DrawnBatches):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PoissonBatches(DrawnBatches):
-    """Every copy in S has a coin of its own in every step.
+    """Throws a coin for every copy in S in every step.
 
     Guarantees:
       - Each copy is drawn with at most `sampling_probability`, whatever the other coins show.
@@ -189,7 +189,7 @@ class PoissonBatches(DrawnBatches):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ScheduledBatches(Batches):
-    """The batches of a Schedule as they are; no coin is thrown.
+    """Returns the batches of a Schedule as they are; no coin is thrown.
 
     Guarantees:
       - Step t holds row t of the schedule; copy numbers count earlier slots of an example.   (test_scheduled_batches)
@@ -230,7 +230,7 @@ class ScheduledBatches(Batches):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CyclicPoissonBatches(GroupedBatches):
-    """Step t throws a coin for every copy of group t mod num_groups, and for no other.
+    """Throws a coin in step t for every copy of group t mod num_groups, and for no other.
 
     Guarantees:
       - A copy is in no step but its group's.   (test_cyclic_groups)
@@ -249,12 +249,12 @@ class CyclicPoissonBatches(GroupedBatches):
 
     @functools.cached_property
     def group_probabilities(self) -> tuple[float, ...]:
-        """The coin of each group's copies; 0 for an empty group."""
+        """Probability of each group's coins; 0 for an empty group."""
         return tuple(min(1.0, self.batch_size / size) if size else 0.0 for size in self.group_sizes)
 
 
 def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:
-    """Every copy, in the order of examples."""
+    """Lists every copy, in the order of examples."""
     chosen = np.flatnonzero(copies)
     counts = copies[chosen].astype(np.int64)
     if counts.max(initial=0) <= 1:
@@ -266,7 +266,7 @@ def _list_copies(copies: npt.NDArray[np.int32]) -> Copies:
 
 @compiled()
 def _number_copies(batches, seen, out):
-    """out (iterations, batch_size): how often the example of each slot was scheduled before it; seen starts at 0."""
+    """Writes to out (iterations, batch_size) how often each slot's example was scheduled before; seen starts at 0."""
     for t in range(batches.shape[0]):
         for j in range(batches.shape[1]):
             out[t, j] = seen[batches[t, j]]

@@ -1,20 +1,29 @@
-"""Banded DP-MF with sampling: each group of users is drawn only in its own steps."""
+"""Implements cyclic DP-MF, with sampling: each group of users is drawn only in its own steps."""
 
+import contextlib
 import dataclasses
+import functools
+from collections.abc import Iterator
 from typing import Any, Self
 
 from coowned import validate
-from coowned.certificate import ContributionCertificate
+from coowned.certificate import CertifiedGroups, ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.batching import CyclicPoissonBatches
+from coowned.mechanism.candidates import TOO_SMALL, TOO_SMALL_FOR_GROUPS, Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import GroupedMechanism, Selected
 from coowned.progress import counted
+from coowned.selection.cyclic_groups import CyclicGroups
+from coowned.selection.greedy import Greedy
+from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
+
+_NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)  # that a plan tries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(GroupedMechanism):
-    """Users are in groups, and group g is drawn only in the steps t = g mod `num_groups`.
+    """Draws group g of users only in the steps t = g mod `num_groups`.
 
     Every copy is drawn by its own coin. Group g has ceil((iterations - g) / num_groups) rounds. From a certificate each
     group has its own bound, and the probability min(1, batch_size / its copies).
@@ -69,7 +78,8 @@ class CyclicPoisson(GroupedMechanism):
     @classmethod
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
-        sizes, bounds = _certified_groups(certificate)
+        groups = _certified_groups(certificate)
+        sizes, bounds = groups.sizes, groups.bounds
         return {
             "num_groups": len(sizes),
             "num_bands": len(sizes),
@@ -85,13 +95,13 @@ class CyclicPoisson(GroupedMechanism):
         return CyclicPoissonBatches(**self._drawing(selected, run_key, multiple_of), num_groups=self.num_groups)
 
     def probability_of(self, group: int) -> float:
-        """The coin of every copy in the group."""
+        """Returns the probability of every copy's coin in the group."""
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         assert self.sampling_probability is not None
         return self.sampling_probability if self.group_probabilities is None else self.group_probabilities[group]
 
     def _for_copies(self, copies: int, group: int | None) -> Self:
-        """In a known group, or in whichever is worst."""
+        """Narrows to a known group, or to whichever is worst."""
         if group is None:
             bounds = None if self.group_bounds is None else tuple(min(bound, copies) for bound in self.group_bounds)
         else:
@@ -101,21 +111,30 @@ class CyclicPoisson(GroupedMechanism):
 
     def for_example(self, certificate: ContributionCertificate) -> Self:
         copies = max(1, certificate.most_copies_of_one_example)
-        sizes = certificate.group_sizes or ()
+        sizes = certificate.groups.sizes if certificate.groups else ()
         bounds = tuple(copies if group < len(sizes) and sizes[group] else 0 for group in range(self.num_groups))
         return dataclasses.replace(self, contribution_bound=copies, group_bounds=bounds)
 
     def levels(self, certificate: ContributionCertificate) -> list[dict[str, Any]]:
-        """One row a group and number of copies; users in no copy are in group -1."""
+        """Returns a row per group and number of copies; users in no copy are in group -1."""
         histogram = certificate.copies_per_user
         levels = [{"group": -1, "sampling_probability": 0.0, "copies": 0, "users": histogram[0] if histogram else 0}]
         width = certificate.contribution_bound + 1
-        for index, users in enumerate(certificate.group_copies_per_user or ()):
+        for index, users in enumerate(certificate.groups.copies_per_user if certificate.groups else ()):
             group, copies = divmod(index, width)
             if 0 < copies <= self.bound_of(group):
                 probability = self.probability_of(group)
                 levels.append({"group": group, "sampling_probability": probability, "copies": copies, "users": users})
         return levels
+
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Tries every bound, with duplicates too where these are among the selectors."""
+        for duplicates in (False, True):
+            for bound in space.contribution_bounds:
+                if not duplicates or (bound > 1 and GreedyWithDuplicates.name in space.selectors):
+                    make = functools.partial(_grouped_candidates, space, bound, duplicates)
+                    yield Attempt(f"{CyclicGroups.name}, bound {bound}", make)
 
     def describe(self) -> str:
         drawn = [p for p in map(self.probability_of, range(self.num_groups)) if p > 0]
@@ -127,11 +146,44 @@ class CyclicPoisson(GroupedMechanism):
         )
 
 
-def _certified_groups(certificate: ContributionCertificate) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The copies, and the most copies of one user, in each group."""
-    if certificate.groups is None or certificate.group_sizes is None or certificate.group_bounds is None:
+def _grouped_candidates(space: SearchSpace, bound: int, duplicates: bool) -> list[Candidate]:
+    free = space.select((GreedyWithDuplicates if duplicates else Greedy)(contribution_bound=bound))
+    number = best_number_of_groups(space, bound, free.size)
+    if number is None:
+        note = TOO_SMALL if free.size < space.batch_size else TOO_SMALL_FOR_GROUPS
+        return [Candidate(selector=CyclicGroups.name, selected=free, note=note)]
+    selector = CyclicGroups(num_groups=number, contribution_bound=bound, allow_duplicates=duplicates)
+    return [
+        Candidate(
+            selector=CyclicGroups.name,
+            selected=space.select(selector),
+            contribution_bound=bound,
+            allow_duplicates=duplicates,
+        )
+    ]
+
+
+def best_number_of_groups(space: SearchSpace, bound: int, size: int) -> int | None:
+    """Returns the number with the least error if S were divided evenly; None where two groups have no batch each."""
+    most = min(size // space.batch_size, space.iterations)
+    errors: dict[int, float] = {}
+    for number in (number for number in _NUMBERS_OF_GROUPS if number <= most):
+        mechanism = CyclicPoisson(
+            contribution_bound=bound,
+            sampling_probability=space.batch_size * number / size,
+            iterations=space.iterations,
+            num_groups=number,
+            num_bands=number,
+        )
+        with contextlib.suppress(UncertifiableError):
+            errors[number] = space.noise_for(mechanism) * mechanism.strategy().error_factor()
+    return min(errors, key=errors.__getitem__, default=None)
+
+
+def _certified_groups(certificate: ContributionCertificate) -> CertifiedGroups:
+    if certificate.groups is None:
         raise UncertifiableError(
             "the certificate does not prove that every user is in one group only, which cyclic sampling needs; "
             "select with groups"
         )
-    return certificate.group_sizes, certificate.group_bounds
+    return certificate.groups

@@ -1,4 +1,4 @@
-"""What a mechanism is: how one user's copies reach the training steps, for the sampler, the noise and the accountant.
+"""Defines a mechanism: how one user's copies reach the steps, for the sampler, the noise and the accountant.
 
 One frozen object answers all of them, so they cannot disagree. To add a mechanism, write one file with a subclass of
 `Mechanism` and add it to `coowned.mechanism.registry`. A mechanism claims nothing: a claim needs a certificate.
@@ -7,7 +7,9 @@ Noise multipliers are in units of one example's clip norm.
 
 import abc
 import dataclasses
+import functools
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +22,9 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches, GroupedBatches
+from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
 from coowned.progress import counted
+from coowned.selection.registry import selector_class
 from coowned.selection.selector import Schedule, Selection
 
 Selected = Selection | Schedule
@@ -28,7 +32,7 @@ Selected = Selection | Schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What the accountant reads: `repetitions` independent steps, each drawing `copies` copies with `probability`.
+    """Tells the accountant of `repetitions` independent steps, each drawing `copies` copies with `probability`.
 
     `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form. With `rounds_per_epoch` above
     1 the steps are not independent: the one copy is in exactly one of every so many steps, drawn uniformly.
@@ -43,7 +47,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorstUser:
-    """What the audit reads: a user who takes part as often as the mechanism allows."""
+    """Tells the audit of a user who takes part as often as the mechanism allows."""
 
     copies: int  # of theirs in S; participations for a schedule
     probability: float  # of each copy in each round
@@ -54,7 +58,7 @@ class WorstUser:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mechanism(abc.ABC):
-    """The base of all mechanisms, which are frozen dataclasses.
+    """Base of all mechanisms, which are frozen dataclasses.
 
     Guarantees:
       - Every mechanism in the registry passes the same contract.   (test_contract_of_every_mechanism)
@@ -93,7 +97,7 @@ class Mechanism(abc.ABC):
         protects: bool = True,
         **settings: Any,
     ) -> Self:
-        """The mechanism for what was certified, with the recounted bound.
+        """Creates the mechanism for what was certified, with the recounted bound.
 
         Args:
           batch_size, iterations: needed unless the certificate is for a schedule, which has its own.
@@ -119,10 +123,10 @@ class Mechanism(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
-        """The fields that follow from the certificate, beside the contribution bound: num_bands, the most it allows."""
+        """Returns the fields that follow from the certificate, beside the bound; num_bands is the most it allows."""
 
     def check_certificate(self, certificate: ContributionCertificate) -> None:
-        """Refuses, with UncertifiableError, a certificate that proves less than this mechanism needs."""
+        """Raises UncertifiableError if the certificate proves less than this mechanism needs."""
         bound_for(certificate)
         if self.contribution_bound < certificate.contribution_bound:
             raise UncertifiableError(
@@ -132,34 +136,34 @@ class Mechanism(abc.ABC):
         self._check_certificate(certificate)
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        """What this mechanism needs beyond the contribution bound."""
-        if certificate.min_separation is not None:
+        """Checks what this mechanism needs beyond the contribution bound."""
+        if certificate.schedule is not None:
             raise UncertifiableError("the certificate is for a fixed schedule, which is not drawn; use MinSeparation")
 
     # ---- training
 
     @abc.abstractmethod
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> Batches:
-        """The sampler."""
+        """Returns the sampler."""
 
     def _drawing(self, selected: Selected, run_key: RunKey, multiple_of: int) -> dict[str, Any]:
-        """The fields that every sampler of a selection has."""
+        """Returns the fields that every sampler of a selection has."""
         assert isinstance(selected, Selection)
         own = {"batch_size": self.batch_size or 1, "iterations": self.iterations}
         return {"selection": selected, **own, "run_key": run_key, "multiple_of": multiple_of}
 
     def strategy(self) -> BandedStrategy | None:
-        """The strategy with the least error for the mechanism's bands; None for independent noise."""
+        """Returns the strategy with the least error for the mechanism's bands; None for independent noise."""
         return None
 
     def check_strategy(self, strategy: BandedStrategy | None) -> BandedStrategy | None:
-        """The strategy to use: the given one if it fits this mechanism, by default the best one."""
+        """Returns the strategy to use: the given one if it fits this mechanism, by default the best one."""
         if strategy is not None and strategy.num_bands != 1:
             raise InputError(f"{type(self).__name__} has independent noise; remove the strategy")
         return strategy
 
     def check_selected(self, selected: Selected) -> None:
-        """Refuses, with CertificateMismatchError, a selection whose batches are not those accounted for."""
+        """Raises CertificateMismatchError if the selection's batches are not those accounted for."""
         if self.needs_schedule != isinstance(selected, Schedule):
             raise CertificateMismatchError(
                 f"{type(self).__name__} needs a {'schedule' if self.needs_schedule else 'selection'}, not a "
@@ -167,40 +171,40 @@ class Mechanism(abc.ABC):
             )
 
     def check_sensitivity(self, selected: Selected, graph: AttributionGraph, strategy: BandedStrategy | None) -> None:
-        """Refuses, with CertificateMismatchError, a strategy under which a user adds more than was accounted for."""
+        """Raises CertificateMismatchError if a user adds more under the strategy than was accounted for."""
         self.check_strategy(strategy)
 
     @property
     def cycle_length(self) -> int:
-        """Steps after which the same copies may be drawn again: the number of groups that take turns."""
+        """Number of groups that take turns: steps after which the same copies may be drawn again."""
         return 1
 
     def rounds_of(self, group: int) -> int:
-        """Number of steps in which the group can be drawn."""
+        """Returns the number of steps in which the group can be drawn."""
         validate.integer(at_least=0, at_most=self.cycle_length - 1, group=group)
         return len(range(group, self.iterations, self.cycle_length))
 
     def bound_of(self, group: int) -> int:
-        """Most copies of one user in the group."""
+        """Returns the most copies of one user in the group."""
         return self.contribution_bound
 
     def probability_of(self, group: int) -> float:
-        """The probability of every copy of the group in each of its rounds; 1 where nothing is drawn."""
+        """Returns the probability of every copy of the group in each of its rounds; 1 where nothing is drawn."""
         return 1.0
 
     def expected_copies(self, certificate: ContributionCertificate) -> int:
-        """An upper bound on the expected number of copies in a step."""
+        """Returns an upper bound on the expected number of copies in a step."""
         assert self.batch_size is not None
         return self.batch_size
 
     def drawn_share(self, certificate: ContributionCertificate) -> float:
-        """The mean size of a batch, over that which coins for the same batch size would give."""
+        """Returns the mean size of a batch, over that which coins for the same batch size would give."""
         return 1.0
 
     # ---- accounting
 
     def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        """What one user's data goes through: one entry for every kind of user that could be the worst off.
+        """Returns what one user's data goes through, with an entry for every kind of user that could be the worst off.
 
         These are the groups, without those that have no more copies, probability and rounds than another one.
         """
@@ -218,7 +222,7 @@ class Mechanism(abc.ABC):
         ]
 
     def for_copies(self, copies: int, *, group: int | None = None) -> Self:
-        """The same training seen by a user in `copies` copies (participations for a schedule)."""
+        """Returns the same training as seen by a user in `copies` copies (participations for a schedule)."""
         if group is not None and not self.needs_groups:
             raise InputError(f"group ({group}) does not apply to {type(self).__name__}; remove it")
         validate.integer(at_least=1, at_most=self.contribution_bound, copies=copies)
@@ -228,36 +232,50 @@ class Mechanism(abc.ABC):
         return dataclasses.replace(self, contribution_bound=copies)
 
     def for_example(self, certificate: ContributionCertificate) -> Self:
-        """The same training seen by one example, wherever in S it is, whether it has users or not."""
+        """Returns the same training as seen by one example, wherever in S it is, whether it has users or not."""
         copies = max(1, certificate.most_copies_of_one_example)
         return dataclasses.replace(self, contribution_bound=copies)
 
     def with_batch_size(self, batch_size: int, certificate: ContributionCertificate) -> Self:
-        """The same training with another expected batch size, for a simulated epsilon."""
+        """Returns the same training with another expected batch size, for a simulated epsilon."""
         raise InputError(
             f"simulated_batch_size applies to Poisson sampling only, not to {type(self).__name__}; remove it"
         )
 
     def after(self, step: int) -> Self:
-        """The first `step` steps of the training, as if the run had been meant to end there."""
+        """Returns the first `step` steps of the training, as if the run had been meant to end there."""
         return dataclasses.replace(self, iterations=step)
 
     def levels(self, certificate: ContributionCertificate) -> list[dict[str, Any]]:
-        """Rows of `copies` and `users`: how many users are in 0, 1, ... copies."""
+        """Returns rows of `copies` and `users`: how many users are in 0, 1, ... copies."""
         histogram = certificate.copies_per_user
         return [
             {"copies": copies, "users": histogram[copies] if copies < len(histogram) else 0}
             for copies in range(self.contribution_bound + 1)
         ]
 
+    # ---- plans
+
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Yields what a plan tries for this mechanism: by default, every selector with every bound."""
+        for word in space.selectors:
+            for bound in space.contribution_bounds:
+                yield Attempt(f"{word}, bound {bound}", functools.partial(_select_with_bound, space, word, bound))
+
+    @classmethod
+    def for_size(cls, *, contribution_bound: int, size: int, batch_size: int, iterations: int) -> Self | None:
+        """Returns the mechanism for any S of this size; None if more than its size matters."""
+        return None
+
     # ---- statements and audits
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """How batches are made, as the middle of a sentence of the privacy statement."""
+        """Says how batches are made, as the middle of a sentence of the privacy statement."""
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        """A user who takes part as often as was accounted for."""
+        """Returns a user who takes part as often as was accounted for."""
 
         def weight(group: int) -> float:
             return self.bound_of(group) * self.probability_of(group) * math.sqrt(self.rounds_of(group))
@@ -273,7 +291,7 @@ class Mechanism(abc.ABC):
     # ---- storage
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, read back by `coowned.mechanism.registry.mechanism_from_dict`."""
+        """Returns plain values, read back by `coowned.mechanism.registry.mechanism_from_dict`."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
@@ -298,7 +316,7 @@ class Mechanism(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandedMechanism(Mechanism):
-    """The base of mechanisms whose noise is correlated by a banded strategy (DP-MF)."""
+    """Base of mechanisms whose noise is correlated by a banded strategy (DP-MF)."""
 
     num_bands: int  # bands of the strategy (C_ij = 0 for i - j >= num_bands)
 
@@ -321,7 +339,7 @@ class BandedMechanism(Mechanism):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedMechanism(BandedMechanism):
-    """The base of mechanisms in which groups of users take turns: group g has the steps t = g mod `num_groups`."""
+    """Base of mechanisms in which groups of users take turns: group g has the steps t = g mod `num_groups`."""
 
     num_groups: int
     group_bounds: tuple[int, ...] | None = None  # most copies of one user in each group; None: all the same
@@ -348,13 +366,14 @@ class GroupedMechanism(BandedMechanism):
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
         super()._check_certificate(certificate)
-        found = len(certificate.group_sizes or (certificate.size,))
-        if found > self.num_groups or (certificate.groups is None and self.num_groups > 1):
+        groups = certificate.groups
+        found = len(groups.sizes) if groups else 1
+        if found > self.num_groups or (groups is None and self.num_groups > 1):
             raise UncertifiableError(
                 f"the certificate proves {counted(found, 'group')} of users, the mechanism has {self.num_groups}; use "
                 "from_certificate"
             )
-        for group, bound in enumerate(certificate.group_bounds or ()):
+        for group, bound in enumerate(groups.bounds if groups else ()):
             if bound > self.bound_of(group):
                 copies = counted(bound, "copy", "copies")
                 raise UncertifiableError(
@@ -377,6 +396,12 @@ class GroupedMechanism(BandedMechanism):
         return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
 
 
+def _select_with_bound(space: SearchSpace, word: str, bound: int) -> list[Candidate]:
+    selector: Any = selector_class(word)
+    selected = space.select(selector(contribution_bound=bound))
+    return [Candidate(selector=word, selected=selected, contribution_bound=bound)]
+
+
 def check_mechanism(mechanism: Any) -> None:
     """Refuses what is not a mechanism."""
     if not isinstance(mechanism, Mechanism):
@@ -384,7 +409,7 @@ def check_mechanism(mechanism: Any) -> None:
 
 
 def bound_for(certificate: ContributionCertificate, *, protects: bool = True) -> int:
-    """The certified contribution bound; with `protects`, refused where there is nobody to protect."""
+    """Returns the certified contribution bound; with `protects`, refuses where there is nobody to protect."""
     if not isinstance(certificate, ContributionCertificate):
         raise InputError(
             f"certificate must be a ContributionCertificate, not {type(certificate).__name__}; create one with certify"

@@ -1,28 +1,37 @@
-"""DP-MF: a fixed schedule with separated participations, and noise correlated over a band."""
+"""Implements DP-MF: a fixed schedule with separated participations, and noise correlated over a band."""
 
+import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.certificate import ContributionCertificate, separation_in_words
-from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.certificate import CertifiedSchedule, ContributionCertificate, separation_in_words
+from coowned.errors import CertificateMismatchError, InfeasibleScheduleError, InputError, UncertifiableError
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import ScheduledBatches
+from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
+from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
+from coowned.selection.priced import Priced
+from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.selector import Schedule
 
+_SEPARATION_SHARES = (1, 2, 4)  # of the largest min separation: what a plan tries
+_SPREAD_SHARES = (1.0, 0.85, 0.7, 0.5, 0.3)  # of the separation that a bound on participations leaves room for
 _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSeparation(BandedMechanism):
-    """A fixed schedule in which a user takes part at most `contribution_bound` times, `min_separation` apart.
+    """Trains on a fixed schedule: a user takes part at most `contribution_bound` times, `min_separation` apart.
 
     The noise is correlated by a lower triangular strategy of `num_bands` bands (C_ij = 0 for i - j >= num_bands). Two
     of a user's columns have no row in common exactly if they are num_bands apart, so their sensitivity is the root of
@@ -70,16 +79,12 @@ class MinSeparation(BandedMechanism):
 
     @classmethod
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
-        separation = _certified_separation(certificate)
-        return {
-            "min_separation": separation,
-            "num_bands": separation,
-            "iterations": certificate.iterations,
-            "batch_size": certificate.batch_size,
-        }
+        schedule = _certified_schedule(certificate)
+        return {"num_bands": schedule.min_separation, **vars(schedule)}
 
     def _check_certificate(self, certificate: ContributionCertificate) -> None:
-        separation = _certified_separation(certificate)
+        schedule = _certified_schedule(certificate)
+        separation = schedule.min_separation
         for name in ("min_separation", "num_bands"):
             if getattr(self, name) > separation:
                 raise UncertifiableError(
@@ -89,9 +94,9 @@ class MinSeparation(BandedMechanism):
             raise UncertifiableError(f"a certificate cannot prove a sensitivity of {self.sensitivity:.6g}; remove it")
         if self.max_column_norm is not None and self.max_column_norm < 1:
             raise UncertifiableError("a certificate cannot prove columns shorter than 1; remove max_column_norm")
-        if self.iterations != certificate.iterations:
+        if self.iterations != schedule.iterations:
             raise UncertifiableError(
-                f"the mechanism has {self.iterations} iterations, the schedule {certificate.iterations}"
+                f"the mechanism has {self.iterations} iterations, the schedule {schedule.iterations}"
             )
 
     def batches(self, selected: Selected, *, run_key: RunKey, multiple_of: int = 8) -> ScheduledBatches:
@@ -115,7 +120,7 @@ class MinSeparation(BandedMechanism):
             )
 
     def sensitivity_of(self, participations: int) -> float:
-        """An upper bound on the l2 sensitivity, in clip norms, of what one user adds in so many participations."""
+        """Returns an upper bound on the l2 sensitivity, in clip norms, to one user in so many participations."""
         validate.integer(at_least=1, at_most=self.contribution_bound, participations=participations)
         if self.sensitivity is not None and self.max_column_norm is None:
             return self.sensitivity
@@ -142,6 +147,12 @@ class MinSeparation(BandedMechanism):
         participations = min(self.contribution_bound, -(-step // self.min_separation))
         return dataclasses.replace(self.for_copies(participations), iterations=step)
 
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Tries the largest separation of a greedy schedule, and the smallest bound that needs no example twice."""
+        yield Attempt(GreedyMinSeparation.name, functools.partial(_separated_candidates, space))
+        yield Attempt(PricedMinSeparation.name, functools.partial(_bounded_candidates, space))
+
     def describe(self) -> str:
         return (
             f"a fixed schedule in which {separation_in_words(self.min_separation)}, with noise correlated over "
@@ -150,7 +161,7 @@ class MinSeparation(BandedMechanism):
         )
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
-        """A user who takes part as often as they may, and adds no more than was accounted for.
+        """Returns a user who takes part as often as they may, and adds no more than was accounted for.
 
         Where the accounted sensitivity is below sqrt(bound), because users are late in the schedule where columns are
         short, the last participation is moved there, or left out.
@@ -168,11 +179,45 @@ class MinSeparation(BandedMechanism):
         raise InputError("the sensitivity accounted for is below that of any single participation; nothing to audit")
 
 
-def _certified_separation(certificate: ContributionCertificate) -> int:
-    if certificate.min_separation is None:
+def _separated_candidates(space: SearchSpace) -> Iterator[Candidate]:
+    """Yields greedy schedules with the largest separation that bisection finds, a half and a quarter of it."""
+    word = GreedyMinSeparation.name
+    try:
+        largest = max_min_separation(
+            space.graph, batch_size=space.batch_size, iterations=space.iterations, seed=space.seed, search="bisection"
+        )
+    except InfeasibleScheduleError as error:
+        yield Candidate(selector=word, selected=None, note=str(error))
+        return
+    for separation in dict.fromkeys(largest // share for share in _SEPARATION_SHARES if largest >= share):
+        with contextlib.suppress(InfeasibleScheduleError):  # success at `largest` does not prove it for less
+            yield Candidate(selector=word, selected=space.schedule(GreedyMinSeparation, min_separation=separation))
+
+
+def _bounded_candidates(space: SearchSpace) -> Iterator[Candidate]:
+    """Yields a schedule with the smallest bound under which no example need be repeated, if there is one."""
+    needed = space.batch_size * space.iterations
+    enough = (
+        bound
+        for bound in (sorted(space.contribution_bounds) if needed <= space.graph.num_examples else ())
+        if space.select(Priced(contribution_bound=bound)).size >= needed
+    )
+    if (bound := next(enough, None)) is None:
+        return
+    largest = space.iterations if bound == 1 else (space.iterations - 1) // (bound - 1)
+    for separation in dict.fromkeys(max(1, int(share * largest)) for share in _SPREAD_SHARES):
+        settings = {"min_separation": separation, "contribution_bound": bound}
+        with contextlib.suppress(InfeasibleScheduleError):
+            schedule = space.schedule(PricedMinSeparation, **settings)
+            yield Candidate(selector=PricedMinSeparation.name, selected=schedule)
+            return
+
+
+def _certified_schedule(certificate: ContributionCertificate) -> CertifiedSchedule:
+    if certificate.schedule is None:
         raise UncertifiableError(
             "the certificate is not for a schedule and proves no min separation; select with greedy-min-separation"
         )
-    if certificate.min_separation == 0:
+    if certificate.schedule.min_separation == 0:
         raise UncertifiableError("some batch of the schedule holds two copies of one user; no min separation holds")
-    return certificate.min_separation
+    return certificate.schedule

@@ -1,4 +1,4 @@
-"""DP-SGD: every copy is drawn by its own coin in every step."""
+"""Implements DP-SGD: every copy is drawn by its own coin in every step."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ _MOST_RAISES = 10  # times the bound that raising it is still advised
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoissonSampling(Mechanism):
-    """In each of `iterations` steps every copy is drawn by its own coin of probability `sampling_probability`.
+    """Draws every copy in each step by its own coin of probability `sampling_probability`.
 
     Attributes:
       sampling_probability: expected batch size over the number of copies (not of distinct examples).
@@ -66,6 +66,15 @@ class PoissonSampling(Mechanism):
         validate.positive(simulated_batch_size=batch_size)
         return dataclasses.replace(self, **self._certified_fields(certificate, batch_size))
 
+    @classmethod
+    def for_size(cls, *, contribution_bound: int, size: int, batch_size: int, iterations: int) -> Self:
+        return cls(
+            contribution_bound=contribution_bound,
+            sampling_probability=batch_size / size,
+            batch_size=batch_size,
+            iterations=iterations,
+        )
+
     def describe(self) -> str:
         return (
             f"Poisson sampling: every copy has its own coin of probability {self.sampling_probability:.10g} in every "
@@ -74,7 +83,7 @@ class PoissonSampling(Mechanism):
 
 
 def _larger_selection(certificate: ContributionCertificate, size: int) -> str:
-    """What can make S larger: a bound higher by one adds at most a copy for each user who has reached the bound."""
+    """Says what can make S larger: a bound higher by one adds at most a copy for each user at the bound."""
     at_bound = certificate.copies_per_user[-1] if certificate.copies_per_user else 0
     if certificate.size + at_bound * _MOST_RAISES * certificate.contribution_bound >= size:
         return "raise the bound"

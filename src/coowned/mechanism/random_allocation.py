@@ -1,8 +1,9 @@
-"""Random allocation: every copy is in exactly one round of each epoch, drawn uniformly."""
+"""Implements random allocation: every copy is in exactly one round of each epoch, drawn uniformly."""
 
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -14,8 +15,12 @@ from coowned.errors import InputError, UncertifiableError
 from coowned.exact.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Copies, GroupedBatches
+from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
+from coowned.mechanism.cyclic_poisson import best_number_of_groups
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
+from coowned.selection.cyclic_groups import CyclicGroups
+from coowned.selection.greedy import Greedy
 
 _ONE_COPY = (
     "the accounting of random allocation covers users with one copy only; no bound is known for several copies, each "
@@ -25,7 +30,7 @@ _ONE_COPY = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation(GroupedMechanism):
-    """Users are in groups that take turns; in each epoch of a group every copy is in exactly one of its rounds.
+    """Puts every copy into exactly one round of each epoch of its group; the groups of users take turns.
 
     The rounds of group g are the steps t = g mod `num_groups`; `rounds_per_epoch` consecutive ones are an epoch. In
     every epoch, the round of each copy is drawn uniformly and independently. With one group, this is DP-SGD with
@@ -72,11 +77,11 @@ class RandomAllocation(GroupedMechanism):
     def _certified_fields(cls, certificate: ContributionCertificate, batch_size: int | None) -> dict[str, Any]:
         assert batch_size is not None
         _check_one_copy(certificate)
-        sizes = certificate.group_sizes or (certificate.size,)
+        sizes = _group_sizes(certificate)
         if batch_size > certificate.size:
             size = counted(certificate.size, "copy", "copies")
             raise InputError(f"batch_size must be at most the size of S ({size}), not {batch_size}; reduce it")
-        bounds = certificate.group_bounds or ()
+        bounds = certificate.groups.bounds if certificate.groups else ()
         return {
             "rounds_per_epoch": max(1, round(max(sizes) / batch_size)),
             "num_groups": len(sizes),
@@ -94,11 +99,11 @@ class RandomAllocation(GroupedMechanism):
 
     @property
     def sampling_probability(self) -> float:
-        """Of a copy in each of its group's rounds."""
+        """Probability of a copy in each of its group's rounds."""
         return 1 / self.rounds_per_epoch
 
     def expected_copies(self, certificate: ContributionCertificate) -> int:
-        largest = max(certificate.group_sizes or (certificate.size,))
+        largest = max(_group_sizes(certificate))
         return max(super().expected_copies(certificate), math.ceil(largest / self.rounds_per_epoch))
 
     def drawn_share(self, certificate: ContributionCertificate) -> float:
@@ -116,6 +121,12 @@ class RandomAllocation(GroupedMechanism):
     def for_example(self, certificate: ContributionCertificate) -> Self:
         return dataclasses.replace(self, group_bounds=None)  # an example may be in a group without protected users
 
+    @classmethod
+    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+        """Tries bound 1, in one group and in as many as cyclic sampling would have."""
+        if space.only or 1 in space.contribution_bounds:
+            yield Attempt("random allocation", functools.partial(_allocated_candidates, space))
+
     def describe(self) -> str:
         return (
             f"random allocation over {counted(self.num_groups, 'group')} of users with noise correlated over "
@@ -129,7 +140,7 @@ class RandomAllocation(GroupedMechanism):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AllocationBatches(GroupedBatches):
-    """In every epoch of a group, each of its copies is in one round, drawn from the key of the epoch's first step.
+    """Draws the round of every copy in each epoch of its group, from the key of the epoch's first step.
 
     Guarantees:
       - Every copy is in exactly one round of each epoch, and in no step of another group.
@@ -153,7 +164,7 @@ class AllocationBatches(GroupedBatches):
 
     @functools.cached_property
     def _epochs(self) -> dict[int, tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Of every group, the epoch that was drawn last, its copies by round, and where rounds begin."""
+        """Last drawn epoch of every group, its copies by round, and where rounds begin."""
         return {}
 
     def _draw(self, step: int) -> Copies:
@@ -173,7 +184,7 @@ class AllocationBatches(GroupedBatches):
 
 
 def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]:
-    """(size,) the round of each of `size` copies: the stream's next words, those that would bias a round left out.
+    """Draws the round of each of `size` copies, (size,), from the stream's words, without those that would bias it.
 
     >>> draw_rounds(RunKey.from_seed(0).derive(Purpose.COINS, step=0), 5, 3)
     array([1, 0, 0, 1, 0])
@@ -190,8 +201,21 @@ def draw_rounds(key: StreamKey, size: int, rounds: int) -> npt.NDArray[np.int64]
 
 
 def largest_fair_word(rounds: int) -> np.uint64:
-    """Words up to it leave every remainder modulo `rounds` equally often."""
+    """Returns the largest word up to which every remainder modulo `rounds` is equally frequent."""
     return np.uint64(2**64 - 2**64 % rounds - 1)
+
+
+def _allocated_candidates(space: SearchSpace) -> Iterator[Candidate]:
+    free = space.select(Greedy(contribution_bound=1))
+    yield Candidate(selector=Greedy.name, selected=free)
+    number = best_number_of_groups(space, 1, free.size)
+    if number is not None:
+        grouped = space.select(CyclicGroups(num_groups=number, contribution_bound=1))
+        yield Candidate(selector=CyclicGroups.name, selected=grouped)
+
+
+def _group_sizes(certificate: ContributionCertificate) -> tuple[int, ...]:
+    return certificate.groups.sizes if certificate.groups else (certificate.size,)
 
 
 def _check_one_copy(certificate: ContributionCertificate) -> None:

@@ -1,6 +1,5 @@
-"""Every mechanism: one file, one class, one entry here. Importing this imports none of them."""
+"""Lists every mechanism: one file, one class, one line here. Importing this imports none of them."""
 
-import functools
 import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """One mechanism: the dotted path of its class, and what it is called in a sentence."""
+    """Names a mechanism: the dotted path of its class, and what it is called in a sentence."""
 
     path: str
     title: str
@@ -28,15 +27,14 @@ MECHANISMS = {
 """Every mechanism by its `kind`."""
 
 
-@functools.cache
 def mechanisms() -> "tuple[type[Mechanism], ...]":
-    """Every mechanism's class."""
+    """Returns every mechanism's class."""
     paths = [entry.path.rpartition(".") for entry in MECHANISMS.values()]
     return tuple(getattr(importlib.import_module(module), name) for module, _, name in paths)
 
 
 def mechanism_class(kind: str) -> "type[Mechanism]":
-    """The class with this `kind` or `training_kind`.
+    """Returns the class with this `kind` or `training_kind`.
 
     >>> mechanism_class("poisson").__name__, mechanism_class("dp-mf").__name__
     ('PoissonSampling', 'MinSeparation')
@@ -48,8 +46,8 @@ def mechanism_class(kind: str) -> "type[Mechanism]":
 
 
 def mechanism_class_for(certificate: "ContributionCertificate") -> "type[Mechanism]":
-    """The mechanism that the certified selection was made for: the first above that needs what was certified."""
-    scheduled = certificate.min_separation is not None
+    """Returns the mechanism that the selection was made for: the first above that needs what was certified."""
+    scheduled = certificate.schedule is not None
     needs = scheduled, not scheduled and bool(certificate.groups)
     return next(kind for kind in mechanisms() if (kind.needs_schedule, kind.needs_groups) == needs)
 

@@ -4,26 +4,28 @@ import json
 import os
 from pathlib import Path
 
+from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.runs.stored_run import MODEL_FILES, StoredRun
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
-RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-1"
-_LEFT_OUT = ("copies_per_user", "group_copies_per_user", "groups")
+RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-2"
+_LEFT_OUT = ("copies_per_user", "of_examples")
 
 
 def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[str]) -> list[str]:
     """Creates `output` with the model, its guarantee and certificate, and a README that explains them.
 
-    The certificate is exported without counts of users by copies and without groups. What it still contains are
-    statistics of the graph, which a fixed-graph guarantee does not hide; the README says so, and which of them the
-    statement contains.
+    The certificate is exported without counts of users by copies and without the group of each example. What it still
+    contains are statistics of the graph, which a fixed-graph guarantee does not hide; the README says so, and which of
+    them the statement contains.
 
     Guarantees:
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
         (test_only_what_is_covered)
-      - The exported certificate has no counts of users by copies.   (test_counts_of_users_stay)
+      - The exported certificate has no counts of users by copies, nor the group of any example.
+        (test_counts_of_users_stay, test_groups_of_examples_stay)
       - Files that the model needs are exported as the run recorded them.   (test_changed_code_is_refused)
       - A run that has not ended or has no guarantee is refused, unless its data are public.   (test_refused_exports)
       - A model of another run is refused, and one whose own statement is not the guarantee's.
@@ -48,14 +50,17 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
         temporary.mkdir()
         for name, content in files.items():
             (temporary / name).write_bytes(content)
-        (temporary / "certificate.json").write_text(_released_certificate(run), encoding="utf-8")
+        (temporary / "certificate.json").write_text(released_certificate(run.certificate), encoding="utf-8")
         (temporary / "README.md").write_text(_readme(run), encoding="utf-8")
     return [*files, "README.md"]
 
 
-def _released_certificate(run: StoredRun) -> str:
-    stored = json.loads(run.certificate.to_json())
+def released_certificate(certificate: ContributionCertificate) -> str:
+    """Returns a certificate's JSON without the group of each example and without counts of users by copies."""
+    stored = json.loads(certificate.to_json())
     counts = {name: value for name, value in stored.items() if name not in (*_LEFT_OUT, "format", "checksum")}
+    if counts["groups"] is not None:
+        counts["groups"] = {name: value for name, value in counts["groups"].items() if name not in _LEFT_OUT}
     return json.dumps({"format": RELEASED_CERTIFICATE_FORMAT, **counts}, indent=2) + "\n"
 
 

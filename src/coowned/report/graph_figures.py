@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 
-from coowned.accounting.planning import Choice
+from coowned.accounting.choices import Choice
 from coowned.accounting.statement import by_number_of_copies, interval, rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
@@ -125,7 +125,7 @@ def _histograms(run: StoredRun, classes: Sequence[CountClass], *, what: str, of:
 
 def size_against_bound(run: StoredRun) -> Figure:
     """Returns the size of S beside the bound that its selector proved."""
-    bound, size = run.certificate.upper_bound, run.certificate.size
+    bound, size = run.certificate.origin.upper_bound, run.certificate.size
     assert bound is not None
     rows = [
         {"what": f"by {run.selector}", "copies": size, "text": shown(size), "share": percent(size, bound)},
@@ -157,13 +157,13 @@ def plan_row(choice: Choice) -> Row:
         "size_text": shown(choice.size if exists else None),
         "distinct_text": shown(choice.num_distinct if exists else None),
         "multiplier_text": "–" if choice.noise_multiplier is None else rounded_down(choice.noise_multiplier),
-        "noise": choice.effective_noise,
-        "noise_text": "–" if choice.effective_noise is None else rounded_down(choice.effective_noise),
-        "batch_size": choice.batch_size,
+        "noise": None if choice.noise is None else choice.noise.effective_noise,
+        "noise_text": "–" if choice.noise is None else rounded_down(choice.noise.effective_noise),
+        "batch_size": choice.target.batch_size,
         "settings_text": _settings(choice),
         "error_text": "–" if choice.prefix_error is None else f"{choice.prefix_error:.3g}",
         "signal_text": "–" if choice.signal_to_noise is None else f"{choice.signal_to_noise:.1f}",
-        "other_text": "–" if choice.other_epsilon is None else rounded_up(choice.other_epsilon),
+        "other_text": "–" if choice.noise is None else rounded_up(choice.noise.other_epsilon),
         "mean": choice.mean_users_per_example,
         "mean_text": "–" if choice.mean_users_per_example is None else f"{choice.mean_users_per_example:.2f}",
         "note": choice.note,
@@ -173,12 +173,13 @@ def plan_row(choice: Choice) -> Row:
 
 def _settings(choice: Choice) -> str:
     """Batch size, and of correlated noise the separation or groups, with the spread of their probabilities."""
-    parts = [f"batches of {choice.batch_size:,}"]
-    if choice.min_separation:
-        parts.append(f"min separation {choice.min_separation:,}")
-    if choice.num_groups:
-        parts.append(f"{choice.num_groups:,} groups, p {choice.least_group_probability:.3g} to "
-                     f"{choice.sampling_probability:.3g}")  # fmt: skip
+    separation, sampling = choice.selected.min_separation, choice.sampling
+    parts = [f"batches of {choice.target.batch_size:,}"]
+    if separation:
+        parts.append(f"min separation {separation:,}")
+    if sampling.num_groups:
+        parts.append(f"{sampling.num_groups:,} groups, p {sampling.least_group_probability:.3g} to "
+                     f"{sampling.sampling_probability:.3g}")  # fmt: skip
     return "; ".join(parts)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coowned import __version__
-from coowned.accounting.planning import Plan
+from coowned.accounting.choices import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import Measured
@@ -81,7 +81,7 @@ def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
     """
     require("train", "a report")
     rows = [graph_figures.plan_row(choice) for choice in plan.choices]
-    target = next((choice for choice in plan.choices if choice.best), plan.choices[0])
+    target = next((choice for choice in plan.choices if choice.best), plan.choices[0]).target
     figures = graph_figures.trade_off(
         [row for row in rows if row["batch_size"] == target.batch_size],
         chosen="the best predicted signal-to-noise",

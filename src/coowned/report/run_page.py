@@ -181,7 +181,7 @@ def _graph_section(run: StoredRun) -> tuple[tuple[TableRow, ...], str, list[Figu
         summary = run.graph_summary()
     except CoownedError as error:
         return (), str(error), []
-    size = [] if run.certificate.upper_bound is None else [graph_figures.size_against_bound(run)]
+    size = [] if run.certificate.origin.upper_bound is None else [graph_figures.size_against_bound(run)]
     return _kept(run, summary), "", [*size, *graph_figures.before_and_after(run, summary)]
 
 

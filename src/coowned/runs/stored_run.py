@@ -154,7 +154,7 @@ class StoredRun:
 
     @property
     def selector(self) -> str:
-        return str(self.certificate.selector.get("name", "given"))
+        return str(self.certificate.origin.selector.get("name", "given"))
 
     @functools.cached_property
     def config_text(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import coowned
 from coowned.attribution import digest as digests
-from coowned.certificate import MOST_COPIES, ContributionCertificate, CountedGroups, CountedSchedule, not_counted
+from coowned.certificate import MOST_COPIES, ContributionCertificate, SelectionOrigin
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.selector import Selector
 from coowned.spark import functions as F
@@ -71,12 +71,15 @@ def certify(
             columns_read=graph.columns_read,
             graph_digest=graph.digest,
             selection_digest=selection_digest,
-            selector={"name": "from-copies"} if selector is None else selector.settings(),
-            seed=seed,
-            upper_bound=None,
-            proven_optimal=False,
-            version=coowned.__version__,
-            **not_counted(CountedSchedule, CountedGroups),
+            schedule=None,
+            groups=None,
+            origin=SelectionOrigin(
+                selector={"name": "from-copies"} if selector is None else selector.settings(),
+                seed=seed,
+                upper_bound=None,
+                proven_optimal=False,
+                version=coowned.__version__,
+            ),
         )
         checkpoints.clear()
     return certificate

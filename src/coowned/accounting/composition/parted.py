@@ -1,4 +1,4 @@
-"""Sums without a rare large loss and sums with one, each under a tilt of its own.
+"""Splits a composition into sums with and without a rare large loss, each under a tilt of its own.
 
 Where a user is drawn about once in all and delta is tiny, the losses of nearly all steps together ("core") and the rare
 draws ("jumps") both decide delta. No one tilt suits both: moving the mean to epsilon puts weight on sums of jumps far
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from coowned.accounting.group_mixture import UNIT_ROUNDOFF
-from coowned.accounting.tilted_composition import (
+from coowned.accounting.composition.group_mixture import UNIT_ROUNDOFF
+from coowned.accounting.composition.tilted import (
     LARGEST_TRANSFORM,
     LOG_NEGLIGIBLE,
     ComposedLoss,
@@ -38,7 +38,7 @@ _LIKELY_SIZE = 2**20  # of a transform
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parts:
-    """How to part a law near one epsilon, and what it takes. All of it guesses from a coarse law."""
+    """Settings for splitting a law near one epsilon, all of them guessed from a coarse law."""
 
     cut: float
     core_tilt: float
@@ -50,7 +50,7 @@ class Parts:
 
 
 def plan_parts(loss: ComposedLoss, epsilon: float, log_delta: float, error_share: float = ERROR_SHARE) -> Parts | None:
-    """The cut and tilts with the narrowest windows whose round-off is about `error_share` of delta, or the least."""
+    """Chooses cut and tilts with the narrowest windows and a round-off of about `error_share` of delta, or least."""
     if not 0 < epsilon < loss.largest:
         return None
     central = loss.tilt_for_mean(epsilon)
@@ -99,7 +99,7 @@ def plan_parts(loss: ComposedLoss, epsilon: float, log_delta: float, error_share
 
 
 def _one_jump(loss: ComposedLoss, epsilon: float) -> tuple[float, float]:
-    """Log delta if one step alone decided it, and the slope of its fall with epsilon."""
+    """Returns log delta if one step alone decided it, and the slope of its fall with epsilon."""
     value, slope = 1e-300, 0.0
     for atoms, count in loss.counted:
         above = atoms.loss > epsilon
@@ -110,7 +110,7 @@ def _one_jump(loss: ComposedLoss, epsilon: float) -> tuple[float, float]:
 
 
 def _log_jump_rate(loss: ComposedLoss, tilt: float, cut: float) -> float:
-    """Log of the expected number of jumps in the tilted law, 0 at most."""
+    """Returns the log of the expected number of jumps in the tilted law, at most 0."""
     rate = 1e-300
     for atoms, count in loss.counted:
         weight, _ = atoms.tilted(tilt)
@@ -119,7 +119,7 @@ def _log_jump_rate(loss: ComposedLoss, tilt: float, cut: float) -> float:
 
 
 def parts_grid(loss: ComposedLoss, parts: Parts, epsilon: float, growth: float, allowed: float) -> tuple[float, float]:
-    """Spacing and growth that add about `allowed` to epsilon; `growth` is what the coarse `loss` was made with."""
+    """Returns spacing and growth that add about `allowed` to epsilon; `growth` is that of the coarse `loss`."""
     core = loss.up_to(parts.cut)
     assert core is not None
     finest = parts.width * 1.05 / (LARGEST_TRANSFORM // 4)
@@ -136,7 +136,7 @@ def parts_grid(loss: ComposedLoss, parts: Parts, epsilon: float, growth: float, 
 
 
 def _weights(parts: Parts) -> tuple[float, float]:
-    """How much a variance added to either part adds to epsilon: the shift of delta over the slope of its sum."""
+    """Returns what a variance added to either part adds to epsilon: the shift of delta over the slope of its sum."""
     core, jump = parts.core_share * parts.core_tilt, (1 - parts.core_share) * parts.jump_slope
     total = max(core + jump, 1e-300)
     return core / total * (parts.core_tilt + 1) / 2, jump / total * (parts.jump_slope + 1) / 2
@@ -150,7 +150,7 @@ def _weighted(parts: Parts) -> Iterator[tuple[float, float]]:
 
 
 class PartedTail:
-    """delta of a composition as the sum of two tails; answers `at(epsilon)` with a rigorous upper bound on delta."""
+    """Bounds delta of a composition by the sum of two tails: `at(epsilon)` is a rigorous upper bound."""
 
     def __init__(self, loss: ComposedLoss, parts: Parts, epsilon: float, log_delta: float):
         core = loss.up_to(parts.cut)
@@ -174,7 +174,7 @@ class PartedTail:
             self.deviation = min(self.deviation, self._core.deviation)
 
     def at(self, epsilon: float) -> TailBound:
-        """An upper bound on delta(epsilon) of the composition, `loss_error` included."""
+        """Returns an upper bound on delta(epsilon) of the composition, `loss_error` included."""
         jumps = self._jumps.at(epsilon)
         core = None if self._core is None else self._core.at(epsilon)
         if core is None or core.log_delta == -math.inf or jumps.log_delta == math.inf:
@@ -190,7 +190,7 @@ class PartedTail:
         )
 
     def looseness(self, epsilon: float) -> float:
-        """About how much the discretization adds to epsilon."""
+        """Estimates how much the discretization adds to epsilon."""
         jumps = self._jumps.at(epsilon)
         share = 0.0
         if self._core is not None:

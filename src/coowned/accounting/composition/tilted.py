@@ -1,4 +1,4 @@
-"""Composition of privacy losses under an exponential tilt, with every numerical error counted into delta.
+"""Composes privacy losses under an exponential tilt, with every numerical error counted into delta.
 
 The FFT of a plain loss distribution has round-off relative to its largest mass, about T * 2^-52 after T steps: at
 delta = 1e-12 that is the answer itself. Here the law is tilted first, q_i = p_i exp(lambda l_i) / exp(K(lambda)), with
@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.special import erfcx
 
+from coowned.accounting.composition.group_mixture import UNIT_ROUNDOFF, LossAtoms
+from coowned.accounting.composition.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 from coowned.accounting.gaussian import find_root
-from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
-from coowned.accounting.spectrum import UNDERFLOW, Jumps, one_minus_exp, step_spectrum, with_a_jump
 
 LARGEST_TRANSFORM = 2**23
 LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chernoff bound
@@ -29,7 +29,7 @@ LOG_NEGLIGIBLE = math.log(1e-5)  # of delta: mass outside the window, by a Chern
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TailBound:
-    """delta at one epsilon: an upper bound, and the part of it that is numerical error."""
+    """Bounds delta at one epsilon, and says what part of the bound is numerical error."""
 
     log_delta: float
     error_share: float
@@ -38,7 +38,7 @@ class TailBound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JumpSplit:
-    """Losses above `cut` are jumps; sums without any exceed a threshold with at most exp(log_tail(threshold))."""
+    """Calls losses above `cut` jumps; sums without any exceed a threshold with at most exp(log_tail(threshold))."""
 
     cut: float
     tilt: float
@@ -51,7 +51,7 @@ class JumpSplit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The losses a cyclic grid has to hold, and what is outside."""
+    """Range of losses that a cyclic grid has to hold, and the mass outside."""
 
     low: float
     top: float
@@ -60,7 +60,7 @@ class Window:
 
 
 class ComposedLoss:
-    """The sum of independent steps' losses: `atoms[i]` taken `repetitions[i]` times, all on one grid."""
+    """Sums the losses of independent steps: `atoms[i]` taken `repetitions[i]` times, all on one grid."""
 
     def __init__(self, atoms: Sequence[LossAtoms], repetitions: Sequence[int]):
         self.atoms = tuple(atoms)
@@ -74,11 +74,11 @@ class ComposedLoss:
         self.smallest = sum(n * float(a.loss[0]) for a, n in self.counted)
 
     def capped(self, cap: float) -> "ComposedLoss":
-        """The same composition with every single loss above `cap` made infinite (see `LossAtoms.capped`)."""
+        """Makes every single loss above `cap` infinite (see `LossAtoms.capped`)."""
         return ComposedLoss([atoms.capped(cap) for atoms in self.atoms], self.repetitions)
 
     def cumulants(self, tilt: float) -> tuple[float, float, float]:
-        """Log moment generating function of the whole sum at `tilt`, and the tilted mean and variance."""
+        """Returns the log moment generating function of the whole sum at `tilt`, and the tilted mean and variance."""
         total, mean, variance = 0.0, 0.0, 0.0
         for atoms, count in self.counted:
             weight, log_largest = atoms.tilted(tilt)
@@ -90,7 +90,7 @@ class ComposedLoss:
         return total, mean, variance
 
     def chernoff(self, epsilon: float) -> float:
-        """Log of an upper bound on delta(epsilon) that needs no transform."""
+        """Returns the log of an upper bound on delta(epsilon) that needs no transform."""
         tilt = self.tilt_for_mean(epsilon)
         moments, roundings = self._log_moments(np.array([tilt]))
         total, rounding = float(moments[0]), float(roundings[0])
@@ -98,7 +98,7 @@ class ComposedLoss:
         return float(np.logaddexp.reduce([total - tilt * epsilon + rounding, self.log_infinity, self.log_capped]))
 
     def log_delta_at_zero(self) -> float:
-        """Log of an upper bound on delta(0): total variations of the steps, added up."""
+        """Returns the log of an upper bound on delta(0): total variations of the steps, added up."""
         terms = [self.log_infinity, self.log_capped]
         for atoms, count in self.counted:
             above = atoms.loss > -atoms.loss_error
@@ -108,18 +108,18 @@ class ComposedLoss:
         return float(np.logaddexp.reduce(terms))
 
     def saddle_log_delta(self, tilt: float) -> tuple[float, float]:
-        """Normal approximation under the tilt: (epsilon, log delta) there. A guess, never a claim."""
+        """Approximates (epsilon, log delta) by a normal law under the tilt. A guess, never a claim."""
         total, mean, variance = self.cumulants(tilt)
         deviation = math.sqrt(max(variance, 1e-300))
         difference = erfcx(tilt * deviation / math.sqrt(2)) - erfcx((tilt + 1) * deviation / math.sqrt(2))
         return mean, total - tilt * mean + math.log(max(difference / 2, 1e-300))
 
     def guess(self, log_delta: float) -> tuple[float, float]:
-        """(tilt, epsilon) where the normal approximation reaches log_delta; tilt 0 where that is below the mean."""
+        """Returns (tilt, epsilon) where the normal approximation reaches log_delta; tilt 0 below the mean."""
         return self._guess(lambda tilt: self.saddle_log_delta(tilt)[1] - log_delta)
 
     def tilt_for_mean(self, epsilon: float) -> float:
-        """The tilt >= 0 that moves the mean to epsilon."""
+        """Returns the tilt >= 0 that moves the mean to epsilon."""
         return self._guess(lambda tilt: epsilon - self.cumulants(tilt)[1])[0]
 
     def _guess(self, falling: Callable[[float], float]) -> tuple[float, float]:
@@ -134,7 +134,7 @@ class ComposedLoss:
         return tilt, self.cumulants(tilt)[1]
 
     def window(self, tilt: float, epsilon: float, log_delta: float) -> "Window":
-        """Where the tilted sum lives, to find a delta of exp(log_delta) at epsilon.
+        """Returns the range that the tilted sum needs to find a delta of exp(log_delta) at epsilon.
 
         By Chernoff's bound the tilted law has less than a negligible part w of what decides delta on either side:
         top = (K(t) - K(tilt) - log w) / (t - tilt) for any t > tilt, the best of a row of t's; low likewise.
@@ -160,7 +160,7 @@ class ComposedLoss:
         )
 
     def _log_moments(self, tilts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log moment generating function of the whole sum at each of `tilts`, (num_tilts,), and a bound on its error.
+        """Returns the log moment generating function of the sum at `tilts`, (num_tilts,), and a bound on its error.
 
         The error of an exponent is relative to its two terms, which may cancel; that of the sum is the mean of its
         terms' errors, each weighted by its share.
@@ -178,7 +178,7 @@ class ComposedLoss:
         return total, rounding
 
     def split(self, tilt: float, epsilon: float, log_delta: float, largest_share: float) -> JumpSplit | None:
-        """Where a user is rarely drawn, the losses of their draws, such that all others together never reach epsilon.
+        """Separates the losses of rare draws, such that all others together never reach epsilon; None where that fails.
 
         Then only sums with a jump need a transform, and its round-off is relative to their small probability. Jumps
         are losses above some share of epsilon, `largest_share` at most: less where epsilon is only guessed.
@@ -202,14 +202,14 @@ class ComposedLoss:
         return None
 
     def up_to(self, cut: float) -> "ComposedLoss | None":
-        """Sums of losses of at most `cut` alone: a part of the law, not a law. None where a step has no such loss."""
+        """Keeps only losses of at most `cut`: a part of the law, not a law. None where a step has no such loss."""
         kept = [
             dataclasses.replace(atoms.up_to(cut), log_infinity=-math.inf, log_capped=-math.inf) for atoms in self.atoms
         ]
         return None if any(len(atoms.index) == 0 for atoms in kept) else ComposedLoss(kept, self.repetitions)
 
     def jump_split(self, cut: float, tilts: np.ndarray, epsilon: float) -> JumpSplit:
-        """This law as what is left without the losses above `cut`, with its best Chernoff bound at epsilon."""
+        """Describes this law as the rest without losses above `cut`, with its best Chernoff bound at epsilon."""
         moments, rounding = self._log_moments(tilts)
         moments = moments + rounding + 64 * UNIT_ROUNDOFF * (1 + np.abs(moments) + np.abs(tilts * epsilon))
         best = int(np.argmin(moments - tilts * epsilon))
@@ -217,11 +217,11 @@ class ComposedLoss:
         return JumpSplit(cut=cut, tilt=float(tilts[best]), log_moment=float(moments[best]), largest=largest)
 
     def looseness(self, tilt: float) -> float:
-        """About how much the discretization adds to epsilon."""
+        """Estimates how much the discretization adds to epsilon."""
         return sum((tilt + 1) / 2 * spread for spread in self.bin_spread(tilt))
 
     def grid_spread(self, tilt: float, spacing: float) -> float:
-        """Variance that a grid of that spacing would add to the tilted law, about.
+        """Estimates the variance that a grid of that spacing would add to the tilted law.
 
         h^2 / 6 for losses spread over many cells, |l| (h - |l|) for those next to 0.
         """
@@ -233,7 +233,7 @@ class ComposedLoss:
         return total
 
     def bin_spread(self, tilt: float) -> tuple[float, float]:
-        """Variance that the discretization added to the tilted law: by bins of one grid step, and by wider ones."""
+        """Returns the variance that bins of one grid step, and wider ones, added to the tilted law."""
         fine, wide = 0.0, 0.0
         for atoms, count in self.counted:
             exponent = atoms.bin_log_mass + tilt * atoms.bin_loss
@@ -244,7 +244,7 @@ class ComposedLoss:
         return fine, wide
 
     def best_tilt(self, epsilon: float, log_delta: float, allowed_share: float) -> float:
-        """The tilt with the narrowest window among those whose round-off is about `allowed_share` of delta or less.
+        """Returns the tilt with the narrowest window whose round-off is about `allowed_share` of delta or less.
 
         Moving the mean to epsilon is best against round-off but, where a few rare draws decide delta, puts much mass
         on sums of several such draws, far above epsilon. A weaker tilt has a narrower window and errors to spare.
@@ -269,7 +269,7 @@ class ComposedLoss:
 
 
 class TiltedTail:
-    """The T-fold tilted law on a cyclic grid; answers `at(epsilon)` with a rigorous upper bound on delta.
+    """Holds the T-fold tilted law on a cyclic grid: `at(epsilon)` is a rigorous upper bound on delta.
 
     The tail sum has weights exp(-tilt a) - exp(-(tilt + 1) a), a = loss - epsilon: two geometric series. So it is taken
     in the frequency domain, where R(j) = sum over m of g_m Q(j + m) with generating function
@@ -334,7 +334,7 @@ class TiltedTail:
         self._sums = np.roll(sums, (shift - self._first) % size)  # (size,) R at (first + i) * spacing
 
     def at(self, epsilon: float) -> TailBound:
-        """An upper bound on delta(epsilon) of the composition, `loss_error` included."""
+        """Returns an upper bound on delta(epsilon) of the composition, `loss_error` included."""
         here = self._log_bound(epsilon)
         further = self._log_bound(epsilon + self.spacing)[0]
         slope = -math.inf if math.isinf(further) else (further - here[0]) / self.spacing
@@ -372,7 +372,7 @@ class TiltedTail:
         return log_delta, math.exp(min(log_errors - log_delta, 0.0)) + rounding
 
     def _part(self, start: int, offset: float) -> tuple[float, float]:
-        """Weights times masses summed from `start` on, the first weight at `offset`; and the factor of R's error.
+        """Sums weights times masses from `start` on, the first weight at `offset`; returns the factor of R's error too.
 
         Both without the factor exp(-tilt * offset).
         """
@@ -385,7 +385,7 @@ class TiltedTail:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmptyTail:
-    """Beyond the largest possible finite loss: only what is at infinity is left, and no transform is needed."""
+    """Bounds delta beyond the largest finite loss: only what is at infinity is left, and no transform is needed."""
 
     log_infinity: float
     spacing: float = 0.0
@@ -397,4 +397,4 @@ class EmptyTail:
 
 
 class GridTooFineError(Exception):
-    """Internal: the window needs a longer transform than allowed; the caller takes a wider spacing."""
+    """Tells the caller to take a wider spacing: the window needs a longer transform than allowed."""

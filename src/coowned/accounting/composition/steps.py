@@ -1,4 +1,4 @@
-"""epsilon and delta of composed subsampled steps: picks grids coarse to fine, tilts, composes, checks the errors.
+"""Composes training steps, and finds the epsilon of a delta or the delta of an epsilon, with errors under control.
 
 Every answer is an upper bound whatever grid is used; a finer grid only makes it tighter. The search for the grid works
 on a coarse discretization (a few hundred atoms, no transform), whose normal approximation under the tilt says where
@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from coowned.accounting.allocation_loss import allocation_atoms
-from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
-from coowned.accounting.group_mixture import LossAtoms, discretize, gaussian_pair, mixture_pair
-from coowned.accounting.parted_composition import ERROR_SHARE, PartedTail, parts_grid, plan_parts
-from coowned.accounting.tilted_composition import (
+from coowned.accounting.composition.allocation_loss import allocation_atoms
+from coowned.accounting.composition.group_mixture import LossAtoms, discretize, gaussian_pair, mixture_pair
+from coowned.accounting.composition.parted import ERROR_SHARE, PartedTail, parts_grid, plan_parts
+from coowned.accounting.composition.tilted import (
     LARGEST_TRANSFORM,
     ComposedLoss,
     EmptyTail,
     GridTooFineError,
     TiltedTail,
 )
+from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
 from coowned.errors import UncertifiableError
 from coowned.mechanism.mechanism import Steps
 
@@ -35,6 +35,7 @@ _CAP_ABOVE = 12.0  # above epsilon a single loss counts as infinite: costs exp(-
 _MUCH_WIDER = 3.0  # a window this many times wider than two parts need is not worth its transform
 _LARGEST_JUMP_SHARES = (0.5, 0.7, 0.25, 0.1, 0.05, 0.0)  # by attempt: epsilon is guessed at first
 SMALLEST_LOG_DELTA = -500.0  # curves are not followed below exp(-500)
+_LOG_DELTAS = (-5.0, -25.0)  # where `ZeroOutTwice` divides epsilon between the directions
 _SMALLEST_EPSILON = 1e-4  # below it looseness is no longer judged relative to epsilon
 
 _Tail = TiltedTail | PartedTail | EmptyTail
@@ -42,7 +43,7 @@ _Tail = TiltedTail | PartedTail | EmptyTail
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One number and how it was got."""
+    """Holds one proven pair of epsilon and delta, and how it was computed."""
 
     epsilon: float  # proven together with delta; exactly one of the two was asked for
     delta: float
@@ -54,12 +55,19 @@ class Answer:
 
     @property
     def is_precise(self) -> bool:
-        """Whether numerical errors are small enough for the answer to be shown; it is an upper bound in any case."""
+        """True if numerical errors are small enough for the answer to be shown; it is an upper bound in any case."""
         return self.error_share <= ALLOWED_ERROR_SHARE and math.isfinite(self.epsilon)
 
 
+def compose_steps(steps: Sequence[Steps], adjacency: str) -> "Composition | ZeroOutTwice":
+    """Composes independent steps under an adjacency."""
+    if adjacency == "replace" and any(step.rounds_per_epoch > 1 for step in steps):
+        return ZeroOutTwice(steps)
+    return Composition(steps, adjacency)
+
+
 class Composition:
-    """Independent steps of possibly different kinds under one adjacency.
+    """Composes independent steps of possibly different kinds under one adjacency.
 
     Steps without coins (probability 1) are one Gaussian together, in closed form where there are no others.
     `merge_gaussians=False` composes them like all others, so that tests can compare the two.
@@ -80,7 +88,7 @@ class Composition:
         self._num_steps = sum(step.repetitions for step in self._steps) + 1
 
     def losses(self, *, log_delta: float, spacing: float, growth: float) -> dict[str, ComposedLoss]:
-        """The discretized composition in every direction, with tails cut for a delta of exp(log_delta)."""
+        """Discretizes the composition in every direction, with tails cut for a delta of exp(log_delta)."""
         log_tail = log_delta + _LOG_TAIL_SHARE - math.log(self._num_steps)
         grid = {"spacing": spacing, "growth": growth, "log_tail": log_tail}
         counted: list[tuple[dict[str, LossAtoms], int]] = []
@@ -106,7 +114,7 @@ class Composition:
         }
 
     def coarse(self, log_delta: float) -> dict[str, ComposedLoss]:
-        """A coarse discretization: still an upper bound, and good enough to find the way."""
+        """Discretizes coarsely: still an upper bound, and good enough to find the way."""
         scale = max(self._largest_loss(log_delta), 1e-12)
         return self.losses(log_delta=log_delta, spacing=scale * 1e-10, growth=_COARSE_GROWTH)
 
@@ -117,7 +125,7 @@ class Composition:
         return max(mean * (reach + mean) for mean in largest)
 
     def epsilon(self, delta: float, *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True) -> Answer:
-        """The smallest epsilon proven for delta, over all directions.
+        """Returns the smallest epsilon proven for delta, over all directions.
 
         With `refuse=False` an answer too imprecise to be given comes back with its `error_share`, and an epsilon that
         is out of reach as infinity: to find one's way, not to be shown.
@@ -149,15 +157,15 @@ class Composition:
         return dataclasses.replace(_checked(best) if refuse else best, delta=delta)
 
     def guesses(self, log_delta: float) -> dict[str, float]:
-        """About what epsilon is in each direction at a delta of exp(log_delta), without a transform."""
+        """Estimates epsilon in each direction at a delta of exp(log_delta), without a transform."""
         return {direction: loss.guess(log_delta)[1] for direction, loss in self.coarse(log_delta).items()}
 
     def guess(self, log_delta: float) -> float:
-        """The largest of them."""
+        """Estimates epsilon over all directions."""
         return max(self.guesses(log_delta).values())
 
     def direction_epsilon(self, direction: str, log_delta: float, looseness: float) -> Answer | None:
-        """The smallest epsilon proven for one direction; None where that is not precise or out of reach."""
+        """Returns the smallest epsilon proven for one direction; None where that is not precise or out of reach."""
         if log_delta < SMALLEST_LOG_DELTA:
             return None
         coarse = self.coarse(log_delta)[direction]
@@ -170,7 +178,7 @@ class Composition:
     def deltas(
         self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True
     ) -> list[Answer]:
-        """The smallest delta proven for each epsilon; neighbours share a transform where that is accurate enough.
+        """Returns the smallest delta proven for each epsilon; neighbours share a transform that is accurate enough.
 
         With `refuse=False` an answer too imprecise to be shown comes back with its `error_share`.
         """
@@ -182,7 +190,7 @@ class Composition:
         return [_checked(answer) if refuse else answer for answer in best]
 
     def direction_deltas(self, direction: str, epsilons: Sequence[float], looseness: float) -> list[Answer]:
-        """An upper bound on delta at each epsilon in one direction, precise or not."""
+        """Returns an upper bound on delta at each epsilon in one direction, precise or not."""
         answers: dict[float, Answer] = {}
         shared: tuple[float, float, _Tail] | None = None  # epsilon, looseness, transform
         for epsilon in sorted(set(epsilons)):
@@ -222,9 +230,69 @@ class Composition:
         return epsilon, loss.looseness(tilt), tail
 
 
+class ZeroOutTwice:
+    """Bounds replace by zero-out twice: replacing examples is zeroing them out and then filling them in.
+
+    With delta1 and delta2 of the two directions of zero-out, for every e1,
+
+        delta(eps) <= delta1(e1) + exp(e1) delta2(eps - e1),
+
+    and never more than if the round of a copy were known in every epoch.
+    """
+
+    gaussian_mu = None
+
+    def __init__(self, steps: Sequence[Steps]):
+        self._zero_out = Composition(steps, "zero-out")
+        self._known_rounds = Composition([_with_known_rounds(step) for step in steps], "replace")
+
+    def epsilon(self, delta: float, *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True) -> Answer:
+        """Returns the smallest epsilon proven for delta; `refuse` as for `Composition`."""
+        known = self._known_rounds.epsilon(delta, looseness=looseness, refuse=refuse)
+        log_half = math.log(delta / 2) - 1e-12
+        first = self._zero_out.direction_epsilon("upper", log_half, looseness)
+        second = first and self._zero_out.direction_epsilon("lower", log_half - first.epsilon, looseness)
+        if first is None or second is None or known.epsilon <= first.epsilon + second.epsilon:
+            return known
+        return dataclasses.replace(
+            max(first, second, key=lambda answer: answer.error_share),
+            epsilon=first.epsilon + second.epsilon,
+            delta=delta,
+            looseness=first.looseness + second.looseness,
+        )
+
+    def deltas(
+        self, epsilons: Sequence[float], *, looseness: float = RELATIVE_LOOSENESS, refuse: bool = True
+    ) -> list[Answer]:
+        """Returns the smallest delta proven for each epsilon, over two ways to divide it between the directions."""
+        known = self._known_rounds.deltas(epsilons, looseness=looseness, refuse=refuse)
+        shares = [first / max(first + second, 1e-9) for first, second in map(self._guesses, _LOG_DELTAS)]
+        points = np.asarray(epsilons)[:, None] * shares  # (num_epsilons, num_shares) what the first direction has
+        first = self._proven("upper", points, looseness)
+        second = self._proven("lower", np.asarray(epsilons)[:, None] - points, looseness)
+        with np.errstate(over="ignore"):
+            twice = np.minimum((first + np.exp(points) * second) * (1 + 1e-12), 1.0).min(axis=1)
+        return [
+            answer if answer.is_precise and answer.delta <= delta else Answer(epsilon=epsilon, delta=delta)
+            for answer, epsilon, delta in zip(known, epsilons, twice.tolist(), strict=True)
+        ]
+
+    def guess(self, log_delta: float) -> float:
+        return sum(self._guesses(log_delta))
+
+    def _guesses(self, log_delta: float) -> tuple[float, float]:
+        first = self._zero_out.guesses(log_delta)["upper"]
+        return first, self._zero_out.guesses(max(log_delta - first, SMALLEST_LOG_DELTA))["lower"]
+
+    def _proven(self, direction: str, points: np.ndarray, looseness: float) -> np.ndarray:
+        """Returns delta at each of `points`, in their shape; 1, which always holds, where it is not precise."""
+        answers = self._zero_out.direction_deltas(direction, points.ravel().tolist(), looseness)
+        return np.array([answer.delta if answer.is_precise else 1.0 for answer in answers]).reshape(points.shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """One direction of a composition near a delta of exp(log_delta): its coarse law finds the grid for a fine one."""
+    """Searches one direction of a composition near one delta: its coarse law finds the grid for a fine one."""
 
     composition: Composition
     direction: str
@@ -233,7 +301,7 @@ class _Search:
     looseness: float  # relative, of epsilon: what the discretization may add
 
     def epsilon(self, guess: tuple[float, float]) -> Answer:
-        """The smallest epsilon proven for delta, precise or not, from a guess of (tilt, epsilon)."""
+        """Returns the smallest epsilon proven for delta, precise or not, from a guess of (tilt, epsilon)."""
         log_delta = self.log_delta
         if self.coarse.log_delta_at_zero() <= log_delta:
             return Answer(epsilon=0.0, delta=math.exp(log_delta))  # proven without a transform
@@ -268,7 +336,7 @@ class _Search:
         return answer if parted is None or answer.error_share <= parted.error_share else parted
 
     def _is_parted(self, epsilon: float, precise: bool) -> bool:
-        """Whether two tilts do better than one: where one is imprecise or needs a far wider window."""
+        """Says if two tilts do better than one: where one is imprecise or needs a far wider window."""
         coarse = self.coarse.capped(_cap(epsilon))
         parts = plan_parts(coarse, epsilon, self.log_delta)
         if parts is None or not precise:
@@ -277,7 +345,7 @@ class _Search:
         return window.top - window.low > _MUCH_WIDER * parts.width
 
     def _parted_epsilon(self, epsilon: float) -> Answer | None:
-        """`epsilon` by `PartedTail`: a rough grid to come near epsilon, then a fine one. None where that fails."""
+        """Finds `epsilon` by `PartedTail`, on a rough grid and then on a fine one; None where that fails."""
         answer: Answer | None = None
         rough, error_share = 30.0, ERROR_SHARE
         for _ in range(12):
@@ -333,20 +401,28 @@ class _Search:
         )
 
     def _wider_and_wider(self, epsilon: float, spacing: float, growth: float) -> Iterator[ComposedLoss]:
-        """The composition on a grid of that spacing, then on wider ones, for where a transform would be too long."""
+        """Yields the composition on a grid of that spacing, then on wider ones, in case a transform is too long."""
         for _ in range(40):
             losses = self.composition.losses(log_delta=self.log_delta, spacing=spacing, growth=growth)
             yield losses[self.direction].capped(_cap(epsilon))
             spacing *= 1.5
 
 
+def _with_known_rounds(step: Steps) -> Steps:
+    """Drops the amplification: a copy is in one round of every epoch, and the round is known."""
+    if step.rounds_per_epoch == 1:
+        return step
+    epochs = -(-step.repetitions // step.rounds_per_epoch)
+    return dataclasses.replace(step, probability=1.0, repetitions=epochs, rounds_per_epoch=1)
+
+
 def _cap(epsilon: float) -> float:
-    """Above it a single loss counts as infinite; it is above what the coarse atoms next to epsilon stand for."""
+    """Returns the loss above which one counts as infinite; it is above what coarse atoms next to epsilon stand for."""
     return 1.1 * epsilon + _CAP_ABOVE
 
 
 def _epochs(step: Steps, **grid: float) -> list[tuple[dict[str, LossAtoms], int]]:
-    """Random allocation: whole epochs, and the one in which training ends."""
+    """Returns the atoms of whole epochs of random allocation, and of the one in which training ends."""
     rounds, noise = step.rounds_per_epoch, step.noise_multiplier
     whole, rest = divmod(step.repetitions, rounds)
     kinds = [(run, count) for run, count in ((rounds, whole), (rest, 1)) if run * count]
@@ -354,7 +430,7 @@ def _epochs(step: Steps, **grid: float) -> list[tuple[dict[str, LossAtoms], int]
 
 
 def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> tuple[float, float]:
-    """Spacing and growth that add about `allowed` to epsilon in all, for a window of that width."""
+    """Returns spacing and growth that add about `allowed` to epsilon in all, for a window of that width."""
     from_wide = coarse.looseness(tilt)
     growth = _COARSE_GROWTH * math.sqrt(allowed / 2 / max(from_wide, 1e-300))
     growth = min(max(growth, 5e-4), 2 * _COARSE_GROWTH)
@@ -367,7 +443,7 @@ def _grid(coarse: ComposedLoss, tilt: float, window: float, allowed: float) -> t
 
 
 def _solve(tail: TiltedTail | PartedTail, log_delta: float, start: float) -> float:
-    """The smallest epsilon >= 0 at which the tail's bound is at most log_delta, from the private side."""
+    """Returns the smallest epsilon >= 0 at which the tail's bound is at most log_delta, from the private side."""
     if tail.at(0.0).log_delta <= log_delta:
         return 0.0
     epsilon, low, high = start, 0.0, math.inf  # the root is in (low, high]

@@ -1,4 +1,4 @@
-"""One step of a subsampled mechanism: the dominating pair of Gaussian mixtures and its discretized privacy loss.
+"""Discretizes the privacy loss of one subsampled step, whose dominating pair consists of Gaussian mixtures.
 
 A user is in k copies, each with a coin of probability p, and adds at most one clip norm per drawn copy. By the proof
 in docs/accounting.md the step is dominated by a mixture of Gaussians at the number of drawn copies against
@@ -41,7 +41,7 @@ class Mixture(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixturePair:
-    """The densities `upper` and `lower`; log(upper / lower) rises with x.
+    """Two densities, `upper` and `lower`; log(upper / lower) rises with x.
 
     What was cut from the upper mixture's weights is `log_cut`: it is charged as an infinite loss wherever `upper` is
     the first of the pair. Cut from `lower` it only makes the loss larger.
@@ -74,17 +74,17 @@ class LossAtoms:
 
     @functools.cached_property
     def loss(self) -> np.ndarray:
-        """(num_atoms,) the atoms' losses."""
+        """Losses of the atoms, (num_atoms,)."""
         return self.index * self.spacing
 
     def tilted(self, tilt: float) -> tuple[np.ndarray, float]:
-        """(num_atoms,) the masses times exp(tilt * loss), divided by the largest of them, and the log of that one."""
+        """Returns the masses times exp(tilt * loss), (num_atoms,), over the largest of them, and the log of it."""
         exponent = self.log_mass + tilt * self.loss
         log_largest = float(exponent.max())
         return np.exp(exponent - log_largest), log_largest
 
     def up_to(self, cut: float) -> "LossAtoms":
-        """The atoms with losses of at most `cut` alone: a part of the law, not a law."""
+        """Keeps only the atoms with losses of at most `cut`: a part of the law, not a law."""
         keep, bins = self.loss <= cut, self.bin_loss <= cut
         return dataclasses.replace(
             self,
@@ -97,7 +97,7 @@ class LossAtoms:
         )
 
     def capped(self, cap: float) -> "LossAtoms":
-        """The same atoms with every loss above `cap` made infinite.
+        """Makes every loss above `cap` infinite.
 
         For delta(eps) this costs at most exp(eps - cap) times the capped mass: the rest of the composition has
         E[exp(-loss)] <= 1. It keeps rare huge losses out of the tilted law.
@@ -110,7 +110,7 @@ class LossAtoms:
 
 
 def binomial_log_weights(copies: int, probability: float) -> np.ndarray:
-    """Log of the Binomial(copies, probability) weights, (copies + 1,); accurate to a few units in the last digit.
+    """Returns the log of the Binomial(copies, probability) weights, (copies + 1,), to a few units in the last digit.
 
     >>> np.exp(binomial_log_weights(2, 0.5))
     array([0.25, 0.5 , 0.25])
@@ -138,7 +138,7 @@ def _log(value: decimal.Decimal) -> float:
 def mixture_pair(
     *, copies: int, probability: float, noise_multiplier: float, adjacency: str, log_cut: float
 ) -> MixturePair:
-    """The dominating pair of one step; weights summing to less than exp(log_cut) are cut at either end.
+    """Returns the dominating pair of one step; weights summing to less than exp(log_cut) are cut at either end.
 
     Cut from the top they become an infinite loss; cut from the bottom they move to the next larger number of copies
     (a stochastically larger number of drawn copies dominates: docs/accounting.md).
@@ -155,7 +155,7 @@ def mixture_pair(
 
 
 def gaussian_pair(*, shift: float, adjacency: str) -> MixturePair:
-    """One Gaussian at `shift` against one at 0 (or at -shift): a step without coins, in units of the noise."""
+    """Returns a Gaussian at `shift` against one at 0 (or at -shift): a step without coins, in units of the noise."""
     return _pair(np.array([shift]), np.zeros(1), -math.inf, adjacency)
 
 
@@ -166,7 +166,7 @@ def _pair(means: np.ndarray, log_weights: np.ndarray, log_cut: float, adjacency:
 
 
 def _log_density(x: np.ndarray, mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
-    """Log of mixture density over the standard normal's, and the posterior mean of the component; both like x."""
+    """Returns the log of the mixture's density over the standard normal's, and the component's posterior mean, at x."""
     means, log_weights = mixture
     if len(means) == 1:
         return log_weights[0] + means[0] * x - means[0] ** 2 / 2, np.full_like(x, means[0])
@@ -179,14 +179,14 @@ def _log_density(x: np.ndarray, mixture: Mixture) -> tuple[np.ndarray, np.ndarra
 
 
 def loss_and_slope(pair: MixturePair, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log(upper / lower) at x and its derivative there."""
+    """Returns log(upper / lower) at x and its derivative there."""
     upper, upper_mean = _log_density(x, pair.upper)
     lower, lower_mean = _log_density(x, pair.lower)
     return upper - lower, upper_mean - lower_mean
 
 
 def _loss_rounding(pair: MixturePair, x: np.ndarray) -> float:
-    """A bound on the error with which `loss_and_slope` evaluates the loss anywhere in x."""
+    """Bounds the error with which `loss_and_slope` evaluates the loss anywhere in x."""
     reach = float(np.abs(x).max())
     scale = 0.0
     for means, log_weights in (pair.upper, pair.lower):
@@ -196,7 +196,7 @@ def _loss_rounding(pair: MixturePair, x: np.ndarray) -> float:
 
 
 def _invert_loss(pair: MixturePair, targets: np.ndarray, low: float, high: float) -> tuple[np.ndarray, float]:
-    """x with loss(x) = targets, for targets strictly inside (loss(low), loss(high)); and the largest residual.
+    """Returns x with loss(x) = targets, all strictly inside (loss(low), loss(high)), and the largest residual.
 
     A table brackets each root; Newton steps that leave the bracket become bisections. All targets move at once.
     """
@@ -231,7 +231,7 @@ def _invert_loss(pair: MixturePair, targets: np.ndarray, low: float, high: float
 
 
 def interval_masses(edges: np.ndarray, mixture: Mixture) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Log mass of a mixture in each interval of `edges`, a bound on its error, and the log masses outside.
+    """Returns the log mass of a mixture in each interval of `edges`, a bound on its error, and the log masses outside.
 
     The error is of the logarithm, hence relative. It grows as an interval narrows: u / width.
     """
@@ -266,7 +266,7 @@ def interval_masses(edges: np.ndarray, mixture: Mixture) -> tuple[np.ndarray, np
 
 
 def _range_of_x(pair: MixturePair, log_tail: float) -> tuple[float, float]:
-    """x below which `lower` and above which `upper` have mass exp(log_tail)."""
+    """Returns the x below which `lower`, and the x above which `upper`, has mass exp(log_tail)."""
     reach = math.sqrt(-2 * min(log_tail, -1.0)) + 1
 
     def distance(means: np.ndarray, log_weights: np.ndarray) -> float:
@@ -279,7 +279,7 @@ def _range_of_x(pair: MixturePair, log_tail: float) -> tuple[float, float]:
 
 
 def loss_dots(first: int, last: int, growth: float) -> np.ndarray:
-    """Integers from first to last, every one near 0, then each larger than the one before by the factor growth."""
+    """Returns integers from first to last: every one near 0, then each larger than the last by the relative growth."""
     reach = max(abs(first), abs(last))
     dense = min(math.ceil(1 / growth), reach)
     steps = max(0, math.ceil(math.log(max(reach / max(dense, 1), 1.0)) / math.log1p(growth))) + 1
@@ -290,7 +290,7 @@ def loss_dots(first: int, last: int, growth: float) -> np.ndarray:
 
 
 def discretize(pair: MixturePair, *, spacing: float, growth: float, log_tail: float) -> dict[str, LossAtoms]:
-    """The pessimistic atoms of one step in each direction: "upper" is upper against lower, "lower" the reverse.
+    """Returns the pessimistic atoms of one step by direction: "upper" is upper against lower, "lower" the reverse.
 
     Args:
       spacing: the grid that carries the atoms; all steps of one composition share it.

@@ -8,10 +8,10 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from coowned import RandomAllocation, epsilon
-from coowned.accounting import allocation_loss
-from coowned.accounting.allocation_loss import allocation_atoms
+from coowned.accounting.composition import allocation_loss
+from coowned.accounting.composition.allocation_loss import allocation_atoms
+from coowned.accounting.composition.steps import Composition
 from coowned.accounting.gaussian import gaussian_epsilon, gaussian_log_delta
-from coowned.accounting.numerical import Composition
 from coowned.errors import UncertifiableError
 from coowned.mechanism.mechanism import Steps
 

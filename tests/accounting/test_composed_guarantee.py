@@ -7,8 +7,7 @@ import pytest
 
 from coowned import PoissonSampling
 from coowned.accounting import calculators
-from coowned.accounting.composition import ComposedGuarantee, compose
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.guarantee import ComposedGuarantee, PrivacyGuarantee, compose, guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
 from coowned.errors import CertificateMismatchError, InputError

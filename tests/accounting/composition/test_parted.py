@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
-from tests.accounting.test_numerical import OneStep
+from tests.accounting.composition.test_steps import OneStep
 
-from coowned.accounting import spectrum, tilted_composition
-from coowned.accounting.group_mixture import LossAtoms
-from coowned.accounting.numerical import Composition, Steps
-from coowned.accounting.parted_composition import PartedTail, Parts, plan_parts
-from coowned.accounting.tilted_composition import TiltedTail
+from coowned.accounting.composition import spectrum, tilted
+from coowned.accounting.composition.group_mixture import LossAtoms
+from coowned.accounting.composition.parted import PartedTail, Parts, plan_parts
+from coowned.accounting.composition.steps import Composition, Steps
+from coowned.accounting.composition.tilted import TiltedTail
 
 # Expected draws about 1, delta small: neither part decides alone.
 RARE = {"copies": 1, "probability": 1e-3, "noise_multiplier": 0.9, "repetitions": 1000}
@@ -104,7 +104,7 @@ def test_never_below_two_steps_by_quadrature(adjacency, kinds, epsilon):
 @pytest.mark.parametrize("bug", ["core", "jumps", "one kind"])
 def test_the_quadrature_would_notice(monkeypatch, bug):
     """Sums without a jump forgotten; half of the jumps lost; the jumps of one kind of step counted as 0."""
-    original = tilted_composition.step_spectrum
+    original = tilted.step_spectrum
     calls = itertools.count()
 
     def fewer(atoms, tilt, size, transform_error, cut):
@@ -115,7 +115,7 @@ def test_the_quadrature_would_notice(monkeypatch, bug):
         return dataclasses.replace(step, jumps=dataclasses.replace(step.jumps, log_ratio=np.log1p(ratio)))
 
     if bug != "core":
-        monkeypatch.setattr(tilted_composition, "step_spectrum", fewer)
+        monkeypatch.setattr(tilted, "step_spectrum", fewer)
     two = TwoKinds("zero-out", *OTHERS)
     if bug == "core":
         two.tail._core = None

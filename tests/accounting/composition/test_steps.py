@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-from coowned.accounting import tilted_composition
-from coowned.accounting.numerical import Composition, Steps
-from coowned.accounting.tilted_composition import TiltedTail
+from coowned.accounting.composition import tilted
+from coowned.accounting.composition.steps import Composition, Steps
+from coowned.accounting.composition.tilted import TiltedTail
 from coowned.errors import UncertifiableError
 
 
@@ -230,13 +230,13 @@ def test_never_below_the_lower_estimate(copies, probability, noise, repetitions,
 
 
 def test_the_references_would_notice(monkeypatch):
-    original = tilted_composition.ComposedLoss.__init__
+    original = tilted.ComposedLoss.__init__
 
     def optimistic(self, atoms, repetitions):
         original(self, atoms, repetitions)
         self.loss_error = -0.02  # as if every loss were two hundredths smaller
 
-    monkeypatch.setattr(tilted_composition.ComposedLoss, "__init__", optimistic)
+    monkeypatch.setattr(tilted.ComposedLoss, "__init__", optimistic)
     found = composition(3, 0.1, 0.8, 1).epsilon(1e-5).epsilon
     assert OneStep(3, 0.1, 0.8, "zero-out").delta(found, "upper") > 1e-5
     closed = composition(1, 1.0, 500.0, 10**6, merge_gaussians=False).epsilon(1e-12).epsilon
@@ -308,13 +308,13 @@ def test_epsilon_is_zero_where_delta_is_above_the_total_variation():
 
 
 def test_refused_where_errors_would_take_too_much(monkeypatch):
-    original = tilted_composition.TiltedTail.__init__
+    original = tilted.TiltedTail.__init__
 
     def noisy(self, *arguments, **named):
         original(self, *arguments, **named)
         self._error = 1e-3  # of every bin: as if the transform were in half precision
 
-    monkeypatch.setattr(tilted_composition.TiltedTail, "__init__", noisy)
+    monkeypatch.setattr(tilted.TiltedTail, "__init__", noisy)
     with pytest.raises(UncertifiableError, match="larger delta"):
         composition(3, 0.01, 1.0, 500).epsilon(1e-9)
 

@@ -1,4 +1,4 @@
-"""One epoch of random allocation: the privacy loss of a copy that is in exactly one of t rounds, drawn uniformly.
+"""Discretizes the privacy loss of one epoch of random allocation: a copy is in one of t rounds, drawn uniformly.
 
 The pair is P = (1/t) sum_i N(e_i / sigma, I_t) against Q = N(0, I_t) (docs/accounting.md, "One round of every epoch").
 Under Q the likelihood ratio L = dP/dQ is the mean of t independent M = exp(r G - r^2 / 2), r = 1 / sigma, G normal.
@@ -23,7 +23,7 @@ import math
 import numba
 import numpy as np
 
-from coowned.accounting.group_mixture import (
+from coowned.accounting.composition.group_mixture import (
     UNIT_ROUNDOFF,
     LossAtoms,
     connect,
@@ -32,7 +32,7 @@ from coowned.accounting.group_mixture import (
     interval_masses,
     loss_dots,
 )
-from coowned.accounting.spectrum import UNDERFLOW
+from coowned.accounting.composition.spectrum import UNDERFLOW
 
 FINENESS = 0.01  # distance of nodes, relative to the loss and at most; its square is what it adds to the variance
 _TAIL_STEP = 16.0  # tails are rounded down to a multiple, so that few laws are made
@@ -41,7 +41,7 @@ _LARGEST_LOSS = 640.0  # of the losses and logarithms of tails that a law holds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RatioLaw:
-    """A law of the mean of `count` ratios M under Q that is larger in the convex order than the true one."""
+    """Bounds the law of the mean of `count` ratios M under Q from above, in the convex order."""
 
     count: int
     nodes: np.ndarray  # (num_nodes,) values, strictly increasing, the first is 0
@@ -54,7 +54,7 @@ class RatioLaw:
 def allocation_atoms(
     *, rounds: int, run: int, noise_multiplier: float, spacing: float, growth: float, log_tail: float
 ) -> dict[str, LossAtoms]:
-    """The pessimistic atoms of one epoch in each direction under zero-out, as `discretize` gives those of one step.
+    """Returns the pessimistic atoms of one epoch in each direction under zero-out, as `discretize` does for one step.
 
     Args:
       rounds: among which one is drawn.
@@ -95,7 +95,7 @@ def allocation_atoms(
 
 @functools.lru_cache(maxsize=256)
 def _mean_law(shift: float, count: int, log_tail: float, fineness: float) -> RatioLaw:
-    """The mean of `count` ratios, by doubling."""
+    """Computes the mean of `count` ratios, by doubling."""
     if count == 1:
         return _one_ratio(shift, log_tail, fineness)
     half = _mean_law(shift, count // 2, log_tail, fineness)
@@ -104,12 +104,12 @@ def _mean_law(shift: float, count: int, log_tail: float, fineness: float) -> Rat
 
 
 def _largest_loss(shift: float, log_tail: float) -> float:
-    """A round's losses beyond it, on either side, have less than exp(log_tail) under P and under Q."""
+    """Returns a loss beyond which, on either side, a round has less mass than exp(log_tail) under P and under Q."""
     return shift * (math.sqrt(-2 * min(log_tail, -1.0)) + 1) + shift**2 / 2
 
 
 def _one_ratio(shift: float, log_tail: float, fineness: float) -> RatioLaw:
-    """The lognormal M itself."""
+    """Discretizes the lognormal M itself."""
     reach = _largest_loss(shift, log_tail)
     loss = _log_nodes(-reach, reach, _spread(shift, 1), fineness)
     edges = loss / shift + shift / 2  # of G
@@ -139,7 +139,7 @@ def _one_ratio(shift: float, log_tail: float, fineness: float) -> RatioLaw:
 
 
 def _add(first: RatioLaw, second: RatioLaw, shift: float, log_tail: float, fineness: float) -> RatioLaw:
-    """The mean of all ratios that two independent means were made of."""
+    """Combines two independent means into the mean of all their ratios."""
     count = first.count + second.count
     shares = first.count / count, second.count / count
     lowest = min(share * law.nodes[1] for share, law in zip(shares, (first, second), strict=True))
@@ -162,7 +162,7 @@ def _add(first: RatioLaw, second: RatioLaw, shift: float, log_tail: float, finen
 
 
 def _trimmed(law: RatioLaw, tail: float) -> RatioLaw:
-    """Without nodes at either end that have less than `tail` in all: charged as infinite losses."""
+    """Cuts off nodes at either end that have less than `tail` in all, and charges them as infinite losses."""
     above = np.cumsum((law.nodes * law.mass)[::-1])[::-1]  # (num_nodes,) mass under P from a node on
     below = np.cumsum(law.mass[1:])  # (num_nodes - 1,) mass under Q up to a positive node
     last = max(int(np.searchsorted(-above, -tail, side="right")) - 1, 2)
@@ -177,12 +177,12 @@ def _trimmed(law: RatioLaw, tail: float) -> RatioLaw:
 
 
 def _spread(shift: float, count: int) -> float:
-    """About the standard deviation of the logarithm of a mean of ratios, 1 at most."""
+    """Estimates the standard deviation of the logarithm of a mean of ratios; at most 1."""
     return min(math.sqrt(math.log1p(math.expm1(min(shift**2, 100.0)) / count)), 1.0)
 
 
 def _log_nodes(low: float, high: float, spread: float, fineness: float) -> np.ndarray:
-    """Logarithms of nodes from low to high: `fineness * spread` apart near 0, sparser in proportion, to `fineness`.
+    """Returns logarithms of nodes from low to high, `fineness * spread` apart near 0, then sparser, up to `fineness`.
 
     Where losses are large, a twentieth of the largest takes the place of 1: their variance is far larger, too.
     """
@@ -197,7 +197,7 @@ def _log_nodes(low: float, high: float, spread: float, fineness: float) -> np.nd
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _add_masses(x, x_mass, y, y_mass, nodes, mass):
-    """mass (num_nodes,) += the law of X + Y on `nodes`, each sum split between its neighbours, keeping the mean."""
+    """Adds the law of X + Y on `nodes` to mass (num_nodes,); each sum is split between neighbours, keeping the mean."""
     row = np.zeros(nodes.size)
     for i in range(x.size):
         row[:] = 0.0

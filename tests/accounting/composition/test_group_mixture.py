@@ -8,14 +8,14 @@ import pytest
 from dp_accounting.pld import pld_pmf
 from scipy.stats import norm
 
-from coowned.accounting.group_mixture import (
+from coowned.accounting.composition.group_mixture import (
     binomial_log_weights,
     discretize,
     gaussian_pair,
     loss_and_slope,
     mixture_pair,
 )
-from coowned.accounting.tilted_composition import ComposedLoss, TiltedTail
+from coowned.accounting.composition.tilted import ComposedLoss, TiltedTail
 
 
 @pytest.mark.parametrize(("copies", "probability"), [(1, 0.3), (5, 1e-6), (40, 0.5), (1000, 0.999), (1000, 1e-6)])

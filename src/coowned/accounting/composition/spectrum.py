@@ -1,4 +1,4 @@
-"""Transforms of one step's tilted privacy loss, with bounds of their errors."""
+"""Transforms the tilted privacy loss of one step, and bounds the errors of that."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coowned.accounting.group_mixture import UNIT_ROUNDOFF, LossAtoms
+from coowned.accounting.composition.group_mixture import UNIT_ROUNDOFF, LossAtoms
 
 # Added where a positive number may have become 0: far from its centre a tilt is undone by factors like exp(1000).
 UNDERFLOW = 1e-290
@@ -14,7 +14,7 @@ UNDERFLOW = 1e-290
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """One step's transform, so written that its T-th power is accurate: see `step_spectrum`."""
+    """Holds one step's transform in a form whose T-th power is accurate: see `step_spectrum`."""
 
     log_modulus: np.ndarray  # (size / 2 + 1,)
     log_growth: np.ndarray  # (size / 2 + 1,) by how much log_modulus could be larger for the transform's error
@@ -28,7 +28,7 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jumps:
-    """Of the losses that were kept apart. All else in `Spectrum` is then about the rest alone."""
+    """Transform of the losses above the cut; `Spectrum` is then about the others alone."""
 
     log_ratio: np.ndarray  # (size / 2 + 1,) complex: log(1 + jumps / rest)
     error: np.ndarray  # (size / 2 + 1,) of log_ratio
@@ -37,7 +37,7 @@ class Jumps:
 
 
 def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: float, cut: float | None) -> Spectrum:
-    """Transform of one step's tilted law on a cycle of `size` grid points.
+    """Transforms one step's tilted law on a cycle of `size` grid points.
 
     With small sampling probabilities nearly all mass sits in one atom. Moved to 0 it transforms exactly to a constant,
     so that only the rest is subject to round-off: spectrum = 1 + y, and log(1 + y) is accurate to u * |y|. Losses above
@@ -94,7 +94,7 @@ def step_spectrum(atoms: LossAtoms, tilt: float, size: int, transform_error: flo
 def _jumps_beside(
     rest: np.ndarray, modulus: np.ndarray, error: float, jump: np.ndarray, jump_error: float, log_total: float
 ) -> Jumps:
-    """The jumps in units of the rest, which has that modulus and is known up to `error`.
+    """Expresses the jumps in units of the rest, which has that modulus and is known up to `error`.
 
     log(1 + z) with z = jump / rest moves by at most d / (|1 + z| - d) if z moves by d. At high frequencies the rest may
     vanish, and z says nothing. `log_total` is of what both are yet to be divided by.
@@ -124,7 +124,9 @@ def _jumps_beside(
 def with_a_jump(
     rest: np.ndarray, bound: np.ndarray, relative: np.ndarray, jumps: Sequence[tuple[Jumps, int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums with a jump alone: product of all (rest + jump)^n less the product of all rest^n, a bound on it, its error.
+    """Returns the transform of sums with a jump, a bound on it, and its error.
+
+    It is the product of all (rest + jump)^n less the product of all rest^n.
 
     `rest` is the latter product, known up to `relative` parts of `bound`. With L the sum of n log(1 + jump / rest) the
     difference is rest (exp(L) - 1): never one of rounded numbers. Where some rest vanishes, 0 stands for it, and the
@@ -150,14 +152,14 @@ def with_a_jump(
 
 
 def _log_one_plus(z: np.ndarray) -> np.ndarray:
-    """log(1 + z) of complex z, accurate near 0."""
+    """Returns log(1 + z) of complex z, accurate near 0."""
     return 0.5 * np.log1p(2 * np.real(z) + np.real(z) ** 2 + np.imag(z) ** 2) + 1j * np.arctan2(
         np.imag(z), 1 + np.real(z)
     )
 
 
 def one_minus_exp(rate: float, size: int) -> np.ndarray:
-    """1 - exp(-rate + i theta) at the frequencies theta of a real transform of `size`, without cancellation."""
+    """Returns 1 - exp(-rate + i theta) at the frequencies of a real transform of `size`, without cancellation."""
     theta = np.arange(size // 2 + 1) * (2 * math.pi / size)
     ratio = math.exp(-rate)
     return -math.expm1(-rate) + ratio * (2 * np.sin(theta / 2) ** 2 - 1j * np.sin(theta))

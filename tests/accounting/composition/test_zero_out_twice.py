@@ -7,9 +7,9 @@ import pytest
 
 from coowned import PoissonSampling, RandomAllocation, calibrate, epsilon, epsilon_curve
 from coowned.accounting.calculators import composed_epsilon
+from coowned.accounting.composition import ZeroOutTwice, compose_steps
+from coowned.accounting.composition.steps import Composition
 from coowned.accounting.gaussian import gaussian_epsilon
-from coowned.accounting.numerical import Composition
-from coowned.accounting.zero_out_twice import ZeroOutTwice, compose_steps
 from coowned.mechanism.mechanism import Steps
 
 ALLOCATED = Steps(copies=1, probability=0.5, noise_multiplier=1.0, repetitions=2, rounds_per_epoch=2)

@@ -1,0 +1,131 @@
+"""A new mechanism is one file and one line in the registry: everything else finds it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import coowned as co
+from coowned.cli.main import run
+from coowned.mechanism.registry import MECHANISMS, Entry
+
+MODULE = '''
+"""Draws every copy by a coin."""
+
+import dataclasses
+
+from coowned.mechanism.batching import PoissonBatches
+from coowned.mechanism.mechanism import Mechanism
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToySampling(Mechanism):
+    kind = "toy"
+    training_kind = "toy-sgd"
+
+    sampling_probability: float
+
+    @classmethod
+    def _certified_fields(cls, certificate, batch_size):
+        return {"sampling_probability": batch_size / certificate.size}
+
+    def batches(self, selected, *, run_key, multiple_of=8):
+        drawing = self._drawing(selected, run_key, multiple_of)
+        return PoissonBatches(**drawing, sampling_probability=self.sampling_probability)
+
+    def probability_of(self, group):
+        return self.sampling_probability
+
+    def describe(self):
+        return f"toy coins of probability {self.sampling_probability:.3g}"
+'''
+CONFIGURATION = """
+[data]
+path = "data.csv"
+example_id = "id"
+separator = ";"
+splits = [0.8, 0.1, 0.1]
+[selection]
+selector = "greedy"
+contribution_bound = 2
+[privacy]
+epsilon = 8.0
+delta = 1e-6
+[mechanism]
+kind = "toy-sgd"
+batch_size = 8
+iterations = 4
+clip_norm = 1.0
+[model]
+kind = "logistic-regression"
+features = ["x"]
+label = "y"
+[optimizer]
+learning_rate = 0.1
+"""
+READING = ["--example-id", "id", "--separator", ";"]
+TARGET = ["--epsilon", "8", "--delta", "1e-6", "--batch-size", "8", "--iterations", "20"]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch) -> Path:
+    """A table, in a folder where the toy mechanism's module is; that module is registered."""
+    (tmp_path / "toy_sampling.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(MECHANISMS, "toy", Entry("toy_sampling.ToySampling", "toy DP-SGD"))
+    rows = "\n".join(f"{i},user{i % 60};user{i % 59},{i % 7},{int(i % 7 > 3)}" for i in range(240))
+    path = tmp_path / "data.csv"
+    path.write_text(f"id,users,x,y\n{rows}\n", encoding="utf-8")
+    yield path
+    vars(co).pop("ToySampling", None)
+
+
+def test_api(data: Path):
+    graph = co.read_csv(data, users="users", example_id="id", separator=";").graph
+    certificate = co.certify(graph, co.Greedy(contribution_bound=2).select(graph))
+    mechanism = co.ToySampling.from_certificate(certificate, batch_size=8, iterations=20)
+    assert "ToySampling" in dir(co)
+    claim = co.guarantee(certificate, mechanism, epsilon=8.0, delta=1e-6, adjacency="zero-out")
+    assert "Mechanism: toy coins of probability" in claim.statement()
+    assert co.PrivacyGuarantee.from_json(claim.to_json()) == claim
+
+
+def test_plan(data: Path, capsys):
+    asked = ["plan", str(data), *READING, *TARGET, "--contribution-bounds", "1,2", "--selectors", "greedy"]
+    assert run([*asked, "--mechanism", "toy", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["mechanism"], row["selector"], row["contribution_bound"]) for row in rows] == [
+        ("toy", "greedy", 1),
+        ("toy", "greedy", 2),
+    ]
+    assert all(row["noise_multiplier"] > 0 for row in rows)
+    assert run(asked) == 0
+    assert "toy DP-SGD (greedy, bound " in capsys.readouterr().out  # among all, and compared by its title
+
+
+def test_calibrate(data: Path, capsys):
+    selection = data.with_name("S.parquet")
+    assert run(["select", str(data), *READING, "--contribution-bound", "2", "-o", str(selection)]) == 0
+    certificate = ["--certificate", str(data.with_name("S.certificate.json"))]
+    assert run(["calibrate", *certificate, *TARGET, "--mechanism", "toy"]) == 0
+    assert "Mechanism: toy coins of probability" in capsys.readouterr().out
+
+
+def test_train_and_report(data: Path, capsys):
+    config, folder = data.with_name("run.toml"), data.with_name("RUN")
+    config.write_text(CONFIGURATION, encoding="utf-8")
+    assert run(["train", str(config), "-o", str(folder)]) == 0
+    assert type(co.open_run(folder).plan.mechanism) is co.ToySampling
+    assert run(["report", str(folder)]) == 0
+    assert "toy coins of probability" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_without_the_line_it_is_unknown(data: Path, capsys, monkeypatch):
+    monkeypatch.delitem(MECHANISMS, "toy")
+    with pytest.raises(AttributeError, match="ToySampling"):
+        _ = co.ToySampling
+    assert run(["plan", str(data), *READING, *TARGET, "--mechanism", "toy"]) == 2
+    config = data.with_name("run.toml")
+    config.write_text(CONFIGURATION, encoding="utf-8")
+    assert run(["train", str(config), "-o", str(data.with_name("RUN"))]) == 2
+    assert "toy-sgd" in capsys.readouterr().err
