@@ -148,7 +148,7 @@ def _hide(stream, candidates, hidden, vocabulary, tokens, positions, targets):
 
 @_njit
 def _below(key, nonce, words, cursor, bound):
-    """Returns an integer in [0, bound), each exactly as likely: words in the incomplete part of 2^64 are passed over."""
+    """Returns an integer in [0, bound), each exactly as likely; words in the incomplete part of 2^64 are skipped."""
     range_ = np.uint64(bound)
     excess = (np.uint64(0) - range_) % range_  # 2^64 mod bound
     while True:

@@ -107,30 +107,15 @@ class Batches(NamedTuple):
     state: np.ndarray  # (4,) int64 slots filled, batch, next row, rows passed in vain
 
 
-@numba.njit(inline="always")
-def _enter(batches, row, t):
-    """Lets a row enter batch t if all its users are free; returns whether they were, and sets when it is due again."""
-    begin, end = batches.indptr[row], batches.indptr[row + 1]
-    latest = np.int32(0)
-    for i in range(begin, end):
-        latest = max(latest, batches.free_from[batches.users[i]])
-    batches.due[row] = latest
-    if latest > t:
-        return False
-    batches.due[row] = t + batches.min_separation if begin < end else 2 * batches.iterations
-    for i in range(begin, end):
-        batches.free_from[batches.users[i]] = t + batches.min_separation
-    return True
-
-
 @_njit
 def fill_batches(batches, budget):
     """Runs Algorithm 4 until about `budget` rows were passed. A row without users enters once.
 
     Returns 0: budget used up; 1: all slots filled; 2: stuck, no row can enter the current batch.
     """
-    due, first_due, slots, state = batches.due, batches.first_due, batches.slots, batches.state
-    B, T = batches.batch_size, batches.iterations
+    indptr, users, due, first_due = batches.indptr, batches.users, batches.due, batches.first_due
+    free_from, slots, state = batches.free_from, batches.slots, batches.state
+    B, T, b = batches.batch_size, batches.iterations, batches.min_separation
     filled, t, row, in_vain = state
     rows = due.shape[0]
     candidates = np.empty(ROWS_TOGETHER, np.int64)
@@ -152,8 +137,15 @@ def fill_batches(batches, budget):
             row = end
             for c in range(count):
                 r = candidates[c]
-                if not _enter(batches, r, t):
+                latest = np.int32(0)
+                for i in range(indptr[r], indptr[r + 1]):
+                    latest = max(latest, free_from[users[i]])
+                due[r] = latest
+                if latest > t:
                     continue
+                due[r] = t + b if indptr[r] < indptr[r + 1] else 2 * T
+                for i in range(indptr[r], indptr[r + 1]):
+                    free_from[users[i]] = t + b
                 slots[filled] = r
                 filled += 1
                 in_vain = -(r + 1)

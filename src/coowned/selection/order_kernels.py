@@ -198,7 +198,7 @@ def hash_ids(ids, begin, end, keys):
 
 @_njit
 def id_before(ids, e, f):
-    """Returns whether example e comes before f, whose hashes have the same upper half: by hash, then by the id's bytes."""
+    """Returns whether e comes before f, whose hashes have the same upper half: by hash, then by the id's bytes."""
     text, other = np.empty(_DIGITS, np.uint8), np.empty(_DIGITS, np.uint8)
     h, g = _hash_id(ids, e, text), _hash_id(ids, f, other)
     if h != g:
@@ -235,19 +235,20 @@ def scatter(rows, keys, layout, slot, begin, end, placed):
 
     The users of an example go along, which spares the selectors from fetching every row from far apart.
     """
-    with_users = placed.users.shape[0] > 0
+    slots, placed_users = placed
+    with_users = placed_users.shape[0] > 0
     source = rows.indptr[begin] if with_users else 0
     for e in range(begin, end):
         rank = rows.ranks[e]
         key = np.uint64(keys[e])
         bucket = layout.first_bucket[rank] + np.int64(key >> layout.shift[rank])
         s = slot[bucket]
-        placed.slots[s] = (key << _HALF) | np.uint64(e)
+        slots[s] = (key << _HALF) | np.uint64(e)
         slot[bucket] = s + 1
         if with_users:
             target = layout.pair_offset[rank] + s * rank
             for i in range(rank):
-                placed.users[target + i] = rows.users[source + i]
+                placed_users[target + i] = rows.users[source + i]
             source += rank
 
 
@@ -263,7 +264,7 @@ def sort_buckets(layout, buckets, begin, end, ids, placed, out):
     scratch = np.empty(largest, np.uint64)  # upper half of the hash, then the position in the bucket
     counts = np.empty(1 << _MOST_SORTED_BITS, np.int32)
     low = buckets.end[begin - 1] if begin > 0 else 0
-    slots = placed.slots
+    slots, placed_users, order, users = placed.slots, placed.users, out.slots, out.users
     for bucket in range(begin, end):
         rank = buckets.rank[bucket]
         size = buckets.end[bucket] - low
@@ -287,11 +288,11 @@ def sort_buckets(layout, buckets, begin, end, ids, placed, out):
         _insertion_sort(scratch, size, slots, low, ids)
         for i in range(size):
             source = low + np.int64(scratch[i] & _LOW_32)
-            out.slots[low + i] = slots[source] & _LOW_32
-            if out.users.shape[0] > 0:
+            order[low + i] = slots[source] & _LOW_32
+            if users.shape[0] > 0:
                 first, target = layout.pair_offset[rank] + source * rank, layout.pair_offset[rank] + (low + i) * rank
                 for p in range(rank):
-                    out.users[target + p] = placed.users[first + p]
+                    users[target + p] = placed_users[first + p]
         low += size
 
 
