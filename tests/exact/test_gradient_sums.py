@@ -10,9 +10,9 @@ from coowned.errors import InputError
 from coowned.exact.gradient_sums import (
     FirstRowsGradients,
     GradientSum,
+    Microbatches,
     OuterGradients,
     Product,
-    Microbatches,
     clipped_gradient_sums,
     scaled,
 )
