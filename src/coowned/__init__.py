@@ -8,6 +8,8 @@ Every public name is loaded when it is first used, so that importing the package
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from coowned.selection.registry import CLASSES as SELECTORS
+
 __version__ = "0.1.0"
 
 # Where every public name is defined, in the order of the stages.
@@ -25,16 +27,7 @@ _NAMES = {
     "attribution.slack": "read_slack",
     "attribution.statistics": "GraphStatistics",
     "selection.selector": "Selector Selection Schedule",
-    "selection.greedy": "Greedy",
-    "selection.greedy_with_duplicates": "GreedyWithDuplicates",
-    "selection.greedy_min_separation": "GreedyMinSeparation max_min_separation",
-    "selection.bias_mitigating": "BiasMitigating",
-    "selection.random_subset": "RandomSubset",
-    "selection.integer_program": "IntegerProgram",
-    "selection.min_separation_program": "MinSeparationProgram",
-    "selection.priced": "Priced",
-    "selection.cyclic_groups": "CyclicGroups",
-    "selection.priced_min_separation": "PricedMinSeparation",
+    "selection.greedy_min_separation": "max_min_separation",
     "selection.pareto": "pareto",
     "certificate": "ContributionCertificate certify",
     "mechanism.poisson_sampling": "PoissonSampling",
@@ -62,6 +55,7 @@ _NAMES = {
     "fitting": "fit Run open_run",
 }
 _HOME = {name: f"coowned.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOME |= {name: module for module, _, name in (path.rpartition(".") for path in SELECTORS.values())}
 
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 

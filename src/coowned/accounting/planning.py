@@ -38,13 +38,11 @@ from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.priced import Priced
 from coowned.selection.priced_min_separation import PricedMinSeparation
-from coowned.selection.registry import selector_class
+from coowned.selection.registry import selector_class, selectors_by_bound
 from coowned.selection.selection_cache import select_once
 from coowned.selection.selector import Schedule, Selection, Selector
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
-BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")
-"""Selectors that a plan can try: a bound is all they need."""
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
 _NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)
@@ -118,8 +116,8 @@ def plan(
     for bound in contribution_bounds:
         validate.positive(contribution_bounds=bound)
     for word in selectors:
-        if word not in BOUNDING:
-            raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(BOUNDING)}")
+        if word not in (known := selectors_by_bound()):
+            raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(known)}")
     check_terms(epsilon=epsilon, delta=delta, adjacency=adjacency)
     refuse_large_delta(delta, allow_large_delta=allow_large_delta)
     target = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
