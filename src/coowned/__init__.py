@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# Where every public name is defined, in the order of the stages. Mechanisms are in their registry.
+# Where every public name is defined, in the order of the stages. Selectors and mechanisms are in their registries.
 _NAMES = {
     "errors": "CoownedError InputError ConfigError InfeasibleScheduleError CertificateMismatchError "
     "UncertifiableError MissingExtraError",
@@ -25,16 +25,7 @@ _NAMES = {
     "attribution.slack": "read_slack",
     "attribution.statistics": "GraphStatistics",
     "selection.selector": "Selector Selection Schedule",
-    "selection.greedy": "Greedy",
-    "selection.greedy_with_duplicates": "GreedyWithDuplicates",
-    "selection.greedy_min_separation": "GreedyMinSeparation max_min_separation",
-    "selection.bias_mitigating": "BiasMitigating",
-    "selection.random_subset": "RandomSubset",
-    "selection.integer_program": "IntegerProgram",
-    "selection.min_separation_program": "MinSeparationProgram",
-    "selection.priced": "Priced",
-    "selection.cyclic_groups": "CyclicGroups",
-    "selection.priced_min_separation": "PricedMinSeparation",
+    "selection.greedy_min_separation": "max_min_separation",
     "selection.pareto": "pareto",
     "certificate": "ContributionCertificate certify",
     "accounting.calculators": "epsilon calibrate epsilon_curve gaussian_dp true_positive_rate_bound "
@@ -61,10 +52,12 @@ _NAMES = {
 
 def _homes() -> dict[str, str]:
     """Returns the module of every public name."""
+    selection, mechanism = (  # which import nothing heavy
+        importlib.import_module(f"coowned.{stage}.registry") for stage in ("selection", "mechanism")
+    )
+    paths = [*selection.CLASSES.values(), *(entry.path for entry in mechanism.MECHANISMS.values())]
     named = {name: f"coowned.{module}" for module, names in _NAMES.items() for name in names.split()}
-    registry = importlib.import_module("coowned.mechanism.registry")  # imports nothing else
-    registered = (entry.path.rpartition(".") for entry in registry.MECHANISMS.values())
-    return named | {name: module for module, _, name in registered}
+    return named | {name: module for module, _, name in (path.rpartition(".") for path in paths)}
 
 
 __all__ = ["__version__", *_homes()]  # pyright: ignore[reportUnsupportedDunderAll]

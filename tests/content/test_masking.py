@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coowned import InputError
 from coowned.content import masking
 from coowned.content.data import random_streams
-from coowned.content.masking import mask_texts, max_predictions
+from coowned.content.masking import Copies, Masked, Texts, Tokens, mask_texts, max_predictions
 from coowned.exact.keys import LANES, WORDS, Purpose, RunKey, fill_words
 
 PAD, CLS, SEP, MASK, FIRST, SIZE = 0, 2, 3, 4, 5, 50  # a vocabulary of 50, five of them special
@@ -39,7 +39,7 @@ def masked(ids, offsets, rows=None, copies=0, *, key=KEY, sequence_length=32):
         "weights": np.full((len(rows), most), -1, np.float32),
     }
     copies = np.broadcast_to(np.asarray(copies, np.int32), len(rows)).copy()
-    mask_texts(key, ids, offsets, rows, copies, mask_id=MASK, pad_id=PAD, vocabulary_size=SIZE, out=out)
+    mask_texts(key, Texts(ids, offsets), Copies(rows, copies), Tokens(MASK, PAD, SIZE), Masked(**out))
     return out
 
 
@@ -151,7 +151,7 @@ def test_never_more_than_there_is_room_for():
         "weights": np.zeros((1, 2), np.float32),
     }
     rows, copies = np.zeros(1, np.int64), np.zeros(1, np.int32)
-    mask_texts(KEY, ids, offsets, rows, copies, mask_id=MASK, pad_id=PAD, vocabulary_size=SIZE, out=out)
+    mask_texts(KEY, Texts(ids, offsets), Copies(rows, copies), Tokens(MASK, PAD, SIZE), Masked(**out))
     assert out["weights"].tolist() == [[0.5, 0.5]]
 
 

@@ -59,13 +59,13 @@ import numpy as np
 from coowned.exact.compiled import compiled, parts_left
 
 @compiled()
-def add_parts(totals, taken, done):
-    for part in parts_left(3, taken, done):
+def add_parts(totals, counters):
+    for part in parts_left(3, counters):
         totals[0] += part
 
-totals, taken, done = np.zeros(1, sys.argv[1]), np.zeros(1, np.int64), np.zeros(1, np.int64)
-add_parts(totals, taken, done)
-print(totals[0], done[0])
+totals, counters = np.zeros(1, sys.argv[1]), np.zeros(2, np.int64)
+add_parts(totals, counters)
+print(totals[0], counters[1])
 """
 
 
@@ -113,13 +113,13 @@ def test_an_error_of_another_thread_is_raised(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 2)
     here = threading.current_thread()
 
-    def add_parts(taken, done):
+    def add_parts(counters):
         if threading.current_thread() is not here:
-            taken[0] += 1
+            counters[0] += 1
             raise MemoryError("of the other thread")
-        while not taken[0]:  # until the other has taken its part
+        while not counters[0]:  # until the other has taken its part
             time.sleep(0.001)
-        done[0] += 1
+        counters[1] += 1
 
     with pytest.raises(MemoryError, match="other thread"):
         in_parts(add_parts, (), 2)

@@ -10,6 +10,7 @@ from coowned.errors import InputError
 from coowned.exact.gradient_sums import (
     FirstRowsGradients,
     GradientSum,
+    Microbatches,
     OuterGradients,
     Product,
     clipped_gradient_sums,
@@ -208,8 +209,8 @@ def test_padding_of_a_batch_changes_nothing(microbatch):
         return compiled(own, given)
 
     def total(rows, mask):
-        settings = {"shapes": {"w": (4,)}, "microbatch": microbatch}
-        return clipped_gradient_sums(watched, parameters, rows, mask, GRID, **settings)[0]["w"]
+        division = Microbatches(shapes={"w": (4,)}, microbatch=microbatch)
+        return clipped_gradient_sums(watched, parameters, rows, mask, GRID, division)[0]["w"]
 
     expected = total(batch, np.ones(10, bool))
     assert expected.any()
@@ -235,8 +236,8 @@ def test_scales_cannot_lengthen_a_copy(size):
     batch = {"x": np.random.default_rng(0).standard_normal((1, 4, 3)).astype(np.float32)}
     scales = {"w": np.float32(size * np.arange(1, 5)[:, None])}
     own = {"w": np.zeros((4, 3), np.float32)}
-    given = {"shapes": shapes, "microbatch": 2, "scales": scales}
-    found, _ = clipped_gradient_sums(gradients, own, batch, np.ones(1, bool), grid, **given)
+    division = Microbatches(shapes=shapes, microbatch=2)
+    found, _ = clipped_gradient_sums(gradients, own, batch, np.ones(1, bool), grid, division, scales=scales)
     assert sum(int(number) ** 2 for number in found["w"].ravel()) <= squared_radius(grid)
     expected = batch["x"][0] * scales["w"].astype(np.float64)
     expected *= min(1, 0.7 / np.linalg.norm(expected)) / grid.unit

@@ -10,13 +10,13 @@ from coowned.exact.matrix_tiles import COLUMNS, ROWS, STRIDE, SUM_ROWS, multiply
 @numba.njit
 def rows_times(left, right, out):
     for i in range(0, left.shape[0], ROWS):
-        multiply_tile(left, i, 0, left.shape[1], 1, left.shape[1], right, out, i)
+        multiply_tile(left[i:], left.shape[1], 1, left.shape[1], right, out[i:])
 
 
 @numba.njit
 def columns_times(left, right, out):
     for j in range(0, left.shape[1], SUM_ROWS):
-        multiply_tile(left, 0, j, 1, left.shape[1], left.shape[0], right, out, j)
+        multiply_tile(left[:, j:], 1, left.shape[1], left.shape[0], right, out[j:])
 
 
 def chain(left, right):

@@ -33,7 +33,7 @@ def test_the_same_colour_in_every_chart():
         {"selector": word, "contribution_bound": 1, "size": 5, "chosen": False}
         for word in ("priced", "greedy", "given")
     ]
-    made = charts.trade_off(rows, (), y="size", title_y="", format_y="d")
+    made = charts.trade_off(rows, (), y=charts.Axis("size", "", format="d"))
     scale = made["layer"][0]["encoding"]["color"]["scale"]
     assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
         word: charts.colour_of(word) for word in ("priced", "greedy", "given")
@@ -42,7 +42,7 @@ def test_the_same_colour_in_every_chart():
 
 def test_text_in_a_chart_cannot_end_the_script():
     rows = [{"what": "</script><script>", "copies": 1}]
-    chart = charts.horizontal_bars(rows, (), x="copies", y="what", title_x="", colours=["#000000"])
+    chart = charts.horizontal_bars(rows, (), x=charts.Axis("copies", ""), y="what", colours=["#000000"])
     figure = Figure(name="a", title="a", mark=Mark.GRAPH, chart=chart, columns=(("what", "w"),), rows=rows, reading="")
     text = charts_json([figure])
     assert "<" not in text
@@ -50,8 +50,9 @@ def test_text_in_a_chart_cannot_end_the_script():
 
 
 def test_no_number_that_json_lacks():
+    x, y = charts.Axis("x", ""), charts.Axis("y", "")
     with pytest.raises(ValueError):
-        charts.bars([{"x": "a", "y": float("nan")}], (), x="x", y="y", title_x="", title_y="", colours={"": "#000000"})
+        charts.bars([{"x": "a", "y": float("nan")}], (), x=x, y=y, colours={"": "#000000"})
 
 
 @pytest.mark.parametrize("largest", [2, 100, 4000])
@@ -59,7 +60,7 @@ def test_axes_read_plain_numbers(largest: int):
     import vl_convert
 
     rows = [{"what": name, "copies": number} for name, number in (("a", largest), ("b", largest // 2))]
-    chart = charts.horizontal_bars(rows, (), x="copies", y="what", title_x="", colours=["#000000"] * 2)
+    chart = charts.horizontal_bars(rows, (), x=charts.Axis("copies", ""), y="what", colours=["#000000"] * 2)
     drawn = vl_convert.vegalite_to_svg({**chart, "width": 300})
     assert f">{largest:,}<" in drawn
     assert "e+" not in drawn

@@ -30,8 +30,6 @@ from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import Progress, counted, reporting
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
-BOUNDING = ("greedy", "greedy-with-duplicates", "priced", "integer-program")
-"""Selectors that a plan can try: a bound is all they need."""
 _ALL = "all"  # mechanisms
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
@@ -150,8 +148,8 @@ class _Search:
         for bound in self.bounds:
             validate.positive(contribution_bounds=bound)
         for word in self.selectors:
-            if word not in BOUNDING:
-                raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(BOUNDING)}")
+            if word not in (known := selectors_by_bound()):
+                raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(known)}")
         check_terms(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)
         refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
 

@@ -162,7 +162,7 @@ def run(
 
 
 def _settings_of(config: "TrainConfig") -> dict[str, Any]:
-    from coowned.accounting.planning import BOUNDING
+    from coowned.selection.registry import selectors_by_bound
 
     selection, privacy, sizes = config.selection, config.privacy, config.mechanism
     settings: dict[str, Any] = {
@@ -172,7 +172,7 @@ def _settings_of(config: "TrainConfig") -> dict[str, Any]:
         "allow_large_delta": privacy.allow_large_delta,
         "batch_size": sizes.batch_size,
         "iterations": sizes.iterations,
-        "selectors": [selection.selector] if selection.selector in BOUNDING else None,
+        "selectors": [selection.selector] if selection.selector in selectors_by_bound() else None,
         "seed": selection.seed,
     }
     return {name: value for name, value in settings.items() if value is not None}

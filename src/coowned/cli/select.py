@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from coowned.attribution.options import Option
 from coowned.cli import show
 from coowned.cli.options import (
     Engine,
@@ -25,7 +24,7 @@ from coowned.cli.paths import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.progress import counted, nearest, one_of
-from coowned.selection.registry import CLASSES, selector_class
+from coowned.selection.registry import CLASSES, declared_settings, selector_class
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -35,31 +34,11 @@ if TYPE_CHECKING:
     # The certificate, and advice if a few users keep most examples out.
     _Certified: TypeAlias = tuple[ContributionCertificate, str | None]
 
-_SETTINGS: dict[str, tuple[type, Option]] = {
-    "contribution_bound": (int, Option("Largest number of selected copies that contain one user.", metavar="K")),
-    "batch_size": (int, Option("Schedules: size of a batch.", metavar="B")),
-    "iterations": (int, Option("Schedules: number of batches.", metavar="T")),
-    "min_separation": (
-        int,
-        Option("Schedules: least distance, in batches, between two that contain the same user.", metavar="b"),
-    ),
-    "threshold": (int, Option("bias-mitigating: largest number of users of a few-user example.")),
-    "few_user_run": (int, Option("bias-mitigating: few-user examples visited in a row.")),
-    "many_user_run": (int, Option("bias-mitigating: many-user examples visited in a row.")),
-    "allow_duplicates": (bool, Option("Allow an example to be selected more than once.")),
-    "num_groups": (int, Option("cyclic-groups: groups of users that share no selected example.", metavar="G")),
-    "within": (str, Option("cyclic-groups: selector within each group, greedy (default) or priced.")),
-    "distinct_weight": (float, Option("priced: extra weight of the first copy of an example.")),
-    "time_limit": (float, Option("Time limit of the integer programs and priced.", metavar="SECONDS")),
-    "size": (int, Option("random-subset: number of examples.")),
-    "among": (str, Option("random-subset: all, few-users or many-users.")),
-    "ties": (str, Option("Order of examples with equally many users: hash (default) or input.")),
-    "unattributed": (str, Option("Examples without users: drop (default), keep or error.")),
-}
-
 
 def _with_settings(verb: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = [declared_parameter(name, kind, option, "Selector") for name, (kind, option) in _SETTINGS.items()]
+    parameters = [
+        declared_parameter(name, kind, option, "Selector") for name, (kind, option) in declared_settings().items()
+    ]
     return with_parameters(verb, "settings", parameters, _given)
 
 

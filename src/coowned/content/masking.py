@@ -5,6 +5,8 @@ from the whole vocabulary, 10% left as they are. Nothing of any other example ma
 example's own gradient and need no accounting.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,19 +29,43 @@ def max_predictions(sequence_length: int) -> int:
     return -(-3 * int(sequence_length) // 20)
 
 
-def mask_texts(
-    key: StreamKey,
-    ids: npt.NDArray[np.uint16] | npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    copy_numbers: npt.NDArray[np.int32],
-    *,
-    mask_id: int,
-    pad_id: int,
-    vocabulary_size: int,
-    out: dict[str, npt.NDArray],
-) -> None:
-    """Writes the masked texts of some copies, one a row of the arrays in `out`.
+class Texts(NamedTuple):
+    """Texts as tokens: text r is ids[offsets[r]:offsets[r + 1]]."""
+
+    ids: npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+
+
+class Copies(NamedTuple):
+    """Which text each copy is of, and which copy of it."""
+
+    rows: npt.NDArray[np.int64]  # (n,)
+    numbers: npt.NDArray[np.int32]  # (n,)
+
+
+class Tokens(NamedTuple):
+    """What masking needs to know of the vocabulary."""
+
+    mask_id: int
+    pad_id: int
+    size: int
+
+
+class Masked(NamedTuple):
+    """What is written, one copy a row: where hidden tokens are, increasing, what they are, and 1 / how many there are.
+
+    All three are 0 where there is no more.
+    """
+
+    tokens: npt.NDArray[np.int32]  # (n, sequence_length), padded after the text
+    lengths: npt.NDArray[np.int32]  # (n,)
+    positions: npt.NDArray[np.int32]  # (n, max_predictions)
+    targets: npt.NDArray[np.int32]  # (n, max_predictions)
+    weights: npt.NDArray[np.float32]  # (n, max_predictions)
+
+
+def mask_texts(key: StreamKey, texts: Texts, copies: Copies, vocabulary: Tokens, out: Masked) -> None:
+    """Writes the masked texts of some copies; `key` is that of the step, or of evaluation.
 
     A text is [CLS], its tokens, [SEP]; the tokens between are the candidates. max(1, 0.15 candidates rounded, half up)
     of them are hidden, but never more than there is room for; each set of so many is as likely as any other. A text
@@ -53,21 +79,9 @@ def mask_texts(
         test_positions_are_uniform, test_what_hides_a_token)
       - The weights of a text that hides anything sum to 1.   (test_weights_sum_to_one)
     Cost: one chunk of ChaCha20 (4 KB) a copy of up to about 400 tokens, without Python's lock.
-
-    Args:
-      key: of the step, or of evaluation.
-      ids, offsets: the texts: text r is ids[offsets[r]:offsets[r + 1]].
-      rows, copy_numbers: (n,) which text, and which copy of it.
-      mask_id, pad_id, vocabulary_size: of the vocabulary.
-      out: tokens (n, sequence_length) int32, padded after the text; lengths (n,) int32; positions, targets
-        (n, max_predictions) int32 and weights float32: where hidden tokens are, increasing, what they are, and 1 / how
-        many there are; all 0 where there is no more.
     """
-    copy_texts(ids, offsets, rows, pad_id, out["tokens"], out["lengths"])
-    _hide_tokens(
-        key, rows, copy_numbers, mask_id, vocabulary_size,
-        out["tokens"], out["lengths"], out["positions"], out["targets"], out["weights"],
-    )  # fmt: skip
+    copy_texts(texts.ids, texts.offsets, copies.rows, vocabulary.pad_id, out.tokens, out.lengths)
+    _hide_tokens(key, copies, vocabulary, out)
 
 
 @_njit
@@ -84,31 +98,38 @@ def copy_texts(ids, offsets, rows, pad_id, tokens, lengths):
             tokens[i, j] = pad_id
 
 
+class _Stream(NamedTuple):
+    """The random words of one copy."""
+
+    key: StreamKey
+    nonce: np.uint64
+    words: npt.NDArray[np.uint64]  # (WORDS,) the chunk that was read last
+    cursor: npt.NDArray[np.int64]  # (2,) the next of `words`, and the chunk to read when they are used up
+
+
 @_njit
-def _hide_tokens(
-    key, rows, copy_numbers, mask_id, vocabulary_size, tokens, lengths, positions, targets, weights
-):  # fmt: skip
-    words = np.empty(WORDS, np.uint64)
-    cursor = np.empty(2, np.int64)
-    for i in range(rows.size):
+def _hide_tokens(key, copies, vocabulary, out):
+    words, cursor = np.empty(WORDS, np.uint64), np.empty(2, np.int64)
+    for i in range(copies.rows.size):
         hidden = 0
-        if lengths[i] > 0:
-            candidates = np.int64(lengths[i]) - 2
-            hidden = min(max(1, (3 * candidates + 10) // 20), positions.shape[1])
-            cursor[0], cursor[1] = WORDS, np.int64(copy_numbers[i]) * _CHUNKS_A_COPY
-            _hide(key, np.uint64(rows[i]), words, cursor, candidates, hidden, mask_id, vocabulary_size,
-                  tokens[i], positions[i], targets[i])  # fmt: skip
+        if out.lengths[i] > 0:
+            candidates = np.int64(out.lengths[i]) - 2
+            hidden = min(max(1, (3 * candidates + 10) // 20), out.positions.shape[1])
+            cursor[0], cursor[1] = WORDS, np.int64(copies.numbers[i]) * _CHUNKS_A_COPY
+            stream = _Stream(key, np.uint64(copies.rows[i]), words, cursor)
+            _hide(stream, candidates, hidden, vocabulary, out.tokens[i], out.positions[i], out.targets[i])
         for j in range(hidden):
-            weights[i, j] = np.float32(1.0 / hidden)
-        for j in range(hidden, positions.shape[1]):
-            positions[i, j] = 0
-            targets[i, j] = 0
-            weights[i, j] = 0
+            out.weights[i, j] = np.float32(1.0 / hidden)
+        for j in range(hidden, out.positions.shape[1]):
+            out.positions[i, j] = 0
+            out.targets[i, j] = 0
+            out.weights[i, j] = 0
 
 
 @_njit
-def _hide(key, nonce, words, cursor, candidates, hidden, mask_id, vocabulary_size, tokens, positions, targets):
+def _hide(stream, candidates, hidden, vocabulary, tokens, positions, targets):
     """Hides `hidden` of the tokens from 1 to `candidates`: selection sampling (Knuth, TAOCP 2, algorithm S)."""
+    key, nonce, words, cursor = stream
     found = 0
     for j in range(candidates):
         if _below(key, nonce, words, cursor, candidates - j) >= hidden - found:
@@ -118,19 +139,16 @@ def _hide(key, nonce, words, cursor, candidates, hidden, mask_id, vocabulary_siz
         found += 1
         way = _below(key, nonce, words, cursor, 10)
         if way < 8:
-            tokens[j + 1] = mask_id
+            tokens[j + 1] = vocabulary.mask_id
         elif way == 8:
-            tokens[j + 1] = _below(key, nonce, words, cursor, vocabulary_size)
+            tokens[j + 1] = _below(key, nonce, words, cursor, vocabulary.size)
         if found == hidden:
             break
 
 
 @_njit
 def _below(key, nonce, words, cursor, bound):
-    """An integer in [0, bound), each exactly as likely: words in the incomplete part of 2^64 are passed over.
-
-    cursor (2,) int64: the next of `words`, and the chunk of the stream to read when they are used up.
-    """
+    """Returns an integer in [0, bound), each exactly as likely; words in the incomplete part of 2^64 are skipped."""
     range_ = np.uint64(bound)
     excess = (np.uint64(0) - range_) % range_  # 2^64 mod bound
     while True:

@@ -11,7 +11,7 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.content.columns import text_column
 from coowned.content.data import Draw, RowTable, random_streams
-from coowned.content.masking import copy_texts, mask_texts, max_predictions
+from coowned.content.masking import Copies, Masked, Texts, Tokens, copy_texts, mask_texts, max_predictions
 from coowned.content.text import TokenizedTexts, Vocabulary, tokenize
 from coowned.errors import InputError
 from coowned.exact.keys import Purpose
@@ -112,17 +112,9 @@ class TokenTable(TokenizedExamples):
         rows = self._rows_in(examples, out)
         key, copy_numbers = random_streams(draw, Purpose.MASKS, count=len(rows), public_seed=_PUBLIC_SEED)
         vocabulary = self.texts.vocabulary
-        mask_texts(
-            key,
-            self.texts.ids,
-            self.texts.offsets,
-            rows,
-            copy_numbers,
-            mask_id=vocabulary.mask_id,
-            pad_id=vocabulary.pad_id,
-            vocabulary_size=vocabulary.size,
-            out={name: out[name] for name in self.shapes()},
-        )
+        tokens = Tokens(vocabulary.mask_id, vocabulary.pad_id, vocabulary.size)
+        masked = Masked(**{name: out[name] for name in self.shapes()})
+        mask_texts(key, Texts(self.texts.ids, self.texts.offsets), Copies(rows, copy_numbers), tokens, masked)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

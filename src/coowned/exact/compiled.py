@@ -48,50 +48,56 @@ def _stamps(folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 @intrinsic
-def atomic_add(typing_context, counter, by):
-    """counter[0] += by, as one operation among all threads; what it was. Others then see what was written before."""
+def atomic_add(typing_context, counters, index, by):
+    """Adds to counters[index] as one operation among all threads and returns what it was.
+
+    Other threads then see what was written before. Numba has no atomic operation on the CPU outside of its own
+    parallel loops, hence these lines of LLVM.
+    """
 
     def generate(context, builder, signature, arguments):
         view = context.make_array(signature.args[0])(context, builder, arguments[0])
-        first = context.get_constant(types.intp, 0)
-        address = cgutils.get_item_pointer(context, builder, signature.args[0], view, [first])
-        return builder.atomic_rmw("add", address, arguments[1], "seq_cst")
+        address = cgutils.get_item_pointer(context, builder, signature.args[0], view, [arguments[1]])
+        return builder.atomic_rmw("add", address, arguments[2], "seq_cst")
 
-    return types.int64(counter, types.int64), generate
+    return types.int64(counters, types.intp, types.int64), generate
 
 
 @numba.njit(nogil=True, error_model="numpy")  # not kept: numba cannot compile calls of a generator read from disk
-def parts_left(parts, taken, done):
-    """The parts that this thread takes, one after the other: each is the next that no thread has begun."""
+def parts_left(parts, counters):
+    """Yields the parts that this thread takes, each the next that no thread has begun.
+
+    counters (2,) int64: how many parts were begun, and how many ended.
+    """
     while True:
-        part = atomic_add(taken, 1)  # pyright: ignore[reportCallIssue]
+        part = atomic_add(counters, 0, 1)  # pyright: ignore[reportCallIssue]
         if part >= parts:
             return
         yield part
-        atomic_add(done, 1)  # pyright: ignore[reportCallIssue]
+        atomic_add(counters, 1, 1)  # pyright: ignore[reportCallIssue]
 
 
 def in_parts(add_parts: Callable[..., None], arguments: tuple[Any, ...], parts: int) -> None:
-    """Has this thread and others that are free call add_parts(*arguments, taken, done), for the `parts_left` of each.
+    """Calls add_parts(*arguments, counters) in this thread and in others that are free; each does its `parts_left`.
 
     Guarantees:
       - Who is late, having had something else to do, finds none left and is not waited for.
         (test_who_is_late_is_not_waited_for)
       - An error of another thread is raised here.   (test_an_error_of_another_thread_is_raised)
     """
-    taken, done = np.zeros(1, np.int64), np.zeros(1, np.int64)  # how many parts were begun, and how many ended
+    counters = np.zeros(2, np.int64)
     helpers = range(1, min(parts, threads.cores()))
-    others = [threads.step_workers().submit(add_parts, *arguments, taken, done) for _ in helpers]
-    add_parts(*arguments, taken, done)
-    if not _all_done(done, parts):
+    others = [threads.step_workers().submit(add_parts, *arguments, counters) for _ in helpers]
+    add_parts(*arguments, counters)
+    if not _all_done(counters, parts):
         for other in others:  # slow, or ended by an error, which is raised here
             other.result()
 
 
 @compiled()
-def _all_done(done, parts):
+def _all_done(counters, parts):
     """Waits for others' last parts, a moment only: it is awake, where a sleeping thread takes long to wake."""
     looks = 100_000
-    while looks and atomic_add(done, 0) < parts:  # pyright: ignore[reportCallIssue]
+    while looks and atomic_add(counters, 1, 0) < parts:  # pyright: ignore[reportCallIssue]
         looks -= 1
     return looks > 0

@@ -102,20 +102,26 @@ class GradientSum:
         return {name: total.astype(np.int64).reshape(self._shapes[name]) for name, total in self._totals.items()}
 
 
+class Microbatches(NamedTuple):
+    """How a batch is divided into rows that a device works on together."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of every parameter
+    microbatch: int  # rows
+    devices: Sequence[Any] = ()  # that take microbatches in turn, the same program each; none: where parameters are
+    ahead: int = 0  # microbatches computed while an earlier one is added; each keeps its gradients in memory
+
+
 def clipped_gradient_sums(
     gradients: Callable[[Any, Any], Gradients],  # (parameters, rows of the batch) -> each row's; compiled by the caller
     parameters: Mapping[str, Any],
     batch: Mapping[str, Any],  # arrays with a leading axis for the copies
     mask: npt.ArrayLike,  # (batch,) True where the row is real
     grid: Grid,  # `Grid.for_gradients` of the clip norm
+    division: Microbatches,
     *,
-    shapes: Mapping[str, tuple[int, ...]],  # of every parameter
-    microbatch: int,  # rows that a device works on together
-    devices: Sequence[Any] = (),  # that take microbatches in turn, the same program each; none: where parameters are
     scales: Mapping[str, Any] | None = None,  # for `scaled`, before clipping: of public and released numbers alone
-    ahead: int = 0,  # microbatches computed while an earlier one is added; each keeps its gradients in memory
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-    """The sum over a batch, microbatch by microbatch, all of one shape: one program, whatever the batch is.
+    """Sums a batch's clipped gradients, microbatch by microbatch, all of one shape: one program, whatever the batch is.
 
     Guarantees:
       - The size of the batch and of its padding change nothing, nor does the number of devices.
@@ -127,6 +133,7 @@ def clipped_gradient_sums(
     """
     import jax
 
+    shapes, microbatch, devices, ahead = division
     mask, rescale = np.asarray(mask, bool), jax.jit(scaled)
     mask = np.pad(mask, (0, -mask.size % microbatch))
     total = GradientSum(shapes, grid)
@@ -223,17 +230,17 @@ class Product:
 
 
 @_njit
-def _square_products(left, right, squares, taken, done):
-    for i in parts_left(squares.size, taken, done):
+def _square_products(left, right, squares, counters):
+    for i in parts_left(squares.size, counters):
         squares[i] = square_of(left[i]) * square_of(right[i])
 
 
 @_njit
-def _add_products(left, right, factors, totals, squares, taken, done):
+def _add_products(left, right, factors, totals, squares, counters):
     """squares (parts, copies): of what was added to a block of one output's numbers, of which each is one part."""
     copies, inputs = right.shape
     blocks, room = -(-inputs // _BLOCK), np.empty(_BLOCK)
-    for part in parts_left(squares.shape[0], taken, done):
+    for part in parts_left(squares.shape[0], counters):
         o, begin = part // blocks, part % blocks * _BLOCK
         end = min(begin + _BLOCK, inputs)
         own = totals[o * inputs + begin : o * inputs + end]

@@ -180,7 +180,7 @@ def clip_to_integers(residuals, scale, longest):
 
 
 @_njit
-def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, taken, done):
+def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, counters):
     """Adds A X of each part's rows to sums (parts, num_features + 1) float64; clipped (parts,): how many were.
 
     Four rows at once, which stay in the nearest cache: their scores, their factors, their sums.
@@ -192,7 +192,7 @@ def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, taken, don
     rows, products, factors = np.empty(4, np.int64), np.zeros(4, np.float32), np.zeros(4, np.float32)
     scales, inverses, labels = np.ones(TILE, np.float32), np.zeros(TILE, np.float32), np.zeros(TILE, np.float32)
     ahead = 4 * max(1, _AHEAD // width)
-    for part in parts_left(parts, taken, done):
+    for part in parts_left(parts, counters):
         begin, end, own_sums = size * part // parts, size * (part + 1) // parts, sums[part]
         for first in range(begin, end, 4):
             at = (first - begin) % TILE
@@ -202,8 +202,7 @@ def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, taken, don
             for i in range(4):
                 rows[i] = copies.rows[first + i] if inverses[at + i] > 0 else -1
                 if first + i + ahead < end:
-                    for j in range(0, min(width, _LINES * LINE), LINE):
-                        prefetch(source, copies.rows[first + i + ahead], j)  # pyright: ignore[reportCallIssue]
+                    _prefetch_row(source, copies.rows[first + i + ahead])
             products[:] = 0
             if whole:
                 multiply_four(source, nothing, rows, weights, whole, products)  # pyright: ignore[reportCallIssue]
@@ -216,6 +215,13 @@ def add_rows(loss, coefficients, copies, unit, radius, sums, clipped, taken, don
                 clipped[part] += abs(factors[i]) + 1 > longest and longest > 0
                 own_sums[width] += np.float64(factors[i]) * np.float64(rounded(scales[at + i]))
             _add_four(source, nothing, rows, scales[at : at + 4], factors, own_sums)
+
+
+@_njit
+def _prefetch_row(source, row):
+    """Fetches the beginning of a row without waiting for it."""
+    for j in range(0, min(source.shape[1], _LINES * LINE), LINE):
+        prefetch(source, row, j)  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -261,37 +267,58 @@ class Blocks(NamedTuple):
     radii: npt.NDArray[np.float32]  # (blocks, models of a block)
 
 
+class _Facts(NamedTuple):
+    """What `row_facts` finds of the rows of a tile."""
+
+    scales: npt.NDArray[np.float32]  # (TILE,)
+    inverses: npt.NDArray[np.float32]  # (TILE,)
+    labels: npt.NDArray[np.float32]  # (TILE,)
+
+
 @_njit
-def add_tiles(loss, models, scores, given, copies, sums, clipped, taken, done):
-    """Adds up the parts of a batch."""
+def add_tiles(loss, models, scores, given, copies, sums, clipped, counters):
+    """Adds A X of each part's rows to sums (parts, blocks, panels, width, COLUMNS); clipped (parts,): how many were."""
     blocks, panels, width, _ = given.columns.shape
     each = given.units.shape[1]
     parts, size = sums.shape[0], copies.mask.size
     tile = np.zeros((TILE, width), np.float32)
     products, factors = np.empty((panels, TILE, COLUMNS), np.float32), np.zeros((panels, TILE, COLUMNS))
-    scales, inverses, labels = np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+    facts = _Facts(np.empty(TILE, np.float32), np.empty(TILE, np.float32), np.empty(TILE, np.float32))
     room = np.empty(scores), np.empty(scores)
-    for part in parts_left(parts, taken, done):
+    for part in parts_left(parts, counters):
         for first in range(size * part // parts, size * (part + 1) // parts, TILE):
             end = min(first + TILE, size * (part + 1) // parts)
             filled = (end - first + ROWS - 1) // ROWS * ROWS  # with rows of zeros up to a whole number of tiles
-            row_facts(copies, first, end, scales, inverses, labels)
+            row_facts(copies, first, end, facts.scales, facts.inverses, facts.labels)
             for i in range(filled):
-                _fill_row(copies, first + i, i < end - first and inverses[i] > 0, scales[i], tile[i])
+                _fill_row(copies, first + i, i < end - first and facts.inverses[i] > 0, facts.scales[i], tile[i])
             for block in range(blocks):
-                for panel in range(panels):
-                    for i in range(0, filled, ROWS):
-                        multiply_tile(tile, i, 0, width, 1, width, given.columns[block, panel], products[panel], i)
-                for i in range(end - first):
-                    facts = labels[i], np.float32(1) / scales[i], inverses[i]
-                    if loss == SOFTMAX:
-                        own = given.units[block, : models - block * each], given.radii[block]
-                        clipped[part] += _clip_classes(products[:, i], facts, own, room, factors[:, i])
-                    else:
-                        _clip(loss, products[0, i], facts, given.units[block], given.radii[block], factors[0, i])
-                for panel in range(panels):
-                    for j in range(0, width, SUM_ROWS):
-                        multiply_tile(tile, 0, j, 1, width, end - first, factors[panel], sums[part, block, panel], j)
+                _multiply_rows(tile[:filled], given.columns[block], products)
+                if loss == SOFTMAX:
+                    own = given.units[block, : models - block * each], given.radii[block]
+                    clipped[part] += _clip_all_classes(products, end - first, facts, own, room, factors)
+                else:
+                    own = given.units[block], given.radii[block]
+                    _clip_all(loss, products[0], end - first, facts, own, factors[0])
+                _add_products(tile[: end - first], factors, sums[part, block])
+
+
+@_njit
+def _multiply_rows(tile, columns, products):
+    """products (panels, rows, COLUMNS) = tile (rows, width) times columns (panels, width, COLUMNS)."""
+    rows, width = tile.shape
+    for panel in range(columns.shape[0]):
+        for i in range(0, rows, ROWS):
+            multiply_tile(tile[i:], width, 1, width, columns[panel], products[panel, i:])  # pyright: ignore[reportCallIssue]
+
+
+@_njit
+def _add_products(tile, factors, sums):
+    """sums (panels, width, COLUMNS) += transposed tile (rows, width) times factors (panels, rows, COLUMNS)."""
+    rows, width = tile.shape
+    for panel in range(factors.shape[0]):
+        for j in range(0, width, SUM_ROWS):
+            multiply_tile(tile[:, j:], 1, width, rows, factors[panel], sums[panel, j:])  # pyright: ignore[reportCallIssue]
 
 
 @_njit
@@ -299,8 +326,7 @@ def _fill_row(copies, at, counts, scale, row):
     """A row of the tile: X, or zeros where it adds nothing, whatever it holds."""
     width = copies.source.shape[1]
     if at + TILE < copies.rows.size:
-        for j in range(0, min(width, _LINES * LINE), LINE):
-            prefetch(copies.source, copies.rows[at + TILE], j)  # pyright: ignore[reportCallIssue]
+        _prefetch_row(copies.source, copies.rows[at + TILE])
     if not counts:
         row[:] = 0
         return
@@ -311,17 +337,29 @@ def _fill_row(copies, at, counts, scale, row):
 
 
 @_njit
-def _clip(loss, products, facts, units, radii, factors):
-    """The factors A of one row for the models of a panel, each with one score."""
-    label, inverse_scale, inverse = facts
-    for j in range(COLUMNS):
-        own = residual(loss, products[j] * inverse_scale, label)
-        factors[j] = factor_of(own, inverse_scale, longest_factor(inverse, radii[j]), units[j])
+def _clip_all(loss, products, rows, facts, units_and_radii, factors):
+    """Computes the factors A of some rows for the models of a panel, each with one score."""
+    units, radii = units_and_radii
+    for i in range(rows):
+        label, inverse_scale, inverse = facts.labels[i], np.float32(1) / facts.scales[i], facts.inverses[i]
+        for j in range(COLUMNS):
+            own = residual(loss, products[i, j] * inverse_scale, label)
+            factors[i, j] = factor_of(own, inverse_scale, longest_factor(inverse, radii[j]), units[j])
+
+
+@_njit
+def _clip_all_classes(products, rows, facts, units_and_radii, room, factors):
+    """Computes the factors A of some rows for the models of a block; returns how often one of them had to clip one."""
+    clipped = 0
+    for i in range(rows):
+        own = facts.labels[i], np.float32(1) / facts.scales[i], facts.inverses[i]
+        clipped += _clip_classes(products[:, i], own, units_and_radii, room, factors[:, i])
+    return clipped
 
 
 @_njit
 def _clip_classes(products, facts, units_and_radii, room, factors):
-    """The factors A of one row for the models of a block; gives how many of them had to clip it."""
+    """Computes the factors A of one row for the models of a block; returns how many of them had to clip it."""
     label, inverse_scale, inverse = facts
     units, radii = units_and_radii
     scores, own = room

@@ -38,12 +38,12 @@ def prefetch(typing_context, array, row, column):
 
 
 @intrinsic
-def multiply_tile(typing_context, left, row, column, down, along, length, right, out, out_row):
-    """Sums over k of tile[i, k] * right[k, j]: written to float32 out[out_row + i, j], or added to float64.
+def multiply_tile(typing_context, left, down, along, length, right, out):
+    """Sums tile[i, k] * right[k, j] over k < length, and writes it to float32 out[i, j], or adds it to float64.
 
     i < ROWS where out is float32, i < SUM_ROWS where it is float64. tile[i, k] is i * down + k * along numbers after
-    left[row, column], so that its rows can be rows of `left` or columns. `left` is float32, `right` and `out` are of
-    one type and have COLUMNS columns, k < length, and all are contiguous.
+    left[0, 0], so that its rows can be rows of `left` or columns. `left` is float32, `right` and `out` are contiguous,
+    of one type, and have COLUMNS columns.
 
     Guarantees:
       - Each sum is a chain of fused operations of out's type in the order of k.   (test_equals_a_plain_loop)
@@ -56,10 +56,11 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
     vector = ir.VectorType(_DOUBLE, _LANES // 2) if wide else ir.VectorType(_FLOAT, _LANES)
 
     def generate(context, builder, signature, arguments):
-        left, row, column, down, along, length, right, out, out_row = arguments
-        a = _pointer(context, builder, signature.args[0], left, [row, column])
-        b = _pointer(context, builder, signature.args[6], right, [_INDEX(0), _INDEX(0)])
-        c = _pointer(context, builder, signature.args[7], out, [out_row, _INDEX(0)])
+        _, down, along, length, _, _ = arguments
+        a, b, c = (
+            _pointer(context, builder, signature.args[number], arguments[number], [_INDEX(0), _INDEX(0)])
+            for number in (0, 4, 5)
+        )
 
         def step(k, sums):
             at, start = builder.mul(k, along), builder.mul(k, _INDEX(COLUMNS))
@@ -82,7 +83,7 @@ def multiply_tile(typing_context, left, row, column, down, along, length, right,
                 builder.store(total, builder.bitcast(address, vector.as_pointer()), align=4)
         return context.get_dummy_value()
 
-    return types.void(left, *[types.intp] * 5, right, out, types.intp), generate
+    return types.void(left, *[types.intp] * 3, right, out), generate
 
 
 @intrinsic

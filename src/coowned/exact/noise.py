@@ -275,18 +275,26 @@ def exact_number(part: Part, step: int, model: int, column: int, rounding: Round
     return low
 
 
+class _Room(NamedTuple):
+    """What `_round_row` works on: a row's values before rounding, what is fed back, and indices of doubtful ones."""
+
+    values: npt.NDArray[np.float64]  # (WORDS,)
+    sums: npt.NDArray[np.float64]  # (2, WORDS)
+    indices: npt.NDArray[np.int64]  # (WORDS,)
+
+
 @_njit
 def round_normals(part, rounding, doubtful):
-    """Fills the ring; gives (how many may be wrong, the largest absolute value).
+    """Fills the ring; returns (how many may be wrong, the largest absolute value).
 
     The first rows of `doubtful` become (step, model, column) of those that may be wrong.
     """
     steps, models, _ = part.keys.shape
-    columns, slots = part.end - part.begin, part.ring.shape[1]
+    columns = part.end - part.begin
     together = max(1, 4 * WORDS // columns) if columns <= WORDS else 1  # short rows are made side by side
     room = together * min(columns, WORDS)
-    words, normals, indices = np.empty(room, np.uint64), np.empty(room), np.empty(WORDS, np.int64)
-    values, sums = np.empty(WORDS), np.zeros((2, WORDS))
+    words, normals = np.empty(room, np.uint64), np.empty(room)
+    own_room = _Room(np.empty(WORDS), np.zeros((2, WORDS)), np.empty(WORDS, np.int64))
     count, largest = 0, np.int64(0)
     for first in range(0, models, together):
         number = min(together, models - first)
@@ -298,23 +306,35 @@ def round_normals(part, rounding, doubtful):
                 keys = part.keys[step, first : first + number]
                 fill_words_of_keys(keys, WORD_STREAM, begin // 8, own_words)
                 scarce = approximate(own_words.reshape(-1), own_normals.reshape(-1))
+                for i in range(number if scarce else 0):
+                    read_on(own_words[i], keys[i], begin // WORDS, own_normals[i])
                 for i in range(number):
-                    model = first + i
-                    if scarce:
-                        read_on(own_words[i], keys[i], begin // WORDS, own_normals[i])
-                    _feed_back(own_normals[i], model, rounding, part, part.step + step, begin, values, sums)
-                    errors = rounding.per_normal[model], rounding.fixed[model]
-                    out = part.ring[model, (part.step + step) % slots][begin : begin + length]
-                    found = _round(own_normals[i], values, errors, out, indices)
-                    if found:
-                        made = own_words[i], own_normals[i], values, sums
-                        found = _settle(made, errors, model, rounding, out, indices[:found])
-                    for j in indices[:found]:
-                        doubtful[count, 0], doubtful[count, 1], doubtful[count, 2] = step, model, begin + j
-                        count += 1
-                    for j in range(length):
-                        largest = max(largest, abs(out[j]))
+                    where = step, first + i, begin
+                    found, most = _round_row(
+                        part, rounding, where, own_words[i], own_normals[i], own_room, doubtful[count:]
+                    )
+                    count += found
+                    largest = max(largest, most)
     return count, largest
+
+
+@compiled(inline="always")  # a call for every row would cost a tenth of the time of short ones
+def _round_row(part, rounding, where, words, normals, room, doubtful):
+    """Rounds some columns of one model's row; returns (how many may be wrong, the largest absolute value)."""
+    step, model, begin = where
+    _feed_back(normals, model, rounding, part, part.step + step, begin, room.values, room.sums)
+    errors = rounding.per_normal[model], rounding.fixed[model]
+    out = part.ring[model, (part.step + step) % part.ring.shape[1]][begin : begin + normals.size]
+    found = _round(normals, room.values, errors, out, room.indices)
+    if found:
+        made = words, normals, room.values, room.sums
+        found = _settle(made, errors, model, rounding, out, room.indices[:found])
+    for i in range(found):
+        doubtful[i, 0], doubtful[i, 1], doubtful[i, 2] = step, model, begin + room.indices[i]
+    largest = np.int64(0)
+    for j in range(out.size):
+        largest = max(largest, abs(out[j]))
+    return found, largest
 
 
 @_njit

@@ -65,6 +65,16 @@ class _Copies(NamedTuple):
     mask: npt.NDArray[np.bool_]  # (batch,)
 
 
+class _Models(NamedTuple):
+    """The models of a batch as the compiled loop reads them."""
+
+    loss: int
+    scores: int  # of each model
+    weights: npt.NDArray[np.float32]  # (models * scores, width)
+    scales: npt.NDArray[np.float64]  # (models,) grid units of 1 / ONE
+    radii: npt.NDArray[np.float64]  # (models,)
+
+
 def clipped_sparse_sums(
     coefficients: npt.ArrayLike, features: SparseRows, labels: npt.ArrayLike, mask: npt.ArrayLike, grids: Sequence[Grid]
 ) -> tuple[npt.NDArray[np.int64], int]:
@@ -107,8 +117,8 @@ def clipped_sparse_sums(
     weights = array.reshape(-1, width)  # (models * scores, width)
     sums = np.zeros((min(parts, threads.cores()), *weights.shape), np.int64)  # one for each thread
     clipped, slots = np.zeros(parts, np.int64), np.zeros(1, np.int64)
-    arguments = loss, scores, weights, _Copies(features, labels, mask), scales, radii, sums, clipped, slots
-    in_parts(_add_parts, arguments, parts)
+    given = _Models(loss, scores, weights, scales, radii)
+    in_parts(_add_parts, (given, _Copies(features, labels, mask), sums, clipped, slots), parts)
     totals = sums.sum(axis=0).reshape(np.shape(coefficients))
     return totals, int(clipped.sum()) if models == 1 else 0
 
@@ -136,14 +146,15 @@ def _pad(rows, indices, values):
 
 
 @_njit
-def _add_parts(loss, scores, weights, copies, scales, radii, sums, clipped, slots, taken, done):
+def _add_parts(models, copies, sums, clipped, slots, counters):
     """Adds up parts, each taken by whichever thread is free, until there are none left; a thread has its own sum."""
+    loss, scores, weights, scales, radii = models
     size, parts = copies.mask.size, clipped.size
     products, factors = np.empty(len(weights), np.float32), np.empty(len(weights))
     slot = -1
-    for part in parts_left(parts, taken, done):
+    for part in parts_left(parts, counters):
         if slot < 0:
-            slot = atomic_add(slots, 1)  # pyright: ignore[reportCallIssue]
+            slot = atomic_add(slots, 0, 1)  # pyright: ignore[reportCallIssue]
         for i in range(size * part // parts, size * (part + 1) // parts):
             row, label = copies.features.rows[i], copies.labels[i]
             begin, end = copies.features.offsets[row], copies.features.offsets[row + 1]

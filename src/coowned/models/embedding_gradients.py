@@ -67,11 +67,11 @@ class Lookup:
 
 
 @_njit
-def _add_lookups(tokens, rows, words, factors, totals, squares, taken, done):
+def _add_lookups(tokens, rows, words, factors, totals, squares, counters):
     """Adds rounded gradients to totals, if there are any, and the squares of the rows to squares (parts, copies)."""
     copies, length, width = rows.shape
     same, room = np.empty(width, np.float32), np.empty(width)
-    for part in parts_left(_PARTS, taken, done):
+    for part in parts_left(_PARTS, counters):
         begin, end = words * part // _PARTS, words * (part + 1) // _PARTS
         for i in range(copies):
             if not factors[i]:
@@ -141,7 +141,7 @@ class Embedding:
 
 
 @_njit
-def _square_embeddings(given, squares, taken, done):
+def _square_embeddings(given, squares, counters):
     """|sum_m r_m h_m' + sum_t e_t|^2 = sum_mn (r_m.r_n)(h_m.h_n) + 2 sum_mt r_m[token_t] (h_m.e_t) + what e adds.
 
     Where terms cancel, it is not below 2^-30 of the square of sum_m |r_m||h_m| + sum_t |e_t|: no integer is then so
@@ -150,7 +150,7 @@ def _square_embeddings(given, squares, taken, done):
     copies, rows, words = given.residuals.shape
     length, width = given.looked_up.shape[1:]
     same, among, own = np.empty(width, np.float32), np.empty((rows, rows)), np.empty(rows)
-    for i in parts_left(copies, taken, done):
+    for i in parts_left(copies, counters):
         projected = given.projected[i]
         for m in range(rows):
             for n in range(m + 1):
@@ -189,7 +189,7 @@ def _dot(one, other):
 
 
 @_njit
-def _add_words(given, factors, totals, squares, taken, done):
+def _add_words(given, factors, totals, squares, counters):
     """Adds rounded gradients to totals, and their squares to squares (parts, copies).
 
     A few words at a time, and all copies of them. A copy's tile of integers below _SMALL is made and added in float32,
@@ -198,32 +198,47 @@ def _add_words(given, factors, totals, squares, taken, done):
     copies, words = given.residuals.shape[0], given.residuals.shape[2]
     width, panels, blocks = given.looked_up.shape[2], given.panels.shape[1], -(-words // ROWS)
     tiles, small = np.empty((panels, ROWS, COLUMNS), np.float32), np.empty((panels, ROWS, COLUMNS), np.float32)
-    room, room_32 = np.empty(COLUMNS), np.empty(ROWS * COLUMNS, np.float32)
+    rooms = np.empty(COLUMNS), np.empty(ROWS * COLUMNS, np.float32)
     last, following = np.empty((given.residuals.shape[1], ROWS), np.float32), np.empty(copies, np.int64)
-    for part in parts_left(_PARTS, taken, done):
+    for part in parts_left(_PARTS, counters):
         begin, end = blocks * part // _PARTS * ROWS, min(words, blocks * (part + 1) // _PARTS * ROWS)
         for i in range(copies):
             following[i] = np.searchsorted(given.tokens[i], begin)
         for first in range(begin, end, ROWS):
             count = min(ROWS, end - first)
+            own_totals = totals[first * width : (first + count) * width].reshape(count, width)
             small[:] = 0
             for i in range(copies):
                 if not factors[i]:
                     continue
                 following[i] = _gradients_of_words(given, i, first, count, following[i], last, tiles)
-                factor = np.float32(factors[i])
                 for panel in range(panels):
-                    square = _add_small(tiles[panel].reshape(-1), factor, room_32, small[panel].reshape(-1))
-                    squares[part, i] += max(square, 0.0)
-                    for j in range(count if square < 0 else 0):
-                        at = (first + j) * width + panel * COLUMNS
-                        own = tiles[panel, j, : min(COLUMNS, width - panel * COLUMNS)]
-                        squares[part, i] += add_rounded(own, factors[i], room, totals[at : at + own.size])
-            for panel in range(panels):
-                for j in range(count):
-                    at = (first + j) * width + panel * COLUMNS
-                    for h in range(min(COLUMNS, width - panel * COLUMNS)):
-                        totals[at + h] += np.float64(small[panel, j, h])
+                    squares[part, i] += _add_panel(tiles[panel], small[panel], panel, factors[i], rooms, own_totals)
+            _add_tiles(small, own_totals)
+
+
+@compiled(inline="always")
+def _add_panel(tile, small, panel, factor, rooms, totals):
+    """Adds the rounded tile to small, if all of it is, or else to totals; returns at least its sum of squares."""
+    room, room_32 = rooms
+    square = _add_small(tile.reshape(-1), np.float32(factor), room_32, small.reshape(-1))
+    if square < 0:
+        square = 0.0
+        begin, end = panel * COLUMNS, min((panel + 1) * COLUMNS, totals.shape[1])
+        for j in range(totals.shape[0]):
+            square += add_rounded(tile[j, : end - begin], factor, room, totals[j, begin:end])
+    return square
+
+
+@_njit
+def _add_tiles(tiles, totals):
+    """totals (words, width) += the first rows of tiles (panels, ROWS, COLUMNS)."""
+    width = totals.shape[1]
+    for panel in range(tiles.shape[0]):
+        for j in range(totals.shape[0]):
+            own = totals[j, panel * COLUMNS : min((panel + 1) * COLUMNS, width)]
+            for h in range(own.size):
+                own[h] += np.float64(tiles[panel, j, h])
 
 
 @_njit
@@ -266,7 +281,7 @@ def _gradients_of_words(given, copy, first, count, following, last, tiles):
         source, column, stride = last, 0, ROWS
     for panel in range(given.panels.shape[1]):
         right = given.panels[copy, panel]
-        multiply_tile(source, 0, column, 1, stride, len(source), right, tiles[panel], 0)  # pyright: ignore[reportCallIssue]
+        multiply_tile(source[:, column:], 1, stride, len(source), right, tiles[panel])  # pyright: ignore[reportCallIssue]
     while following < given.tokens.shape[1] and given.tokens[copy, following] < first + count:
         j, added = given.tokens[copy, following] - first, given.looked_up[copy, given.order[copy, following]]
         for h in range(added.size):

@@ -118,14 +118,16 @@ def sums_of_members(
       gradients: (what `placed` gives, rows of the batch) -> each row's gradients.
       placed: makes what `gradients` takes of one member's parameters, which have a leading axis of one model.
       parameters, batch, mask, grids, scales: as for `Model.clipped_sum`.
-      settings: of `clipped_gradient_sums`: shapes, microbatch, devices, ahead.
+      settings: of `Microbatches`: shapes, microbatch, devices, ahead.
     """
-    from coowned.exact.gradient_sums import clipped_gradient_sums
+    from coowned.exact.gradient_sums import Microbatches, clipped_gradient_sums
+
+    division = Microbatches(**settings)
 
     def of_member(number: int) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
         member = parameters if len(grids) == 1 else _member()(parameters, np.int32(number))
         own = None if scales is None else {name: array[number] for name, array in scales.items()}
-        return clipped_gradient_sums(gradients, placed(member), batch, mask, grids[number], scales=own, **settings)
+        return clipped_gradient_sums(gradients, placed(member), batch, mask, grids[number], division, scales=own)
 
     if len(grids) == 1:
         sums, clipped = of_member(0)

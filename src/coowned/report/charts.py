@@ -4,6 +4,7 @@ Text and lines use the colour of the surrounding page ("currentColor"), so one c
 every chart the layer named "rows" has exactly one mark per row of its data.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Sequence
@@ -11,22 +12,16 @@ from typing import Any
 
 from coowned.extras import LazyModule
 from coowned.report.figures import Columns, Row
+from coowned.selection.registry import CLASSES
 
 alt = LazyModule("altair", extra="train", purpose="a report")
 vl_convert = LazyModule("vl_convert", extra="train", purpose="a report")
 
-SELECTOR_COLOURS = {
-    "greedy": "#2f7fd6",
-    "greedy-with-duplicates": "#d1661c",
-    "priced": "#9c6ade",
-    "greedy-min-separation": "#1d9a6c",
-    "bias-mitigating": "#d0487f",
-    "integer-program": "#a3831b",
-    "min-separation-program": "#1593a8",
-    "random-subset": "#77808c",
-    "cyclic-groups": "#5f8f2f",
-    "priced-min-separation": "#12807f",
-}
+_COLOURS = (
+    "#2f7fd6", "#d1661c", "#1d9a6c", "#d0487f", "#77808c", "#a3831b", "#1593a8", "#9c6ade", "#12807f", "#5f8f2f",
+    "#b0653f", "#6f76d9",
+)  # fmt: skip
+SELECTOR_COLOURS = dict(zip(CLASSES, _COLOURS, strict=False))
 """Each has a contrast of at least 3 on both backgrounds of the page."""
 
 NEUTRAL = "#808894"
@@ -48,39 +43,48 @@ def colour_of(selector: str) -> str:
     return SELECTOR_COLOURS.get(selector, NEUTRAL)
 
 
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """What is drawn along an axis, and how."""
+
+    key: str  # of the rows
+    title: str
+    format: str = NUMBER
+    log: bool = False
+    zero: bool = False  # begins at zero
+    ticks: Sequence[float] | None = None
+
+
 def bars(
-    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, title_y: str, colours: dict[str, str],
-    series: str | None = None,
-) -> Row:  # fmt: skip
-    """Vertical bars, x in the order of the rows; with `series` one bar per series side by side."""
+    rows: Sequence[Row], columns: Columns, *, x: Axis, y: Axis, colours: dict[str, str], series: str | None = None
+) -> Row:
+    """Draws vertical bars of shares, x in the order of the rows; with `series` one bar per series side by side."""
     offset = alt.Undefined if series is None else alt.XOffset(f"{series}:N", sort=list(colours))
     scale = alt.Scale(paddingInner=0.45) if series is None else alt.Undefined
     chart = _chart(rows).mark_bar(cornerRadiusEnd=2)
     chart = chart.encode(
-        x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis(), scale=scale),
+        x=alt.X(f"{x.key}:N", title=x.title, sort=None, axis=_flat_axis(), scale=scale),
         xOffset=offset,
-        y=alt.Y(f"{y}:Q", title=title_y, axis=alt.Axis(format="%", tickCount=5)),
+        y=alt.Y(f"{y.key}:Q", title=y.title, axis=alt.Axis(format="%", tickCount=5)),
         color=_colours(series, colours),
     )
     return _finish(_rows(chart, columns))
 
 
-def horizontal_bars(
-    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: Sequence[str]
-) -> Row:
-    """One horizontal bar per row, for a few long names."""
+def horizontal_bars(rows: Sequence[Row], columns: Columns, *, x: Axis, y: str, colours: Sequence[str]) -> Row:
+    """Draws one horizontal bar per row, for a few long names."""
     scale = alt.Scale(domain=[row[y] for row in rows], range=list(colours))
     chart = _chart(rows).mark_bar(cornerRadiusEnd=2)
     chart = chart.encode(
         color=alt.Color(f"{y}:N", scale=scale, legend=None),
         y=alt.Y(f"{y}:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)),
-        x=alt.X(f"{x}:Q", title=title_x, axis=alt.Axis(format=NUMBER, tickCount=4)),
+        x=alt.X(f"{x.key}:Q", title=x.title, axis=alt.Axis(format=x.format, tickCount=4)),
     )
     return _finish(_rows(chart, columns), height=max(90, 44 * len(rows)))
 
 
-def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, format_y: str = NUMBER) -> Row:
-    """A point for each bound and selector, connected by selector; a ring marks rows with `chosen`."""
+def trade_off(rows: Sequence[Row], columns: Columns, *, y: Axis) -> Row:
+    """Draws a point for each bound and selector, connected by selector; a ring marks rows with `chosen`."""
     names = dict.fromkeys(str(row["selector"]) for row in rows)
     bounds = sorted({row["contribution_bound"] for row in rows})
     base = _chart(rows).encode(
@@ -90,7 +94,7 @@ def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, fo
             scale=alt.Scale(type="symlog", nice=False, padding=18),
             axis=alt.Axis(values=bounds, format="d", grid=False, labelOverlap=True),
         ),
-        y=alt.Y(f"{y}:Q", title=title_y, scale=alt.Scale(zero=False), axis=alt.Axis(format=format_y, tickCount=5)),
+        y=alt.Y(f"{y.key}:Q", title=y.title, scale=alt.Scale(zero=False), axis=alt.Axis(format=y.format, tickCount=5)),
         color=_colours("selector", {name: colour_of(name) for name in names}),
     )
     lines = base.mark_line(strokeWidth=1.5, opacity=0.65)
@@ -100,19 +104,18 @@ def trade_off(rows: Sequence[Row], columns: Columns, *, y: str, title_y: str, fo
 
 
 def curves(
-    rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, title_y: str, colours: dict[str, str],
-    series: str | None = None, log_x: bool = False, log_y: bool = False, zero: bool = False, format_x: str = NUMBER,
-    format_y: str = NUMBER, ticks_x: Sequence[float] | None = None, ring: tuple[float, float] | None = None,
+    rows: Sequence[Row], columns: Columns, *, x: Axis, y: Axis, colours: dict[str, str], series: str | None = None,
+    ring: tuple[float, float] | None = None,
 ) -> Row:  # fmt: skip
-    """Lines with a point for each row: one, or one per series in colours and dashes; a ring at one position.
+    """Draws lines with a point for each row: one, or one per series in colours and dashes; a ring at one position.
 
     An axis of shares that has its zero has its 100% too.
     """
-    ticks: dict[str, Any] = {"values": list(ticks_x)} if ticks_x else {"tickCount": 6}
-    vertical = alt.Scale(domain=[0, 1]) if zero and format_y == "%" else _scale(log_y, zero)
+    ticks: dict[str, Any] = {"values": list(x.ticks)} if x.ticks else {"tickCount": 6}
+    vertical = alt.Scale(domain=[0, 1]) if y.zero and y.format == "%" else _scale(y)
     base = _chart(rows).encode(
-        x=alt.X(f"{x}:Q", title=title_x, scale=_scale(log_x), axis=alt.Axis(grid=False, format=format_x, **ticks)),
-        y=alt.Y(f"{y}:Q", title=title_y, scale=vertical, axis=alt.Axis(format=format_y, tickCount=5)),
+        x=alt.X(f"{x.key}:Q", title=x.title, scale=_scale(x), axis=alt.Axis(grid=False, format=x.format, **ticks)),
+        y=alt.Y(f"{y.key}:Q", title=y.title, scale=vertical, axis=alt.Axis(format=y.format, tickCount=5)),
         color=_colours(series, colours, symbol="stroke"),
     )
     lines = base.mark_line(strokeWidth=2)
@@ -121,49 +124,48 @@ def curves(
         lines = lines.encode(strokeDash=alt.StrokeDash(f"{series}:N", title=None, scale=dashes))
     layers = [lines, _rows(base.mark_point(size=26, filled=True, opacity=1), columns)]
     if ring is not None:
-        mark = _chart([{x: ring[0], y: ring[1]}]).mark_point(size=300, strokeWidth=2.5, color=_INK)
-        layers.insert(0, mark.encode(x=alt.X(f"{x}:Q"), y=alt.Y(f"{y}:Q")))
+        mark = _chart([{x.key: ring[0], y.key: ring[1]}]).mark_point(size=300, strokeWidth=2.5, color=_INK)
+        layers.insert(0, mark.encode(x=alt.X(f"{x.key}:Q"), y=alt.Y(f"{y.key}:Q")))
     return _finish(alt.layer(*layers))
 
 
 def intervals(
-    rows: Sequence[Row], columns: Columns, *, x: str, series: str, colours: dict[str, str], title_x: str, title_y: str,
-    format_y: str, beside: str,
-) -> Row:  # fmt: skip
-    """A point at `value` for each row, from `low` to `high`, with a line at `trivial` and a ring at `baseline`.
+    rows: Sequence[Row], columns: Columns, *, x: Axis, y: Axis, series: str, colours: dict[str, str], beside: str
+) -> Row:
+    """Draws a point for each row, from `low` to `high`, with a line at `trivial` and a ring at `baseline`.
 
-    With `beside`, rows of the same x are drawn side by side. Missing values are not drawn.
+    Rows of the same x are drawn side by side, by `beside`. Missing values are not drawn.
     """
     base = _chart(rows).encode(
-        x=alt.X(f"{x}:N", title=title_x, sort=None, axis=_flat_axis()),
+        x=alt.X(f"{x.key}:N", title=x.title, sort=None, axis=_flat_axis()),
         color=_colours(series, colours),
     )
-    if len({row[x] for row in rows}) < len(rows):
+    if len({row[x.key] for row in rows}) < len(rows):
         base = base.encode(xOffset=alt.XOffset(f"{beside}:N", sort=None, scale=alt.Scale(paddingOuter=0.6)))
 
-    def y(key: str) -> Any:
-        axis = alt.Axis(format=format_y, tickCount=5)
-        return alt.Y(f"{key}:Q", title=title_y, scale=alt.Scale(zero=False), axis=axis)
+    def height(key: str) -> Any:
+        axis = alt.Axis(format=y.format, tickCount=5)
+        return alt.Y(f"{key}:Q", title=y.title, scale=alt.Scale(zero=False), axis=axis)
 
     def at(key: str) -> Any:
-        return base.transform_filter(f"isValid(datum.{key})").encode(y=y(key))
+        return base.transform_filter(f"isValid(datum.{key})").encode(y=height(key))
 
-    layers = [base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=y("low"), y2=alt.Y2("high:Q"))]
+    layers = [base.mark_rule(strokeWidth=2, opacity=0.7).encode(y=height("low"), y2=alt.Y2("high:Q"))]
     if any(row["trivial"] is not None for row in rows):  # Vega complains of a layer without marks
         line = at("trivial").mark_tick(orient="horizontal", size=26, thickness=2, opacity=0.75)
         layers.append(line.encode(color=alt.value(_INK)))
     if any(row["baseline"] is not None for row in rows):
         layers.append(at("baseline").mark_point(size=110, strokeWidth=1.8, filled=False, opacity=0.9))
-    points = base.mark_point(size=70, filled=True, opacity=1).encode(y=y("value"))
+    points = base.mark_point(size=70, filled=True, opacity=1).encode(y=height(y.key))
     return _finish(alt.layer(*layers, _rows(points, columns)))
 
 
-def ticks(rows: Sequence[Row], columns: Columns, *, x: str, y: str, title_x: str, colours: dict[str, str]) -> Row:
-    """One tick per row, one line of ticks for each name in `colours`."""
+def ticks(rows: Sequence[Row], columns: Columns, *, x: Axis, y: str, colours: dict[str, str]) -> Row:
+    """Draws one tick per row, and one line of ticks for each name in `colours`."""
     scale = alt.Scale(domain=list(colours), range=list(colours.values()))
     chart = _chart(rows).mark_tick(thickness=1.5, opacity=0.65)
     chart = chart.encode(
-        x=alt.X(f"{x}:Q", title=title_x, scale=alt.Scale(zero=False), axis=alt.Axis(format=NUMBER)),
+        x=alt.X(f"{x.key}:Q", title=x.title, scale=alt.Scale(zero=False), axis=alt.Axis(format=x.format)),
         y=alt.Y(f"{y}:N", title=None, sort=list(colours), axis=alt.Axis(labelLimit=160, grid=False)),
         color=alt.Color(f"{y}:N", legend=None, scale=scale),
     )
@@ -206,8 +208,8 @@ def _flat_axis() -> Any:
     return alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=8, grid=False)
 
 
-def _scale(log: bool, zero: bool = False) -> Any:
-    return alt.Scale(type="log", nice=False) if log else alt.Scale(zero=zero, nice=zero)
+def _scale(axis: Axis) -> Any:
+    return alt.Scale(type="log", nice=False) if axis.log else alt.Scale(zero=axis.zero, nice=axis.zero)
 
 
 def _finish(chart: Any, *, height: int = _HEIGHT) -> Row:

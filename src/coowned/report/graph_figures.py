@@ -9,6 +9,7 @@ from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
 from coowned.report import charts
+from coowned.report.charts import Axis
 from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
 from coowned.runs.graph_summary import CountClass, GraphSummary
 from coowned.runs.stored_run import StoredRun
@@ -38,10 +39,8 @@ def levels(run: StoredRun) -> Figure:
         columns=columns,
         rows=rows,
         reading=reading,
-        x="label",
-        y="share",
-        title_x="copies a person is in" + (" (and their epsilon)" if run.claims else ""),
-        title_y="share of people",
+        x=Axis("label", "copies a person is in" + (" (and their epsilon)" if run.claims else "")),
+        y=Axis("share", "share of people"),
         colours={"": charts.colour_of(run.selector)},
     )
 
@@ -114,12 +113,10 @@ def _histograms(run: StoredRun, classes: Sequence[CountClass], *, what: str, of:
         columns=(("class", what), ("series", "of"), ("count_text", "number"), ("share_text", "share")),
         rows=rows,
         reading=reading,
-        x="class",
-        y="share",
+        x=Axis("class", what),
+        y=Axis("share", of),
         series="series",
         colours={_BEFORE: charts.NEUTRAL, _AFTER: charts.colour_of(run.selector)},
-        title_x=what,
-        title_y=of,
     )
 
 
@@ -140,9 +137,8 @@ def size_against_bound(run: StoredRun) -> Figure:
         rows=rows,
         reading=f"{percent(size, bound)} of the most that any selection under this bound could have; the bound was "
         f"proven by {run.selector} in exact arithmetic.",
-        x="copies",
+        x=Axis("copies", "copies"),
         y="what",
-        title_x="copies",
         colours=(charts.colour_of(run.selector), charts.NEUTRAL),
     )
 
@@ -222,9 +218,7 @@ def trade_off(rows: Sequence[Row], *, chosen: str, mean_users: float) -> list[Fi
                     columns=columns,
                     rows=drawn,
                     reading=f"{reading} The ring marks {chosen}.",
-                    y=key,
-                    title_y=title_y,
-                    format_y=format_y,
+                    y=Axis(key, title_y, format=format_y),
                 )
             )
     return figures

@@ -13,6 +13,7 @@ from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import UncertifiableError
 from coowned.report import charts
+from coowned.report.charts import Axis
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
 from coowned.report.verdict import clipping
 from coowned.runs.stored_run import StoredRun
@@ -56,14 +57,10 @@ def delta_curve(run: StoredRun) -> Figure:
         rows=rows,
         reading=f"One run satisfies all of these pairs at once; the ring marks the claimed one: "
         f"{run.headline}. Every value is an upper bound.",
-        x="epsilon",
-        y="delta",
+        x=Axis("epsilon", "epsilon"),
+        y=Axis("delta", "delta", format=".0e", log=True),
         series="series",
         colours=dict(zip(names, (charts.colour_of(run.selector), charts.NEUTRAL), strict=True)),
-        title_x="epsilon",
-        title_y="delta",
-        format_y=".0e",
-        log_y=True,
         ring=(claim.epsilon, claim.delta),
     )
 
@@ -104,16 +101,10 @@ def membership(run: StoredRun) -> Figure:
         rows=rows,
         reading="An attacker decides from the model whether a person's texts were used. Whatever the method, at the "
         f"rate of false accusations on the horizontal axis they find at most this share ({run.claim.terms()}).",
-        x="rate",
-        y="found",
+        x=Axis("rate", "wrongly accused (false-positive rate)", format="~%", log=True, ticks=_FALSE_POSITIVE_RATES),
+        y=Axis("found", "rightly found (true-positive rate)", format="%"),
         series="series",
         colours={"any attack, at most": charts.colour_of(run.selector), "guessing": charts.NEUTRAL},
-        title_x="wrongly accused (false-positive rate)",
-        title_y="rightly found (true-positive rate)",
-        log_x=True,
-        format_x="~%",
-        format_y="%",
-        ticks_x=_FALSE_POSITIVE_RATES,
     )
 
 
@@ -148,13 +139,9 @@ def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
                 columns=columns,
                 rows=rows,
                 reading=reading if every == 1 else f"{reading} One stored step in {every} is shown.",
-                x="step",
-                y="value",
-                title_x="step",
-                title_y=title_y,
-                zero=key != "loss",
+                x=Axis("step", "step"),
+                y=Axis("value", title_y, format=format_y, zero=key != "loss"),
                 colours={"": charts.colour_of(run.selector)},
-                format_y=format_y,
             )
         )
     return figures
@@ -188,12 +175,10 @@ def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure 
         rows=rows,
         reading=f"On examples that were kept out of training, with 95% intervals. {_references(rows)} Selection under "
         "a bound prefers examples that few people share, so the model may serve the others less well.",
-        x="users",
+        x=Axis("users", "users per example"),
+        y=Axis("value", measure, format=_FORMATS[measure]),
         series="split",
         colours={name: colours.get(name, charts.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
-        title_x="users per example",
-        title_y=measure,
-        format_y=_FORMATS[measure],
         beside="split",
     )
 
@@ -264,12 +249,10 @@ def utility_by_epsilon(run: StoredRun, also: Sequence[StoredRun]) -> Figure | No
         reading="Unit, bound, delta and adjacency of each epsilon are in its row and show on hovering. "
         f"{_references(rows)} The guarantee shown is for each run alone; together, on the same people, they have a "
         "weaker one (compose them before publishing more than one model).",
-        x="epsilon",
+        x=Axis("epsilon", "epsilon"),
+        y=Axis("value", f"test {measure}", format=_FORMATS[measure]),
         series="selector",
         colours={name: charts.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
-        title_x="epsilon",
-        title_y=f"test {measure}",
-        format_y=_FORMATS[measure],
         beside="run",
     )
 
@@ -305,9 +288,8 @@ def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None)
         rows=rows,
         reading=f"{how} A measured value above the proven one would show a fault; a value below proves nothing by "
         f"itself. {verdict or ''} Claimed: {run.headline}.".replace("  ", " "),
-        x="epsilon",
+        x=Axis("epsilon", "epsilon"),
         y="what",
-        title_x="epsilon",
         colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
     )
 
@@ -326,8 +308,7 @@ def bob(measured: Measured) -> Figure:
         rows=rows,
         reading=f"Each mark is one trained model. Claimed: epsilon {measured.shown_epsilon}; {measured.terms}. "
         f"Measured with Bob as the unit: at least {rounded_down(measured.leak.epsilon_lower_bound)}.",
-        x="answer",
+        x=Axis("answer", "log-odds that the secret is about work"),
         y="models",
-        title_x="log-odds that the secret is about work",
         colours=dict(zip(scores, ("#b5442e", "#2b6cb0"), strict=True)),
     )

@@ -1,11 +1,12 @@
 """Greedy contribution bounding that lets examples with many users have their turn."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.attribution.options import Option
 from coowned.selection import kernels
 from coowned.selection.order import OrderedRows
 from coowned.selection.passes import PassSelector
@@ -46,10 +47,10 @@ class BiasMitigating(PassSelector):
     References: Ganesh et al. (2025), Section 5.5, https://arxiv.org/abs/2503.03622
     """
 
-    threshold: int
-    few_user_run: int
-    many_user_run: int
-    allow_duplicates: bool = True
+    threshold: Annotated[int, Option("bias-mitigating: largest number of users of a few-user example.")]
+    few_user_run: Annotated[int, Option("bias-mitigating: few-user examples visited in a row.")]
+    many_user_run: Annotated[int, Option("bias-mitigating: many-user examples visited in a row.")]
+    allow_duplicates: Annotated[bool, Option("Allow an example to be selected more than once.")] = True
 
     name: ClassVar[str] = "bias-mitigating"
 

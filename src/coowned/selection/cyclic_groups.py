@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from coowned import threads, validate
 from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.progress import Progress, silent
 from coowned.selection import kernels, packing_kernels
 from coowned.selection.greedy import Greedy
@@ -64,9 +65,9 @@ class CyclicGroups(BoundedSelector):
       https://arxiv.org/abs/2303.17679
     """
 
-    num_groups: int
-    allow_duplicates: bool = False
-    within: str = "greedy"
+    num_groups: Annotated[int, Option("cyclic-groups: groups of users that share no selected example.", metavar="G")]
+    allow_duplicates: Annotated[bool, Option("Allow an example to be selected more than once.")] = False
+    within: Annotated[str, Option("cyclic-groups: selector within each group, greedy (default) or priced.")] = "greedy"
 
     name: ClassVar[str] = "cyclic-groups"
 

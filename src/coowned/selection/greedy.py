@@ -29,3 +29,4 @@ class Greedy(PassSelector):
     """
 
     name: ClassVar[str] = "greedy"
+    bound_is_enough: ClassVar[bool] = True

@@ -1,13 +1,14 @@
 """Greedy batches with a minimum separation between a user's participations, for DP-MF."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.errors import InfeasibleScheduleError
 from coowned.progress import Progress, one_of, reporting
 from coowned.selection import kernels
@@ -21,9 +22,11 @@ _ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well un
 class SeparatedSelector(OrderedSelector[Schedule]):
     """The base of the selectors of schedules; refuses graphs for which no schedule exists, as far as is easily seen."""
 
-    batch_size: int
-    iterations: int
-    min_separation: int
+    batch_size: Annotated[int, Option("Schedules: size of a batch.", metavar="B")]
+    iterations: Annotated[int, Option("Schedules: number of batches.", metavar="T")]
+    min_separation: Annotated[
+        int, Option("Schedules: least distance, in batches, between two that contain the same user.", metavar="b")
+    ]
 
     def __post_init__(self) -> None:
         super().__post_init__()

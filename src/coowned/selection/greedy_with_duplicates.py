@@ -33,4 +33,5 @@ class GreedyWithDuplicates(PassSelector):
     """
 
     name: ClassVar[str] = "greedy-with-duplicates"
+    bound_is_enough: ClassVar[bool] = True
     _repeats: ClassVar[bool] = True

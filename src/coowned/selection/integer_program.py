@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import scipy.sparse
 from coowned import validate
 from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.errors import InputError
 from coowned.progress import Progress
 from coowned.selection import highs_program
@@ -55,10 +56,11 @@ class IntegerProgram(BoundedSelector):
     References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622
     """
 
-    allow_duplicates: bool = False
-    time_limit: float = 60
+    allow_duplicates: Annotated[bool, Option("Allow an example to be selected more than once.")] = False
+    time_limit: Annotated[float, Option("Time limit of the integer programs and priced.", metavar="SECONDS")] = 60
 
     name: ClassVar[str] = "integer-program"
+    bound_is_enough: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

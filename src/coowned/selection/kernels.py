@@ -141,17 +141,18 @@ def fill_batches(batches, budget):
                 for i in range(indptr[r], indptr[r + 1]):
                     latest = max(latest, free_from[users[i]])
                 due[r] = latest
-                if latest <= t:
-                    due[r] = t + b if indptr[r] < indptr[r + 1] else 2 * T
-                    for i in range(indptr[r], indptr[r + 1]):
-                        free_from[users[i]] = t + b
-                    slots[filled] = r
-                    filled += 1
-                    in_vain = -(r + 1)
-                    if filled == (t + 1) * B:  # rows that were not due in this batch may be in the next
-                        t += 1
-                        row = r + 1
-                        break
+                if latest > t:
+                    continue
+                due[r] = t + b if indptr[r] < indptr[r + 1] else 2 * T
+                for i in range(indptr[r], indptr[r + 1]):
+                    free_from[users[i]] = t + b
+                slots[filled] = r
+                filled += 1
+                in_vain = -(r + 1)
+                if filled == (t + 1) * B:  # rows that were not due in this batch may be in the next
+                    t += 1
+                    row = r + 1
+                    break
             in_vain += row
             least = due[group * ROWS_TOGETHER]
             for r in range(group * ROWS_TOGETHER, end):

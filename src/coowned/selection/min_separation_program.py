@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import scipy.sparse
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.errors import InfeasibleScheduleError, InputError
 from coowned.progress import Progress
 from coowned.selection import highs_program
@@ -56,7 +57,7 @@ class MinSeparationProgram(SeparatedSelector):
     References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622
     """
 
-    time_limit: float = 60
+    time_limit: Annotated[float, Option("Time limit of the integer programs and priced.", metavar="SECONDS")] = 60
 
     name: ClassVar[str] = "min-separation-program"
 

@@ -108,12 +108,12 @@ def _input_order(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Stable sort by rank; counts: number of examples of each rank."""
     layout = _layout(counts, bits=np.zeros(len(counts), np.int64))
-    placed, users = np.empty(len(rows.ranks), np.uint64), np.empty(len(rows.users), rows.users.dtype)
+    placed = kernels.Placed(np.empty(len(rows.ranks), np.uint64), np.empty(len(rows.users), rows.users.dtype))
     keys = np.zeros(len(rows.ranks), np.uint32)
     slot = np.cumsum(counts) - counts
     for begin, end in in_ranges(len(keys), progress, "sorting by users per example"):
-        kernels.scatter(rows, keys, layout, slot, begin, end, placed, users)
-    return placed.astype(_index_type(len(placed))), users
+        kernels.scatter(rows, keys, layout, slot, begin, end, placed)
+    return placed.slots.astype(_index_type(len(keys))), placed.users
 
 
 def _hash_order(
@@ -124,11 +124,11 @@ def _hash_order(
     if num_examples >= 1 << 32:  # an example's index has half of a 64-bit number
         raise InputError(f"{num_examples} examples are too many for one machine; use the Spark engine")
     counts = np.bincount(rows.ranks, minlength=1) if counts is None else counts
-    key, id_arrays = np.uint64(kernels.hash_seed(np.int64(seed))), _id_arrays(ids, num_examples)
+    id_arrays = _id_arrays(ids, num_examples, seed)
     keys = np.empty(num_examples, np.uint32)
     for begin, end in in_ranges(num_examples, part(progress, 0.0, 0.4), "hashing ids"):
         over_ranges(
-            lambda low, high, begin=begin: kernels.hash_ids(id_arrays, key, begin + low, begin + high, keys),
+            lambda low, high, begin=begin: kernels.hash_ids(id_arrays, begin + low, begin + high, keys),
             end - begin,
             parts=4 * cores(),
         )
@@ -138,15 +138,15 @@ def _hash_order(
     sizes = np.zeros(int((1 << bits).sum()), np.int64)
     kernels.count_buckets(rows, keys, layout, sizes)
     slot = np.cumsum(sizes) - sizes
-    placed, placed_users = np.empty(num_examples, np.uint64), np.empty(len(rows.users), rows.users.dtype)
+    placed = kernels.Placed(np.empty(num_examples, np.uint64), np.empty(len(rows.users), rows.users.dtype))
     for begin, end in in_ranges(num_examples, part(progress, 0.4, 0.8), "sorting by users per example and hash"):
-        kernels.scatter(rows, keys, layout, slot, begin, end, placed, placed_users)
-    order, users = np.empty(num_examples, _index_type(num_examples)), np.empty_like(placed_users)
-    bucket_rank = np.repeat(np.arange(len(counts)), 1 << bits)
+        kernels.scatter(rows, keys, layout, slot, begin, end, placed)
+    found = kernels.Placed(np.empty(num_examples, _index_type(num_examples)), np.empty_like(placed.users))
+    buckets = kernels.Buckets(rank=np.repeat(np.arange(len(counts)), 1 << bits), end=slot)
     step = max(_RANGE // _BUCKET, 1)
     for begin, end in in_ranges(len(sizes), part(progress, 0.8, 1.0), "sorting by hash", step):
-        kernels.sort_buckets(layout, bucket_rank, slot, begin, end, id_arrays, key, placed, placed_users, order, users)
-    return order, users
+        kernels.sort_buckets(layout, buckets, begin, end, id_arrays, placed, found)
+    return found.slots, found.users
 
 
 def _layout(counts: npt.NDArray[np.int64], bits: npt.NDArray[np.int64]) -> kernels.Layout:
@@ -163,7 +163,7 @@ def _index_type(num_examples: int) -> type:
     return np.int32 if num_examples < 1 << 31 else np.int64
 
 
-def _id_arrays(ids: pa.Array | None, num_examples: int) -> kernels.Ids:
+def _id_arrays(ids: pa.Array | None, num_examples: int, seed: int) -> kernels.Ids:
     numbers, offsets, data = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
     if ids is None:
         numbers = np.arange(num_examples)
@@ -172,4 +172,5 @@ def _id_arrays(ids: pa.Array | None, num_examples: int) -> kernels.Ids:
     else:
         offsets, data = utf8_buffers(ids, length=num_examples)
     # All read-only, so that one compiled version serves every kind.
-    return kernels.Ids(read_only(numbers), read_only(offsets), read_only(data))
+    key = np.uint64(kernels.hash_seed(np.int64(seed)))
+    return kernels.Ids(key, read_only(numbers), read_only(offsets), read_only(data))

@@ -31,6 +31,7 @@ _inline = numba.njit(inline="always")
 class Ids(NamedTuple):
     """Ids of examples: integers, or UTF-8 texts data[offsets[e]:offsets[e + 1]] where `numbers` is empty."""
 
+    key: np.uint64  # of the hash: `hash_seed` of the seed
     numbers: np.ndarray  # (num_examples,) int64
     offsets: np.ndarray  # (num_examples + 1,) int64
     data: np.ndarray  # (bytes,) uint8
@@ -42,6 +43,18 @@ class Rows(NamedTuple):
     ranks: np.ndarray  # (num_examples,) what is sorted by first: the number of users, if there are any
     indptr: np.ndarray  # (num_examples + 1,)
     users: np.ndarray  # (num_pairs,)
+
+
+class Placed(NamedTuple):
+    """Examples in slots, with the users of each where there are any."""
+
+    slots: np.ndarray  # (num_examples,) the example, in uint64 below the upper half of its hash until it is sorted
+    users: np.ndarray  # (num_pairs,)
+
+
+class Buckets(NamedTuple):
+    rank: np.ndarray  # (buckets,)
+    end: np.ndarray  # (buckets,) the slot after the last
 
 
 class Layout(NamedTuple):
@@ -158,20 +171,20 @@ def put_decimal(value, text):
 
 
 @_inline
-def _hash_id(ids, e, key, text):
-    """The hash of the id of example e, as an unsigned number that is ordered like the signed one."""
+def _hash_id(ids, e, text):
+    """Returns the hash of the id of example e, as an unsigned number that is ordered like the signed one."""
     if ids.numbers.shape[0] > 0:
-        return hash_text(text, put_decimal(ids.numbers[e], text), _DIGITS, key) ^ _SIGN
-    return hash_text(ids.data, ids.offsets[e], ids.offsets[e + 1], key) ^ _SIGN
+        return hash_text(text, put_decimal(ids.numbers[e], text), _DIGITS, ids.key) ^ _SIGN
+    return hash_text(ids.data, ids.offsets[e], ids.offsets[e + 1], ids.key) ^ _SIGN
 
 
 @_njit
-def hash_ids(ids, key, begin, end, keys):
+def hash_ids(ids, begin, end, keys):
     """Fills keys[begin:end], uint32, with the upper half of the hash."""
     text = np.zeros(_DIGITS, np.uint8)
     if ids.numbers.shape[0] == 0:
         for e in range(begin, end):
-            keys[e] = _hash_id(ids, e, key, text) >> _HALF
+            keys[e] = _hash_id(ids, e, text) >> _HALF
         return
     start = _DIGITS
     for e in range(begin, end):
@@ -180,14 +193,14 @@ def hash_ids(ids, key, begin, end, keys):
             text[_DIGITS - 1] += 1  # numbers in a row: nine of ten differ from the one before in the last digit alone
         else:
             start = put_decimal(number, text)
-        keys[e] = (hash_text(text, start, _DIGITS, key) ^ _SIGN) >> _HALF
+        keys[e] = (hash_text(text, start, _DIGITS, ids.key) ^ _SIGN) >> _HALF
 
 
 @_njit
-def id_before(ids, e, f, key):
-    """Whether example e comes before f, whose hashes have the same upper half: by hash, then by the id's bytes."""
+def id_before(ids, e, f):
+    """Returns whether e comes before f, whose hashes have the same upper half: by hash, then by the id's bytes."""
     text, other = np.empty(_DIGITS, np.uint8), np.empty(_DIGITS, np.uint8)
-    h, g = _hash_id(ids, e, key, text), _hash_id(ids, f, key, other)
+    h, g = _hash_id(ids, e, text), _hash_id(ids, f, other)
     if h != g:
         return h < g
     if ids.numbers.shape[0] > 0:
@@ -217,11 +230,12 @@ def count_buckets(rows, keys, layout, sizes):
 
 
 @_njit
-def scatter(rows, keys, layout, slot, begin, end, placed, placed_users):
-    """Puts keys[begin:end], each with its example, in placed[slot[bucket]], uint64, and advances slot (buckets,).
+def scatter(rows, keys, layout, slot, begin, end, placed):
+    """Puts keys[begin:end], each with its example, in placed.slots[slot[bucket]] and advances slot (buckets,).
 
     The users of an example go along, which spares the selectors from fetching every row from far apart.
     """
+    slots, placed_users = placed
     with_users = placed_users.shape[0] > 0
     source = rows.indptr[begin] if with_users else 0
     for e in range(begin, end):
@@ -229,7 +243,7 @@ def scatter(rows, keys, layout, slot, begin, end, placed, placed_users):
         key = np.uint64(keys[e])
         bucket = layout.first_bucket[rank] + np.int64(key >> layout.shift[rank])
         s = slot[bucket]
-        placed[s] = (key << _HALF) | np.uint64(e)
+        slots[s] = (key << _HALF) | np.uint64(e)
         slot[bucket] = s + 1
         if with_users:
             target = layout.pair_offset[rank] + s * rank
@@ -239,21 +253,21 @@ def scatter(rows, keys, layout, slot, begin, end, placed, placed_users):
 
 
 @_njit
-def sort_buckets(layout, bucket_rank, bucket_end, begin, end, ids, key, placed, placed_users, order, users):
-    """Sorts what was placed in buckets begin..end; writes their examples to order and their users to users.
+def sort_buckets(layout, buckets, begin, end, ids, placed, out):
+    """Sorts what was placed in buckets begin..end into `out`.
 
-    bucket_rank, bucket_end (buckets,). A bucket is sorted first by as many of the open bits of its keys as it has keys,
-    by counting, then by insertion.
+    A bucket is sorted first by as many of the open bits of its keys as it has keys, by counting, then by insertion.
     """
     largest = 0
     for bucket in range(begin, end):
-        largest = max(largest, bucket_end[bucket] - (bucket_end[bucket - 1] if bucket > 0 else 0))
+        largest = max(largest, buckets.end[bucket] - (buckets.end[bucket - 1] if bucket > 0 else 0))
     scratch = np.empty(largest, np.uint64)  # upper half of the hash, then the position in the bucket
     counts = np.empty(1 << _MOST_SORTED_BITS, np.int32)
-    low = bucket_end[begin - 1] if begin > 0 else 0
+    low = buckets.end[begin - 1] if begin > 0 else 0
+    slots, placed_users, order, users = placed.slots, placed.users, out.slots, out.users
     for bucket in range(begin, end):
-        rank = bucket_rank[bucket]
-        size = bucket_end[bucket] - low
+        rank = buckets.rank[bucket]
+        size = buckets.end[bucket] - low
         bits, most = 0, min(_MOST_SORTED_BITS, np.int64(layout.shift[rank]))
         while bits < most and (1 << bits) < size:
             bits += 1
@@ -261,20 +275,20 @@ def sort_buckets(layout, bucket_rank, bucket_end, begin, end, ids, key, placed, 
         mask = np.uint64((1 << bits) - 1)
         counts[: 1 << bits] = 0
         for i in range(low, low + size):
-            counts[np.int64((placed[i] >> down) & mask)] += 1
+            counts[np.int64((slots[i] >> down) & mask)] += 1
         total = 0
         for digit in range(1 << bits):
             count = counts[digit]
             counts[digit] = total
             total += count
         for i in range(low, low + size):
-            digit = np.int64((placed[i] >> down) & mask)
-            scratch[counts[digit]] = (placed[i] & ~_LOW_32) | np.uint64(i - low)
+            digit = np.int64((slots[i] >> down) & mask)
+            scratch[counts[digit]] = (slots[i] & ~_LOW_32) | np.uint64(i - low)
             counts[digit] += 1
-        _insertion_sort(scratch, size, placed, low, ids, key)
+        _insertion_sort(scratch, size, slots, low, ids)
         for i in range(size):
             source = low + np.int64(scratch[i] & _LOW_32)
-            order[low + i] = placed[source] & _LOW_32
+            order[low + i] = slots[source] & _LOW_32
             if users.shape[0] > 0:
                 first, target = layout.pair_offset[rank] + source * rank, layout.pair_offset[rank] + (low + i) * rank
                 for p in range(rank):
@@ -283,15 +297,15 @@ def sort_buckets(layout, bucket_rank, bucket_end, begin, end, ids, key, placed, 
 
 
 @_inline
-def _insertion_sort(scratch, size, placed, low, ids, key):
+def _insertion_sort(scratch, size, slots, low, ids):
     for i in range(1, size):
         moving = scratch[i]
         j = i
         while j > 0 and scratch[j - 1] >> _HALF >= moving >> _HALF:
             if scratch[j - 1] >> _HALF == moving >> _HALF:  # one pair in 2^32: the lower half of the hash decides
-                e = np.int64(placed[low + np.int64(moving & _LOW_32)] & _LOW_32)
-                f = np.int64(placed[low + np.int64(scratch[j - 1] & _LOW_32)] & _LOW_32)
-                if not id_before(ids, e, f, key):
+                e = np.int64(slots[low + np.int64(moving & _LOW_32)] & _LOW_32)
+                f = np.int64(slots[low + np.int64(scratch[j - 1] & _LOW_32)] & _LOW_32)
+                if not id_before(ids, e, f):
                     break
             scratch[j] = scratch[j - 1]
             j -= 1

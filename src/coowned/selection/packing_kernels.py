@@ -116,40 +116,12 @@ def peel(packing, state, order, wanted):
     are visited. Users on their stack are free already but still counted in open_users; they are handled first, so that
     the counts are right whenever an item is looked at.
     """
-    waiting = 0  # users on their stack
-    front = back = found = 0
-    for item in range(packing.indptr.shape[0] - 1):
-        state.open_users[item] = packing.indptr[item + 1] - packing.indptr[item]
-        if state.open_users[item] == 0:
-            state.decided[item] = 1
-        elif state.open_users[item] == 1 and item < packing.num_first:
-            state.single[found] = item
-            found += 1
-    for u in range(packing.user_indptr.shape[0] - 1):
-        total = np.int64(0)
-        for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
-            total += _limit(packing, packing.items[j])
-        state.demand[u] = total
-        if total <= state.room[u]:
-            state.user_state[u] = FREE
-            state.user_stack[waiting] = u
-            waiting += 1
-    walk, at = 0, 0
+    waiting, found = _start(packing, state)  # users on their stack, items for the second rule
+    front = back = walk = at = 0
     while True:
         if waiting > 0:  # the first rule
             waiting -= 1
-            u = state.user_stack[waiting]
-            for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
-                item = packing.items[j]
-                if state.decided[item]:
-                    continue
-                state.open_users[item] -= 1
-                if state.open_users[item] == 0:
-                    state.taken[item] = _limit(packing, item)
-                    state.decided[item] = 1
-                elif state.open_users[item] == 1 and item < packing.num_first:
-                    state.single[found] = item
-                    found += 1
+            found = _leave_out(packing, state, state.user_stack[waiting], found)
             continue
         if front == back and back < found:
             back = found
@@ -174,3 +146,43 @@ def peel(packing, state, order, wanted):
             at = 0
             if walk == 3 or order.shape[0] == 0:
                 break
+
+
+@_njit
+def _start(packing, state):
+    """Counts users and copies; returns (free users on their stack, items with one user that wait in `single`)."""
+    waiting = found = 0
+    for item in range(packing.indptr.shape[0] - 1):
+        state.open_users[item] = packing.indptr[item + 1] - packing.indptr[item]
+        if state.open_users[item] == 0:
+            state.decided[item] = 1
+        elif state.open_users[item] == 1 and item < packing.num_first:
+            state.single[found] = item
+            found += 1
+    for u in range(packing.user_indptr.shape[0] - 1):
+        total = np.int64(0)
+        for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+            total += _limit(packing, packing.items[j])
+        state.demand[u] = total
+        if total <= state.room[u]:
+            state.user_state[u] = FREE
+            state.user_stack[waiting] = u
+            waiting += 1
+    return waiting, found
+
+
+@_njit
+def _leave_out(packing, state, u, found):
+    """Counts a free user out of their undecided items; returns how many items wait in `single` now."""
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        item = packing.items[j]
+        if state.decided[item]:
+            continue
+        state.open_users[item] -= 1
+        if state.open_users[item] == 0:
+            state.taken[item] = _limit(packing, item)
+            state.decided[item] = 1
+        elif state.open_users[item] == 1 and item < packing.num_first:
+            state.single[found] = item
+            found += 1
+    return found

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import time
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.progress import Progress
 from coowned.selection import priced_kernels as kernels
 from coowned.selection.order import ordered_rows, part
@@ -69,11 +70,14 @@ class Priced(BoundedSelector):
     References: Ganesh et al. (2025), Section 5.4, https://arxiv.org/abs/2503.03622, for the integer program
     """
 
-    allow_duplicates: bool = False
-    distinct_weight: float = 0.0
-    time_limit: float | None = None
+    allow_duplicates: Annotated[bool, Option("Allow an example to be selected more than once.")] = False
+    distinct_weight: Annotated[float, Option("priced: extra weight of the first copy of an example.")] = 0.0
+    time_limit: Annotated[float | None, Option("Time limit of the integer programs and priced.", metavar="SECONDS")] = (
+        None
+    )
 
     name: ClassVar[str] = "priced"
+    bound_is_enough: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -191,7 +191,6 @@ def swap_round(packing, reduced, prices, margin, steps, state, room, copies):
     dropped, two were added. Otherwise the walk continues from one of those users, up to `steps` swaps. Items whose
     reduced profit is beyond the margin are surely out (or in) and are left so. `packing` is a `packing.Packing`.
     """
-    indptr, users, num_first = packing.indptr, packing.users, packing.num_first
     gained = 0
     for start in range(packing.user_indptr.shape[0] - 1):
         if room[start] == 0 or prices[start] <= margin:
@@ -199,55 +198,85 @@ def swap_round(packing, reduced, prices, margin, steps, state, room, copies):
         u = start
         dropped = -1
         for _ in range(steps):
-            choices = 0
-            add, full = -1, -1
-            for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
-                item = packing.items[j]
-                if copies[item] >= _limit(packing, item) or item == dropped or reduced[item] < -margin:
-                    continue
-                other = _only_full_user(packing, item, room)
-                if other >= 0:
-                    choices += 1
-                    state = _next(state)
-                    if _pick(state, choices):
-                        add, full = item, other
+            add, full, state = _item_to_add(packing, u, dropped, reduced, margin, state, room, copies)
             if add < 0:
                 break
-            choices = 0
-            drop = -1
-            for j in range(packing.user_indptr[full], packing.user_indptr[full + 1]):
-                item = packing.items[j]
-                # A first copy is never given for a further one: it may be worth more.
-                if copies[item] == 0 or reduced[item] > margin or (item < num_first and add >= num_first):
-                    continue
-                choices += 1
-                state = _next(state)
-                if _pick(state, choices):
-                    drop = item
-            if drop < 0 or drop == add:
+            dropped, state = _item_to_drop(packing, full, add, reduced, margin, state, copies)
+            if dropped < 0 or dropped == add:
                 break
-            copies[add] += 1
-            copies[drop] -= 1
-            dropped = drop
-            for p in range(indptr[add], indptr[add + 1]):
-                room[users[p]] -= 1
-            for p in range(indptr[drop], indptr[drop + 1]):
-                room[users[p]] += 1
-            added = 0
-            for p in range(indptr[drop], indptr[drop + 1]):
-                if room[users[p]] > 0:
-                    added += _add_at(packing, users[p], room, copies)
+            added = _exchange(packing, add, dropped, room, copies)
             gained += added
             if added:
                 break
-            choices = 0
-            u = -1
-            for p in range(indptr[drop], indptr[drop + 1]):
-                if room[users[p]] > 0 and prices[users[p]] > margin:
-                    choices += 1
-                    state = _next(state)
-                    if _pick(state, choices):
-                        u = users[p]
+            u, state = _next_user(packing, dropped, prices, margin, state, room)
             if u < 0:
                 break
     return gained
+
+
+@_njit
+def _item_to_add(packing, u, dropped, reduced, margin, state, room, copies):
+    """Draws an item of u with one full user; returns (item or -1, that user, the generator's state)."""
+    choices = 0
+    add, full = -1, -1
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        item = packing.items[j]
+        if copies[item] >= _limit(packing, item) or item == dropped or reduced[item] < -margin:
+            continue
+        other = _only_full_user(packing, item, room)
+        if other >= 0:
+            choices += 1
+            state = _next(state)
+            if _pick(state, choices):
+                add, full = item, other
+    return add, full, state
+
+
+@_njit
+def _item_to_drop(packing, u, add, reduced, margin, state, copies):
+    """Draws an item of u that may be given for `add`; returns (item or -1, the generator's state)."""
+    choices = 0
+    drop = -1
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        item = packing.items[j]
+        # A first copy is never given for a further one: it may be worth more.
+        worth_more = item < packing.num_first and add >= packing.num_first
+        if copies[item] == 0 or reduced[item] > margin or worth_more:
+            continue
+        choices += 1
+        state = _next(state)
+        if _pick(state, choices):
+            drop = item
+    return drop, state
+
+
+@_njit
+def _exchange(packing, add, drop, room, copies):
+    """Adds one item, drops the other, and adds what then fits; returns how many copies that was."""
+    indptr, users = packing.indptr, packing.users
+    copies[add] += 1
+    copies[drop] -= 1
+    for p in range(indptr[add], indptr[add + 1]):
+        room[users[p]] -= 1
+    for p in range(indptr[drop], indptr[drop + 1]):
+        room[users[p]] += 1
+    added = 0
+    for p in range(indptr[drop], indptr[drop + 1]):
+        if room[users[p]] > 0:
+            added += _add_at(packing, users[p], room, copies)
+    return added
+
+
+@_njit
+def _next_user(packing, dropped, prices, margin, state, room):
+    """Draws a user of what was dropped who has room and a price; returns (user or -1, the generator's state)."""
+    choices = 0
+    u = -1
+    for p in range(packing.indptr[dropped], packing.indptr[dropped + 1]):
+        other = packing.users[p]
+        if room[other] > 0 and prices[other] > margin:
+            choices += 1
+            state = _next(state)
+            if _pick(state, choices):
+                u = other
+    return u, state

@@ -1,7 +1,7 @@
 """Batches for DP-MF in which users take part seldom and far apart."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numba
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.errors import InfeasibleScheduleError
 from coowned.progress import Progress
 from coowned.selection.greedy_min_separation import SeparatedSelector
@@ -55,7 +56,7 @@ class PricedMinSeparation(SeparatedSelector):
       array([0, 1, 1, 1, 1], dtype=int32)
     """
 
-    contribution_bound: int
+    contribution_bound: Annotated[int, Option("Largest number of selected copies that contain one user.", metavar="K")]
 
     name: ClassVar[str] = "priced-min-separation"
 

@@ -1,13 +1,14 @@
 """A random set of examples, without a contribution bound."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.options import Option
 from coowned.errors import InputError
 from coowned.progress import Progress
 from coowned.selection.order import hash_order
@@ -42,8 +43,8 @@ class RandomSubset(Selector[Selection]):
     References: Ganesh et al. (2025), Section 5.5, https://arxiv.org/abs/2503.03622
     """
 
-    size: int
-    among: str = "all"
+    size: Annotated[int, Option("random-subset: number of examples.")]
+    among: Annotated[str, Option("random-subset: all, few-users or many-users.")] = "all"
 
     name: ClassVar[str] = "random-subset"
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.attribution.identifiers import utf8_buffers
+from coowned.attribution.options import Option
 from coowned.codec import decode_json, encode_json, to_plain
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.progress import Progress, counted, reporting
@@ -286,12 +287,14 @@ Result = TypeVar("Result", bound=Selection | Schedule)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selector(abc.ABC, Generic[Result]):
-    """The base of every selector: `select` checks its arguments, `_select` is the algorithm alone.
+    """Base class of every selector: `select` checks its arguments, `_select` is the algorithm alone.
 
-    A selector has its command-line name in `name` and its settings as fields, checked in `__post_init__`.
+    A selector has its command-line name in `name` and its settings as fields, checked in `__post_init__`. A field that
+    is `Annotated` with an `Option` is an option of `coowned select`.
     """
 
     name: ClassVar[str]
+    bound_is_enough: ClassVar[bool] = False  # `contribution_bound` alone makes one, so that a plan can try it
 
     def select(self, graph: AttributionGraph, *, seed: int = 0, progress: Progress | None = None) -> Result:
         """Chooses from the graph alone.
@@ -332,8 +335,8 @@ class OrderedSelector(Selector[Result]):
         "error" refuses the graph.
     """
 
-    ties: str = "hash"
-    unattributed: str = "drop"
+    ties: Annotated[str, Option("Order of examples with equally many users: hash (default) or input.")] = "hash"
+    unattributed: Annotated[str, Option("Examples without users: drop (default), keep or error.")] = "drop"
 
     def __post_init__(self) -> None:
         validate.one_of(("hash", "input"), ties=self.ties)
@@ -350,9 +353,9 @@ class OrderedSelector(Selector[Result]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundedSelector(OrderedSelector[Selection]):
-    """The base of the selectors of sets in which no user is in more than `contribution_bound` copies."""
+    """Base class of the selectors of sets in which no user is in more than `contribution_bound` copies."""
 
-    contribution_bound: int
+    contribution_bound: Annotated[int, Option("Largest number of selected copies that contain one user.", metavar="K")]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -117,20 +117,26 @@ class _Reading:
         return self.options.user_columns()
 
 
+class Columns(TypedDict, total=False):
+    """How the columns of a table are read."""
+
+    example_id: str  # "example_id" by default
+    separator: str | None
+    addresses: bool | None
+
+
 def attribute(
     data: "DataFrame",
     users: str | Sequence[str] | None = None,
     user: str | None = None,
-    example_id: str = "example_id",
-    separator: str | None = None,
     *,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
-    addresses: bool | None = None,
     unprotected: Iterable[Any] = (),
     checkpoint_dir: str | os.PathLike[str] | None = None,
+    **columns: Unpack[Columns],
 ) -> SparkGraph:
-    """The attribution graph of a Spark table, one example per row, or one (example, user) pair per row with `user=`.
+    """Builds the graph of a Spark table, one example per row, or one (example, user) pair per row with `user=`.
 
     Arguments are those of `from_table`, and so are the keys: the rules run as the same Python code on the executors,
     which then need this package. Exact rules (`UserKeyRules.exact()`), and integers as users, need no Python
@@ -142,6 +148,7 @@ def attribute(
       unprotected: keys of users to exclude, as `AttributedExamples.without_users` does; the list must fit the driver.
       checkpoint_dir: where the graph and the rounds of a selection are kept; the session's checkpoint directory by
         default, for a local master a temporary folder.
+      columns: example_id, separator and addresses.
 
     Guarantees:
       - The same ids, keys and pairs as on one machine.      (test_keys_are_the_local_ones)
@@ -151,8 +158,8 @@ def attribute(
     spark = running_session(data)
     if users is None and user is None and "users" not in data.columns and "user_id" in data.columns:
         user = "user_id"
-    options = table_options(users, user, example_id, separator, addresses)
-    columns = options.user_columns()
+    given: dict[str, Any] = {"example_id": "example_id", "separator": None, "addresses": None, **columns}
+    options, example_id = table_options(users, user, **given), given["example_id"]
     rules = user_keys or UserKeyRules()
     types = _checked_types(data, options)
     reading = _Reading(options=options, rules=rules, aliases=read_aliases(aliases), types=types)
@@ -174,7 +181,7 @@ def attribute(
     return SparkGraph(
         examples=examples,
         id_type=data.schema[example_id].dataType,
-        columns_read=(example_id, *columns),
+        columns_read=(example_id, *options.user_columns()),
         num_unprotected_users=gone,
         checkpoints=checkpoints,
     )
