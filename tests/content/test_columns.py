@@ -111,7 +111,7 @@ def test_width_of_lists(tmp_path):
     assert number_matrix(ragged, "x", 3)[3].tolist() == [6, 7, 8]
     fixed = pa.table({"x": pa.array([None, None, [1.0, 2.0, 3.0]], pa.list_(pa.float64(), 3))})
     assert number_matrix(fixed, "x").shape == (3, 3)
-    with pytest.raises(InputError, match="column 'x' has 3 by its type; they must agree"):
+    with pytest.raises(InputError, match="'x' has 3 by its type; they must agree"):
         number_matrix(fixed, "x", 4)
     numbers_alone = pa.table({"x": [1.0, 2.0], "z": [3, 4]})
     assert number_matrix(numbers_alone, "x").shape == (2, 1)
