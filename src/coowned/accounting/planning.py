@@ -28,6 +28,7 @@ from coowned.mechanism.candidates import TOO_SMALL, Attempt, Candidate, SearchSp
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import Progress, counted, reporting
+from coowned.selection.registry import selectors_by_bound
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _ALL = "all"  # mechanisms
