@@ -2,17 +2,33 @@
 
 # ruff: noqa: E501 (tables of cases: one case a line)
 
+import contextlib
+import csv
+import json
 import os
+import sqlite3
 import stat
+import tempfile
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
-from coowned import AttributionGraph, CertificateMismatchError, InputError, Schedule, Selection, certify
+from coowned import (
+    AttributionGraph,
+    CertificateMismatchError,
+    InputError,
+    Schedule,
+    Selection,
+    certify,
+    read_csv,
+    read_jsonl,
+    read_sql,
+)
 from coowned.selection.selection_files import read_selection, write_selection
 
 ROWS = [[0], [1], [0, 1], [2]]
@@ -145,3 +161,52 @@ def test_writing_checks_the_graph(tmp_path):
     with pytest.raises(CertificateMismatchError):
         write_selection(tmp_path / "S.parquet", other, Selection.from_copies(graph, [1, 0, 0, 0]))
     assert list(tmp_path.iterdir()) == []
+
+
+_ID = st.one_of(st.integers(-5, 2**70), st.integers(0, 50).map(str), st.sampled_from(["m1", "2020-01-01", "07"]))
+
+
+def read_ids(kind, folder, rows):
+    """Examples of (id, user) rows in one of the formats that declare no types."""
+    if kind == "sql":
+        with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+            connection.execute("CREATE TABLE t (id, users)")
+            stored = [[str(cell) if isinstance(cell, int) and cell >= 2**63 else cell for cell in row] for row in rows]
+            connection.executemany("INSERT INTO t VALUES (?, ?)", stored)
+            return read_sql("SELECT * FROM t", connection, example_id="id", users="users")
+    if kind == "csv":
+        with (folder / "a.csv").open("w", newline="") as opened:
+            csv.writer(opened).writerows([("id", "users"), *rows])
+        return read_csv(folder, example_id="id")
+    parts = [rows] if kind == "jsonl" else [rows[:1], rows[1:]]
+    for number, part in enumerate(parts):
+        lines = [json.dumps({"id": own, "users": user}) for own, user in part]
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+    return read_jsonl(folder, example_id="id")
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "folder", "sql"])
+@given(
+    ids=st.lists(_ID, min_size=3, max_size=5, unique_by=str),
+    other=st.tuples(_ID, st.one_of(st.integers(-3, 2**70), st.sampled_from(["ann", "7"]))),
+    row=st.integers(0, 2),
+)
+@settings(max_examples=40)
+def test_one_cell_changes_the_type_of_no_id(kind, ids, other, row):
+    """Ids and users of others, and the type of all ids in S.parquet, are the same whatever one row says."""
+    found = []
+    rows = [(own, f"user {number}") for number, own in enumerate(ids)]
+    others = [str(own) for at, own in enumerate(ids) if at != row]
+    for these in (rows, [*rows[:row], other, *rows[row + 1 :]]):
+        if str(these[row][0]) in others:  # their row is then a copy of another's
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            graph = read_ids(kind, Path(folder), these).graph
+            file = Path(folder) / "S.parquet"
+            write_selection(file, graph, Selection.from_copies(graph, [1] * len(ids)))
+            table = pyarrow.parquet.read_table(file)
+        rest = [own for at, own in enumerate(table["example_id"].to_pylist()) if at != row]
+        keys = [graph.user_keys[user].as_py() for user in graph.users]
+        found.append((table.schema, rest, [key for at, key in enumerate(keys) if at != row]))
+    assert found[0] == found[1]
+    assert found[0][1] == others

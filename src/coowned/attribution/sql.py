@@ -24,6 +24,7 @@ from coowned.attribution.tables import (
     valid_table,
     values_to_arrow,
     with_inferred_types,
+    with_names_as_text,
 )
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
@@ -181,7 +182,7 @@ def _table_of(
             size = max(1, min(_MOST_ROWS, len(rows) * _CHUNK_BYTES // num_bytes))
             progress(0.0, f"reading rows: {done:,}")
     joined = [join_chunks(chunks, text) for chunks, text in zip(columns, texts, strict=True)]
-    return with_inferred_types(pa.table(joined, names=names))
+    return with_inferred_types(with_names_as_text(pa.table(joined, names=names), options))
 
 
 @contextlib.contextmanager

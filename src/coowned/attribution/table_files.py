@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -24,10 +25,13 @@ from coowned.attribution.tables import (
     attribute_table,
     exact_text,
     join_chunks,
+    keeps_its_meaning,
+    spelled,
     table_options,
     valid_table,
     values_to_arrow,
     with_inferred_types,
+    with_names_as_text,
 )
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
@@ -41,6 +45,7 @@ _JSON_KINDS = {
     type(None): "null", str: "text", bool: "true or false", int: "an integer", float: "a number",
     dict: "an object", list: "a list",
 }  # fmt: skip
+ID_KINDS = ("text", "an integer")
 _LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
 _NULL = re.compile(rb"null(?<![:,]null)(?<![:,] null)")  # but for nearly all those that are a field's value
 _DEEPEST = 1000  # brackets of one line that Arrow's reader may see: it needs stack for each that is open
@@ -112,7 +117,8 @@ def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> 
                 f"{file}: cannot be read ({one_line(error).rstrip('.')}; the file has {file.stat().st_size:,} bytes); "
                 "write it again, or name its format"
             ) from error
-        tables.append(valid_table(table, options, f"{file}: "))
+        table = valid_table(table, options, f"{file}: ")
+        tables.append(with_names_as_text(table, options) if kind == "jsonl" else table)
     location = Location(str(path), [(str(file), table.num_rows) for file, table in zip(files, tables, strict=True)])
     if kind == "jsonl":
         return _joined(files, tables, options), location
@@ -194,17 +200,16 @@ def _read_parquet_file(file: Path, _: DataOptions) -> pa.Table:
 def _read_csv_file(file: Path, _: DataOptions) -> pa.Table:
     """All cells as text: types that are inferred from cells would let one person's cell change everybody's."""
     parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
-    convert = pyarrow.csv.ConvertOptions(check_utf8=False)
     block_bytes = _BLOCK_BYTES
     while True:
         read = pyarrow.csv.ReadOptions(block_size=block_bytes, use_threads=False)
         try:
-            with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
+            with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse) as reader:  # for the header
                 types = dict.fromkeys(_names(reader.schema), pa.large_string())
-            convert = pyarrow.csv.ConvertOptions(
+            texts = pyarrow.csv.ConvertOptions(
                 column_types=types, strings_can_be_null=False, quoted_strings_can_be_null=False, check_utf8=False
             )
-            with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader:
+            with pyarrow.csv.open_csv(file, read_options=read, parse_options=parse, convert_options=texts) as reader:
                 return pa.Table.from_batches(list(reader), reader.schema)
         except pa.ArrowInvalid as error:
             if "straddl" not in str(error):
@@ -248,7 +253,10 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
                 read_options=pyarrow.json.ReadOptions(block_size=block_bytes, use_threads=True),
                 parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer"),
             )
-            return _read_json_values(file, options) if any(map(_lost_its_spelling, table.columns)) else table
+            if any(map(_lost_its_spelling, table.columns)):
+                return _read_json_values(file, options)
+            columns = [column if keeps_its_meaning(column) else spelled(column) for column in table.columns]
+            return pa.table(columns, names=_names(table.schema))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if "straddl" not in str(error):
                 return _read_json_values(file, options)
@@ -256,14 +264,16 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
 
 
 def _lost_its_spelling(column: pa.ChunkedArray) -> bool:
-    """Whether the reader took texts for times, or rounded integers that stand among floats, at any depth."""
+    """Whether the reader took texts for times, rounded integers among floats or made -0.0 of -0, at any depth."""
     kind = column.type
     if pa.types.is_struct(kind):
         return any(_lost_its_spelling(pc.struct_field(column, name)) for name in _names(pa.schema(list(kind))))
     if pa.types.is_nested(kind):
         return _lost_its_spelling(pc.list_flatten(column))
-    rounded = pa.types.is_floating(kind) and pc.any(pc.greater_equal(pc.abs(column), EXACT)).as_py()
-    return pa.types.is_temporal(kind) or bool(rounded)
+    if not pa.types.is_floating(kind):
+        return pa.types.is_temporal(kind)
+    values = np.concatenate([np.zeros(0), *(np.asarray(chunk.drop_null()) for chunk in column.chunks)])
+    return bool(np.any((np.abs(values) >= EXACT) | ((values == 0) & np.signbit(values))))
 
 
 def _breaks_arrow(file: Path) -> bool:
@@ -335,9 +345,17 @@ def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
                 f"{file}, line {numbers[other]}: {name!r} is {json_kind(columns[name or ''][other])} here and "
                 f"{kinds[0][1]} in an earlier line; use one type"
             )
+        wrong = next(((row, kind) for row, kind in kinds if kind not in ID_KINDS), None)
+        if wrong and name == options.example_id:
+            raise InputError(f"{file}, line {numbers[wrong[0]]}: {not_an_id(name, wrong[1])}")
     names = [name.encode("utf-8", "replace").decode() for name in columns]
     arrays = [values_to_arrow(values, exact_text if name in metadata else None) for name, values in columns.items()]
     return pa.table(arrays, names=names)
+
+
+def not_an_id(name: str, kind: str) -> str:
+    """What is said of an id that is neither an integer nor text, in any line: its spelling would depend on others."""
+    return f"{name!r} must be an integer or text, not {kind}; write it as text"
 
 
 def json_kind(value: Any) -> str:

@@ -5,6 +5,7 @@ import datetime
 import decimal
 import difflib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,9 +26,9 @@ pc: Any = pyarrow.compute  # its functions are created at import, so type checke
 _ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
 EXACT = 2**53  # float64 holds every integer up to it
 _INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
-# Values of other types (a UUID, an address, ...) become text.
+# Values of other types (an object, a UUID, an address, ...) become text.
 _ARROW_TYPES = {
-    bool: None, int: pa.int64(), float: pa.float64(), decimal.Decimal: None, str: pa.large_string(), dict: None,
+    bool: None, int: pa.int64(), float: pa.float64(), decimal.Decimal: None, str: pa.large_string(),
     bytes: pa.large_binary(), datetime.datetime: None, datetime.date: None, datetime.time: None,
 }  # fmt: skip
 
@@ -210,6 +211,24 @@ def with_inferred_types(table: pa.Table) -> pa.Table:
     return table.replace_schema_metadata({**(table.schema.metadata or {}), **_INFERRED})
 
 
+def with_names_as_text(table: pa.Table, options: DataOptions) -> pa.Table:
+    """The same table with integers as text where it has ids or users: the type of an id depends on nobody's cell.
+
+    >>> table = with_names_as_text(pa.table({"id": [7], "users": [[1, 2]]}), DataOptions(example_id="id"))
+    >>> table.to_pylist()
+    [{'id': '7', 'users': ['1', '2']}]
+    """
+    for name in {*options.user_columns(), options.example_id} & {*table.column_names}:
+        number = table.column_names.index(name)
+        kind = table.column(number).type
+        if _is_name(kind):
+            kind = pa.large_string()
+        elif _is_list(kind) and (_is_name(kind.value_type) or pa.types.is_null(kind.value_type)):
+            kind = pa.large_list(pa.large_string())
+        table = table.set_column(number, name, table.column(number).cast(kind))
+    return table
+
+
 def types_are_inferred(schema: pa.Schema) -> bool:
     """Whether the types of this payload come from what cells hold (CSV, JSONL, SQL) rather than from a declaration."""
     return _INFERRED.items() <= (schema.metadata or {}).items()
@@ -238,7 +257,8 @@ def values_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None = N
         ):
             return values_to_text(values)  # a list keeps its own entries, whatever others hold
         missing = pa.array([value is None for value in values])
-        return pa.LargeListArray.from_arrays(pa.array(_ends(np.array(lengths))), entries, mask=missing)
+        lists = pa.LargeListArray.from_arrays(pa.array(_ends(np.array(lengths))), entries, mask=missing)
+        return lists if text is not None or keeps_its_meaning(lists) else values_to_text(values)
     if types == {int, float} and all(abs(value) <= EXACT for value in values if isinstance(value, int)):
         types = {float}
     if len(types) <= 1 and types <= _ARROW_TYPES.keys():
@@ -246,6 +266,23 @@ def values_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None = N
             array = pa.array(values, _ARROW_TYPES[types.pop()] if types else None)
             return array if isinstance(array, pa.Array) else array.combine_chunks()
     return values_to_text(values, text)
+
+
+def keeps_its_meaning(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether the type that cells gave to their column means for each of them what its JSON text would.
+
+    The type of objects gives a cell the fields and types of others, and lists of lists that are no array are read by
+    parts.
+    """
+    row = np.arange(len(column))  # (entries,) of the cell that each is in
+    while _is_list(column.type):
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0), dtype=np.int64)
+        row, column = np.repeat(row, lengths), pc.list_flatten(column)
+        if _is_list(column.type):
+            inner = np.asarray(pc.list_value_length(column).fill_null(-1), dtype=np.int64)
+            if np.any((np.diff(inner) != 0) & (np.diff(row) == 0)):
+                return False
+    return not pa.types.is_struct(column.type)
 
 
 def values_to_text(values: Sequence[Any], text: Callable[[Any], str] | None = None) -> pa.Array:
@@ -283,7 +320,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
     if isinstance(value, float):
-        return int(value) if value.is_integer() and abs(value) <= EXACT else value
+        negative_zero = value == 0 and math.copysign(1, value) < 0  # which no integer is
+        return int(value) if value.is_integer() and abs(value) <= EXACT and not negative_zero else value
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, (list, tuple)):

@@ -20,7 +20,7 @@ from coowned.attribution.examples import read_aliases
 from coowned.attribution.identifiers import Location, one_line
 from coowned.attribution.options import SUFFIXES
 from coowned.attribution.sources import DataSource, detect_format
-from coowned.attribution.table_files import files_of, json_kind, one_schema
+from coowned.attribution.table_files import ID_KINDS, files_of, json_kind, not_an_id, one_schema
 from coowned.attribution.tables import attribute_table
 from coowned.attribution.user_keys import read_keys
 from coowned.codec import unique_keys
@@ -41,7 +41,8 @@ _UNREADABLE = {
 _FILES_AT_ONCE = 8
 _HEADER_BYTES = 1 << 20
 _NULL = json_kind(None)
-_ARROW = {"text": pa.string(), "an integer": pa.int64(), "a number": pa.float64(), "true or false": pa.bool_()}
+# Integers are read as text: the type of an id depends on nobody's cell.
+_ARROW = {"text": pa.string(), "an integer": pa.string(), "a number": pa.float64(), "true or false": pa.bool_()}
 
 _Kind = tuple[bool, str]  # whether it is inside a list, and what it is
 
@@ -346,6 +347,8 @@ def _survey_lines(names: Sequence[str], rows: Iterable[Any]) -> Iterator[tuple[s
         for name in names:
             value = fields.get(name)
             part.kinds[name].update(_kinds(value))
+            if name == names[0] and json_kind(value) not in (*ID_KINDS, _NULL):
+                part.problem = not_an_id(name, json_kind(value))
             if not valid and "\ufffd" in str(value):  # what Spark makes of bytes that are not UTF-8
                 part.problem = f"column {name!r} is not UTF-8; save the file as UTF-8"
     yield from found.items()
@@ -354,12 +357,6 @@ def _survey_lines(names: Sequence[str], rows: Iterable[Any]) -> Iterator[tuple[s
 def _kinds(value: Any) -> Iterator[_Kind]:
     if isinstance(value, list):
         yield True, _NULL
-        yield from ((True, _kind(entry)) for entry in value)
+        yield from ((True, json_kind(entry)) for entry in value)
     else:
-        yield False, _kind(value)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        return "a number"
-    return json_kind(value)
+        yield False, json_kind(value)
