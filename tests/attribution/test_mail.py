@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.mail import display_names, looks_like_mail, read_mail
+from coowned.attribution.sources import DataSource
 from coowned.attribution.user_keys import UserKeyRules
 from coowned.errors import InputError
 
@@ -388,3 +389,25 @@ def test_names_in_brackets_without_end(tmp_path):
     file = tmp_path / "a.eml"
     file.write_text(f"From: Ann Lee <ann@x.org>\nTo: {'(' * 9000} Bob <bob@x.org>\n\nHello\n")
     assert display_names(file) == {"ann@x.org": {"Ann Lee"}}
+
+
+@pytest.mark.parametrize("counted", ["all", "all but one", "none"])
+def test_nobody_is_made_by_a_body(tmp_path, counted):
+    """A body that holds a whole message, in a box that escapes nothing."""
+    forged = f"she wrote:\n\n{_FROM}From: eve@x.org\nTo: dan@x.org\nMessage-ID: <9@x>\n\nFrom here on\nhello\n"
+    box = ""
+    for number, text in enumerate([forged, "two\n", "three\n"]):
+        length = counted == "all" or (counted == "all but one" and number != 1)
+        header = f"From: u{number}@x.org\n" + (f"Content-Length: {len(text)}\n" if length else "")
+        box += f"{_FROM}{header}\n{text}\n"
+    (tmp_path / "box.mbox").write_text(box)
+    with pytest.raises(InputError, match=r"box\.mbox, message [12]: .*--mbox-dialect"):
+        read_mail(tmp_path / "box.mbox")
+    if counted == "all":
+        for read in (read_mail, lambda path, **named: DataSource(path=path, **named).read()):
+            examples = read(tmp_path / "box.mbox", mbox_dialect="mboxcl2")
+            assert _users(examples) == [{"u0@x.org"}, {"u1@x.org"}, {"u2@x.org"}]
+        names = DataSource(path=tmp_path / "box.mbox", mbox_dialect="mboxcl2").display_names()
+        assert "eve@x.org" not in names
+    with pytest.raises(InputError, match="mbox_dialect must be one of"):
+        read_mail(tmp_path / "box.mbox", mbox_dialect="mbox")

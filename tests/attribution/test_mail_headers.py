@@ -119,3 +119,10 @@ def test_any_date_is_read_or_null(value):
         warnings.simplefilter("error")
         seconds = date_seconds(value)
     assert seconds is None or -62135596800 <= seconds <= 253402300799
+
+
+def test_a_message_without_a_header_has_a_body_alone():
+    assert split_message(b"From ann Mon Jan  1 10:00:00 2024\n\nTo: zoe@x.org\n\ntext") == (
+        b"",
+        b"To: zoe@x.org\n\ntext",
+    )

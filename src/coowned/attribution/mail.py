@@ -26,7 +26,7 @@ from coowned.attribution.mail_headers import (
     own_message_id,
     split_message,
 )
-from coowned.attribution.options import MAIL_USERS
+from coowned.attribution.options import MAIL_USERS, MBOX_DIALECTS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.progress import Progress, reporting
@@ -62,6 +62,7 @@ def read_mail(
     path: str | os.PathLike[str],
     *,
     attribute_to: str = "everyone",
+    mbox_dialect: str | None = None,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -80,6 +81,9 @@ def read_mail(
         Bob is not bounded for Bob where only the sender counts.
         Delivered-To and names inside the text are never read: somebody whom a message is about, or who got it through
         a list, is not protected by it.
+      mbox_dialect: how mbox files keep texts from beginning a message: "mboxo" or "mboxrd" escape lines of text that
+        begin with "From ", "mboxcl" and "mboxcl2" count the bytes of a text in Content-Length. None: a box is read
+        where both say the same, and refused where it is ambiguous (see `split_mbox`).
       user_keys: the rules that make one person of several spellings; None for `UserKeyRules.email()`.
       aliases: further addresses of people, and members of lists: a CSV file `key,user`.
       progress: called now and then as progress(done, message), with `done` from 0 to 1.
@@ -88,15 +92,14 @@ def read_mail(
     counted in messages: a byte offset would carry the length of other people's words into the order of selection.
     Messages with one Message-ID are copies of one example: it belongs to the people of all of them (a copy in a Sent
     folder still names those in Bcc) and has text and folder of the first, in the order of files. A folder's name is the
-    path to it inside `path`; an mbox is a folder too. An mbox whose messages all have a Content-Length that leads to
-    the next one is cut there; any other is cut at lines that begin with "From " and are followed by a header line,
-    where they carry a date or come after a blank line; other such lines are text.
+    path to it inside `path`; an mbox is a folder too.
     What is wrong with a message never removes it: an address that cannot be read is a key of its own text, a message
     whose header cannot be read is an example without users, a body that cannot be decoded is read with replacement
     characters. `notes` of the result counts all of these, and attachments, which are ignored.
 
     Guarantees:
       - Ids and attribution come from headers, file names and positions alone.   (test_bodies_do_not_reach_the_graph)
+      - No text makes a message, in any dialect.                                 (test_a_body_makes_no_message)
       - Every address in the headers read is a user of the example.              (test_every_address_is_a_user)
       - Copies of a message are one example with the users of all.               (test_copies_in_several_folders)
       - Any file is either read or refused with `InputError`.                    (test_mangled_mailboxes)
@@ -114,10 +117,12 @@ def read_mail(
     References: RFC 5322 (headers), RFC 2045 to 2047 (content), RFC 4155 (mbox).
     """
     validate.one_of(MAIL_USERS, attribute_to=attribute_to)
+    if mbox_dialect is not None:
+        validate.one_of(MBOX_DIALECTS, mbox_dialect=mbox_dialect)
     report = reporting(progress)
     in_thread = attribute_to == "thread"
     box = _Mailbox(_PEOPLE[attribute_to], with_references=in_thread)
-    for message in raw_messages(path, lambda done: report(done, "reading mail")):
+    for message in raw_messages(path, lambda done: report(done, "reading mail"), mbox_dialect):
         box.add(message)
     mentions = box.thread_mentions() if in_thread else box.builder.mentions()
     counts = box.counts
@@ -136,11 +141,11 @@ def read_mail(
     )
 
 
-def display_names(path: str | os.PathLike[str]) -> dict[str, set[str]]:
+def display_names(path: str | os.PathLike[str], *, mbox_dialect: str | None = None) -> dict[str, set[str]]:
     """The display names of each address in the headers, by the address's key."""
     wanted = tuple(name.lower().encode() for name in _PEOPLE["everyone"])
     values: set[str] = set()
-    for message in raw_messages(path, lambda done: None):
+    for message in raw_messages(path, lambda done: None, mbox_dialect):
         for found in header_fields(split_message(message.content)[0], wanted).values():
             values.update(map(header_text, found))
     pairs: set[tuple[str, str]] = set()

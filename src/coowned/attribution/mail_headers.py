@@ -24,16 +24,16 @@ _FIRST_SECOND, _LAST_SECOND = -62135596800, 253402300799  # years 1 to 9999
 def split_message(content: bytes) -> tuple[bytes, bytes]:
     """The header block of a message, its lines ended by a line feed, and the body.
 
-    The first empty line ends the header, as the standard says. A leading "From " line, byte-order mark and empty lines
-    are passed over, since a header that is not read is a person lost.
+    The first empty line ends the header, as the standard says. A byte-order mark, empty lines and a "From " line before
+    the header are passed over, since a header that is not read is a person lost.
     """
     if b"\n" not in content[:_LONG]:  # a file from before line feeds
         content = content.replace(b"\r", b"\n")
     start = _after_empty_lines(content, 3 if content.startswith(b"\xef\xbb\xbf") else 0)
     if content.startswith((b"From ", b">From "), start):
         end = content.find(b"\n", start)
-        start = len(content) if end < 0 else _after_empty_lines(content, end + 1)
-    end = _EMPTY_LINE.search(content, start)
+        start = len(content) if end < 0 else end + 1
+    end = _EMPTY_LINE.search(content, max(start - 1, 0))
     header, body = (content[start:], b"") if end is None else (content[start : end.start()], content[end.end() :])
     header = header.replace(b"\r\n", b"\n")
     if b"\r" in header:  # doubled by a transfer, or alone: both end a line

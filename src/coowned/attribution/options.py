@@ -10,6 +10,7 @@ FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 TABLES = (*SUFFIXES, "sql")
 MAIL_USERS = ("everyone", "sender", "recipients", "thread")
+MBOX_DIALECTS = ("mboxo", "mboxrd", "mboxcl", "mboxcl2")
 SLACK_USERS = ("participants", "channel")
 _ADDRESS_WORDS = frozenset(
     (
@@ -89,6 +90,15 @@ class DataOptions:
             "For mail: everyone (default), sender, recipients or thread. For Slack: participants (default) or channel.",
             formats=("mail", "slack"),
             choices=(*MAIL_USERS, *SLACK_USERS),
+        ),
+    ] = None
+    mbox_dialect: Annotated[
+        str | None,
+        Option(
+            "For mbox files: mboxo or mboxrd if their texts are escaped, mboxcl or mboxcl2 if Content-Length counts "
+            "(default: what both agree on; a box that stays ambiguous is refused).",
+            formats=("mail",),
+            choices=MBOX_DIALECTS,
         ),
     ] = None
     query: Annotated[

@@ -63,11 +63,13 @@ class DataSource(DataOptions):
         kind = self.format or detect_format(self.path)
         if kind == "mail":
             from coowned.attribution.mail import display_names
-        elif kind == "slack":
+
+            return display_names(self.path, mbox_dialect=self.mbox_dialect)
+        if kind == "slack":
             from coowned.attribution.slack import display_names
-        else:
-            return {}
-        return display_names(self.path)
+
+            return display_names(self.path)
+        return {}
 
     def refuse_unused(self, kind: str) -> None:
         """Refuses options that do not apply to this format."""
@@ -94,11 +96,16 @@ class DataSource(DataOptions):
 
             return read_arxiv(self.path, aliases=self.aliases)
         if kind == "mail":
-            from coowned.attribution.mail import read_mail as read
-        else:
-            from coowned.attribution.slack import read_slack as read
-        to = self.attribute_to or (MAIL_USERS if kind == "mail" else SLACK_USERS)[0]
-        return read(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
+            from coowned.attribution.mail import read_mail
+
+            to = self.attribute_to or MAIL_USERS[0]
+            return read_mail(
+                self.path, attribute_to=to, mbox_dialect=self.mbox_dialect, aliases=self.aliases, progress=progress
+            )
+        from coowned.attribution.slack import read_slack
+
+        to = self.attribute_to or SLACK_USERS[0]
+        return read_slack(self.path, attribute_to=to, aliases=self.aliases, progress=progress)
 
 
 def resolve_path(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:
