@@ -28,6 +28,11 @@ def proposals(users, **settings):
         ["Bob Stone <rockstar77@home.org>", "Bob Stone <b1962@work.org>"],
         ["Jürgen Groß <jg@x.org>", "Jurgen Gross <post@y.org>"],
         ["robert.oppenheimer@a.org", "robert.openheimer@b.org"],
+        ["bob@x.org", "b\u043eb@x.org"],  # a Cyrillic letter
+        ["bob@x.org", "bob@\u0445.org"],
+        ["info@x.org", "inf\u03bf@x.org"],  # a Greek one
+        ["paul.stern@x.org", "pau1.stem@x.org"],
+        ["ann", "\u0430nn"],
     ],
 )
 def test_one_person_is_found(spellings):

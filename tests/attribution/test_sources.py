@@ -84,6 +84,7 @@ def test_undetectable(data):
     ("name", "setting"),
     [
         *((name, {"attribute_to": "sender"}) for name in ("t.parquet", "t.csv", "t.jsonl", "arxiv.json", "mail.db")),
+        *((name, {"mbox_dialect": "mboxo"}) for name in ("t.csv", "arxiv.json", "slack", "mail.db")),
         *((name, {"query": "SELECT 1"}) for name in ("t.parquet", "t.csv", "t.jsonl", "arxiv.json", "m.mbox", "slack")),
         *(
             (name, setting)

@@ -2,7 +2,9 @@
 
 # ruff: noqa: E501 (tables of cases: one case a line)
 
+import base64
 import dataclasses
+import re
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,7 +19,7 @@ from coowned.attribution.user_keys import read_keys
 RULES = [field.name for field in dataclasses.fields(UserKeyRules)]
 
 # Letters, marks and signs that the rules look at, their look-alikes among the compatibility forms, and odd cases of case.
-ALPHABET = "aBbéÉe\u0301ßẞSsςσΣİıiKÅﬁ½김 \t\u00a0\n,，.．+＋@＠<>＜-'|ᾳΑ\u0345¨;"
+ALPHABET = "aBbéÉe\u0301ßẞSsςσΣİıiKÅﬁ½김 \t\u00a0\n,，.．+＋@＠<>＜-'|ᾳΑ\u0345¨;。｡\u2800\"\\%()"
 ENCODED = [
     "xn--mnchen-3ya.de",
     "MÜnchen.de>",
@@ -33,11 +35,23 @@ spellings = st.one_of(
     st.text(st.sampled_from(ALPHABET), max_size=10),
     st.text(max_size=8),
     st.builds(
+        "{}=?{}?{}?{}?={}".format,
+        st.sampled_from(["", "＝?q?q?a?=", "a "]),
+        st.sampled_from(["utf-8", "x"]),
+        st.sampled_from("qQbB"),
+        st.sampled_from(["", "bob", "b=6Fb=40x.org", "Qm9i", "=3D=3Fx=3Fq=3Fa=3F=3D", "=E2=80=8B", "=00"]),
+        st.sampled_from(["", "@x.org", " <b@x.org>"]),
+    ),
+    st.builds(
         "{}{}{}@{}".format,
         st.sampled_from(["", "Bob <", "a, b <"]),
-        st.sampled_from(["bob", "B.ob", ".", "b..ob+x", ".+x", "+x", "bob+", "bob+é", "bob+＠"]),
+        st.sampled_from(
+            ["bob", "B.ob", ".", "b..ob+x", ".+x", "+x", "bob+", "bob+é", "bob+＠", '"b\\ob"', 'b"o"b', "b%a"]
+        ),
         st.sampled_from(["", "+lists", ".", "+a.b"]),
-        st.sampled_from(["gmail.com", "googlemail.com>", "GMAIL.com", "x.org>", "x.org", "x.org> ", *ENCODED]),
+        st.sampled_from(
+            ["gmail.com", "gmail。com", "googlemail.com>", "GMAIL.com", "x.org>", "x.org", "x.org> ", *ENCODED]
+        ),
     ),
 )
 rule_sets = st.sets(st.sampled_from(RULES))
@@ -99,6 +113,21 @@ def test_runs_of_white_space_are_one_space(words):
         (UserKeyRules(), "ΟΔΥΣΣΕΥΣ", "οδυσσευς"),
         (UserKeyRules(), "e\u0301", "é"),
         (UserKeyRules(), "ｂｏｂ", "bob"),
+        (UserKeyRules(), "bob@mail.x\u3002org", "bob@mail.x.org"),
+        (UserKeyRules(), "Bob <bob@mail\uff61x\uff0eorg\u3002>", "bob@mail.x.org"),
+        (UserKeyRules(), '"b\\ob"@x.org', "bob@x.org"),
+        (UserKeyRules(), 'Bob <"b\\ob"@x.org>', "bob@x.org"),
+        (UserKeyRules(), '"b\\o\\b stone"@x.org', '"bob stone"@x.org'),
+        (UserKeyRules(), 'bob."q".stone@x.org', "bob.q.stone@x.org"),
+        (UserKeyRules(), "b\\ob@x.org", "bob@x.org"),
+        (UserKeyRules(), "<@a.org,@b.org:bob@x.org>", "bob@x.org"),
+        (UserKeyRules(), "@a.org,@b.org:bob@x.org", "bob@x.org"),
+        (UserKeyRules(), "Ann\u2800Lee", "ann lee"),
+        (UserKeyRules(), "\u3164Ann\uffa0Lee\u2800", "ann lee"),
+        (UserKeyRules(), "=?utf-8?q?J=C3=BCrgen?=", "Jürgen"),
+        (UserKeyRules(), "=?utf-8?b?SsO8cmdlbg==?= =?utf-8?q?_K=2E?=", "Jürgen K."),
+        (UserKeyRules(), "=?utf-8?q?Bob_=3Cbob=40x=2Eorg=3E?=", "bob@x.org"),
+        (UserKeyRules(), "=?utf-8?q?bob?=@x.org", "bob@x.org"),
         (UserKeyRules.authors(), "Müller, Jean-Luc", "Jean Luc Muller"),
         (UserKeyRules.authors(), "김 철수", "김  철수"),
         (UserKeyRules.authors(initials=True), "Müller, Jean-Luc", "J. Müller"),
@@ -112,7 +141,8 @@ def test_one_person(rules, one, other):
 
 INVISIBLE = [
     "\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\ufeff", "\u00ad", "\u2060", "\u202c", "\ufe0f", "\u180e", "\x00",
-    "\x07", "\x1f", "\x7f", "\u0080", "\u2066", "\U000e0041",
+    "\x07", "\x1f", "\x7f", "\u0080", "\u2066", "\U000e0041", "\u115f", "\u1160", "\u2800", "\u3164", "\uffa0", "\U0001d159",
+    "\U00013441", "\U00013442", "\U00016fe4",
 ]  # fmt: skip
 
 
@@ -214,6 +244,14 @@ def test_an_alias_can_say_whose_two_addresses_are():
     [
         (UserKeyRules(), "b.ob@x.org", "bob@x.org"),
         (UserKeyRules(), "ann", "anne"),
+        (UserKeyRules(), 'b"o"b@x.org', "b@x.org"),
+        (UserKeyRules(), 'b"o"b@x.org', "bob@x.org"),
+        (UserKeyRules(), 'Bob <b"o"b@x.org>', "b@x.org"),
+        (UserKeyRules(), 'b"ob@x.org', "ob@x.org"),
+        (UserKeyRules(), "b(o)b@x.org", "bb@x.org"),
+        (UserKeyRules(), 'Bob <"ann b"@x.org>', "b@x.org"),
+        (UserKeyRules(), "b\u043eb@x.org", "bob@x.org"),
+        (UserKeyRules.exact(), "=?utf-8?q?a?=", "a"),
         (UserKeyRules.exact(), "Ann", "ann"),
         (UserKeyRules.exact(), "ann ", "ann"),
         (UserKeyRules.email(plus_tags=False), "bob+a@x.org", "bob@x.org"),
@@ -225,6 +263,64 @@ def test_an_alias_can_say_whose_two_addresses_are():
 def test_two_people(rules, one, other):
     keys = rules.canonical([one, other]).to_list()
     assert keys[0] != keys[1]
+
+
+def _quoted(local, pairs):
+    return '"' + "".join(f"\\{letter}" if pair else letter for letter, pair in zip(local, pairs, strict=True)) + '"'
+
+
+@given(
+    local=st.text("abcxyz", min_size=2, max_size=5),
+    stops=st.lists(st.sampled_from(".\u3002\uff0e\uff61"), min_size=2, max_size=2),
+    pairs=st.none() | st.lists(st.booleans(), min_size=5, max_size=5),
+    blank=st.sampled_from(["", "\u2800", "\u3164", "\uffa0", "\u200b"]),
+    frame=st.sampled_from(
+        ["{}", "Bob <{}>", "<@a.org,@b.org:{}>", "=?utf-8?q?B=C3=B6b?= <{}>", "{} (Bob)", "mailto:{}"]
+    ),
+    encoded=st.booleans(),
+)
+def test_no_way_of_writing_splits_a_person(local, stops, pairs, blank, frame, encoded):
+    written = local if pairs is None else _quoted(local, pairs[: len(local)])
+    cell = frame.format(f"{written}@mail{stops[0]}x{stops[1]}org{blank}")
+    if encoded:
+        cell = f"=?utf-8?b?{base64.b64encode(cell.encode()).decode()}?="
+    plain = f"{local}@mail.x.org"
+    for column in ("users", "to"):
+        examples = from_table({column: [plain, "ann@x.org", cell]}, users=column)
+        assert examples.user_keys.to_pylist() == [plain, "ann@x.org"]
+        assert examples.user_mapping.users_of(cell) == [plain]
+
+
+@given(
+    st.text("ab", min_size=1, max_size=2),
+    st.text('ab"()', min_size=1, max_size=5),
+    st.text("ab", min_size=1, max_size=2),
+)
+def test_a_malformed_word_is_nobody_else(before, inside, after):
+    for local in (f'{before}"{inside}"{after}', f"{before}({inside}){after}"):
+        key = UserKeyRules().canonical([f"{local}@x.org"]).to_list()[0]
+        assert not re.fullmatch(r"[ab]+@x\.org", key), key
+
+
+@pytest.mark.parametrize("column", ["users", "to"])
+def test_an_address_through_a_relay_stands_for_both(column):
+    """Bob is not split where the relay forwards, and nobody becomes Bob where it does not."""
+    cells = ["Bob <bob%x.org@relay.net>", "bob@x.org", "bob%x.org%y.org@relay.net", "100%@x.org", "bob%x.org@relay.net"]
+    examples = from_table({column: cells}, users=column)
+    keys = examples.user_keys.to_pylist()
+    rows = np.split(examples.graph.users, examples.graph.indptr[1:-1])
+    through, twice = {"bob%x.org@relay.net", "bob@x.org"}, {"bob%x.org%y.org@relay.net", "bob@x.org"}
+    assert [{keys[user] for user in row} for row in rows] == [through, {"bob@x.org"}, twice, {"100%@x.org"}, through]
+    assert set(examples.user_mapping.users_of(cells[0])) == through
+    exact = from_table({column: cells}, users=column, user_keys=UserKeyRules.exact())
+    assert exact.user_keys.to_pylist() == cells
+
+
+def test_encoded_words_in_a_column_of_addresses():
+    cell = "=?utf-8?q?Ann_=3Cann=40x=2Eorg=3E=2C_bob=40x=2Eorg?="
+    assert from_table({"to": [cell]}, users="to").user_keys.to_pylist() == ["ann@x.org", "bob@x.org"]
+    with pytest.raises(InputError, match="one user with two addresses"):
+        from_table({"users": [cell]})
 
 
 def test_canonical_leaves_its_argument_alone():

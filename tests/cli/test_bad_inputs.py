@@ -35,6 +35,8 @@ BAD_DATA = [
     (["mail.csv", "--format", "excel"], "format must be one of 'parquet', 'csv'"),
     (["mail.csv", "--attribute-to", "sender"], "attribute_to does not apply to csv data"),
     (["mail.csv", "--attribute-to", "nobody"], "attribute_to must be one of"),
+    (["mail.csv", "--mbox-dialect", "mboxo"], "mbox_dialect does not apply to csv data"),
+    (["mail.csv", "--mbox-dialect", "mbox"], "mbox_dialect must be one of 'mboxo', 'mboxrd', 'mboxcl', 'mboxcl2'"),
     (["mail.csv", "--query", "SELECT 1"], "query does not apply to csv data"),
     (["mail.csv", "--separator", ";", "--aliases", "no.txt"], "no.txt: cannot be read"),
     (["mail.csv", "--separator", ";", "--aliases", "corrupt.jsonl"], "corrupt.jsonl"),

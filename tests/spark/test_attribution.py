@@ -20,6 +20,12 @@ SPELLINGS = [
     "ann",
     "b.o.b@gmail.com",
     "Bob@GMail.com",
+    "bob@x\u3002org",
+    '"b\\ob"@x.org',
+    'b"o"b@x.org',
+    "bob%x.org@relay.net",
+    "=?utf-8?q?Stra=C3=9Fe?=",
+    "Ann\u2800",
 ]
 
 

@@ -37,6 +37,10 @@ def refusals(spark, source):
 def same_graph(spark, source, local):
     graph = attribute_source(spark, source)
     assert graph.digest == local.digest
+    expected = (
+        "string" if source.format == "jsonl" or str(source.path).endswith(".jsonl") else graph.id_type.simpleString()
+    )
+    assert graph.id_type.simpleString() == expected  # of JSON lines: whatever their cells are
     assert graph.columns_read == local.columns_read
     graph.release()
 
@@ -83,6 +87,10 @@ def test_folders_of_other_columns_are_refused(spark, tmp_path, files, by_address
         ({"a.jsonl": '{"id":1,"users":"a"}\n{"id":2,"users":["b"]}\n'}, "use one type"),
         ({"a.jsonl": '[{"id":1,"users":"a"}]\n'}, "a list where an object was expected"),
         ({"a.jsonl": '{"id":1,"users":"a","id":2}\n'}, "duplicate key 'id'"),
+        (
+            {"a.jsonl": '{"id":"x","users":"a"}\n{"id":1.50,"users":"a"}\n'},
+            "'id' must be an integer or text, not a number",
+        ),
         ({"a.parquet": {"id": [1], "users": ["a"]}, "b.parquet": {"id": ["x"], "users": ["b"]}}, "need the same types"),
     ],
 )
@@ -104,6 +112,10 @@ def test_bad_files_are_refused_as_locally(spark, tmp_path, files, message):
         {"a.jsonl": '{"id":1,"users":"a"}\n{"id":"2","users":"b"}\n'},
         {"a.jsonl": '{"id":1,"users":"a"}\n{"id":2,"users":7}\n'},
         {"a.jsonl": '{"id":1,"users":"\\ud800"}\n'},
+        {
+            "a.jsonl": '{"id":1,"users":"a"}\n',
+            "b.jsonl": '{"id":"x","users":7}\n{"id":99999999999999999999,"users":"b"}\n',
+        },
         {"a.pq": {"id": pl.Series([1], dtype=pl.Int32), "users": ["a"]}, "b.pq": {"id": [1 << 40], "users": ["b"]}},
     ],
 )
@@ -111,7 +123,7 @@ def test_files_are_read_as_locally(spark, tmp_path, files):
     path = write(tmp_path, files)
     local = DataSource(path=path, **NAMED).read().graph
     same_graph(spark, DataSource(path=path, **NAMED), local)
-    kind = "jsonl" if path.suffix == ".jsonl" else "parquet" if "a.pq" in files else "csv"
+    kind = "jsonl" if "a.jsonl" in files else "parquet" if "a.pq" in files else "csv"
     same_graph(spark, DataSource(path=f"file://{path}", format=kind, **NAMED), local)
 
 

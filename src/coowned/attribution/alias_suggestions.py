@@ -29,6 +29,14 @@ _SCHEMA = {
     "lost_if_wrongly_merged": pl.Int64,
     "exposed_if_wrongly_apart": pl.Int64,
 }
+_LOOK_ALIKE = 0.95  # the score of keys that look the same
+# Letters of other alphabets and digits that look like a Latin letter, in lower case or in upper case.
+_LATIN = {
+    "a": "аαɑ", "b": "вβ", "c": "сϲ", "d": "ԁ", "e": "еεҽ", "f": "ƒ", "g": "ɡց", "h": "нһհ", "j": "јʝ", "k": "кκ",
+    "l": "1iіıιӏן|", "m": "мμ", "n": "ηոп", "o": "0оοօσ", "p": "рρ", "q": "ԛզ", "r": "гɾ", "s": "ѕꜱ", "t": "тτ",
+    "u": "υսʋ", "v": "νѵ", "w": "ԝωѡ", "x": "хχ", "y": "уγү", "z": "ζᴢ",
+}  # fmt: skip
+_SKELETON = str.maketrans({other: latin for latin, others in _LATIN.items() for other in others})
 _LARGEST_BLOCK = 200  # keys that share a word; more common words carry no information
 _SHORTEST_WORD = 3  # letters; shorter words are initials
 # Names of offices and programs, which do not identify a person.
@@ -47,7 +55,8 @@ def suggest_aliases(
 ) -> pl.DataFrame:
     """Proposes keys that may be one person: key, user, score, and what a wrong decision costs.
 
-    Every key is compared with those that share a word of their address or name; it is proposed as an alias of the most
+    Every key is compared with those that share a word of their address or name, or that look like it (a Cyrillic о in
+    bоb@x.org); it is proposed as an alias of the most
     similar key with more examples. The proposals can be read by `Aliases.read` as they are.
 
     Args:
@@ -56,7 +65,7 @@ def suggest_aliases(
 
     Returns a table, highest score first:
       key, user: "key is another key of user".
-      score: similarity of addresses and names; 1 where a full name is the same.
+      score: similarity of addresses and names; 1 where a full name is the same, at least 0.95 for keys that look alike.
       examples_of_key, examples_of_user: in how many examples each is.
       lost_if_wrongly_merged: if they are two people, at most so many fewer examples can be selected, at any bound.
       exposed_if_wrongly_apart: if they are one person, at most so many examples are selected beyond their bound.
@@ -98,8 +107,9 @@ def suggest_aliases(
 
 
 class _Person(NamedTuple):
-    """The words that identify a user."""
+    """What identifies a user."""
 
+    looks: str  # the key in Latin letters that look like its own
     number: str  # the digits of the key
     own: tuple[str, ...]  # the words of the key; empty if it contains no name
     names: set[tuple[str, ...]]  # the words of full names
@@ -109,7 +119,8 @@ class _Person(NamedTuple):
         return self.names | ({self.own} if self.own else set())
 
     def blocks(self) -> Iterator[str]:
-        """The words that others must share to be compared at all."""
+        """What others must share to be compared at all: how the key looks, or a word."""
+        yield f"{self.looks} (all of it)"
         for words in self.known_as:
             yield from (word for word in words if len(word) >= _SHORTEST_WORD)
             yield from _shortened(words)
@@ -117,10 +128,21 @@ class _Person(NamedTuple):
     def similarity(self, other: "_Person") -> float:
         if self.names & other.names:
             return 1.0
+        if self.looks == other.looks:
+            return _LOOK_ALIKE
         if self.number and other.number and self.number != other.number:
             return 0.0
         pairs = itertools.product(self.known_as, other.known_as)
         return max((_similarity(one, two) for one, two in pairs), default=0.0)
+
+
+def look_of(key: str) -> str:
+    """The key with Latin letters for all that look like one; equal for keys that a reader may confuse.
+
+    >>> look_of("b\u043eb@x.org") == look_of("bob@x.org") != look_of("ann@x.org")
+    True
+    """
+    return key.translate(_SKELETON).replace("rn", "m").replace("vv", "w")
 
 
 def _people(keys: list[str], names: list[set[str]]) -> list[_Person]:
@@ -130,11 +152,11 @@ def _people(keys: list[str], names: list[set[str]]) -> list[_Person]:
     # The words of a name in alphabetical order, without accents, marks and digits.
     words = {text: tuple(sorted(re.findall(r"[^\W\d_]+", name))) for text, name in zip(texts, plain, strict=True)}
     people = []
-    for local, known in zip(locals_, names, strict=True):
+    for key, local, known in zip(keys, locals_, names, strict=True):
         number = "".join(re.findall(r"\d+", local))
         made_by_a_database = bool(number) and local == local.upper()
         own = () if made_by_a_database or _IMPERSONAL.intersection(words[local]) else words[local]
-        people.append(_Person(number, own, {words[name] for name in known if len(words[name]) > 1}))
+        people.append(_Person(look_of(key), number, own, {words[name] for name in known if len(words[name]) > 1}))
     return people
 
 

@@ -22,6 +22,7 @@ from coowned.attribution.user_keys import (
     among,
     lists_others,
     split_addresses,
+    with_destinations,
     with_two_addresses,
 )
 from coowned.errors import InputError
@@ -266,6 +267,7 @@ def attribute(
         spelling = int(np.searchsorted(name_ends, blank[0], side="right")) - 1
         row = int(np.searchsorted(indptr, first_true(codes == spelling), side="right")) - 1
         raise InputError(f"{where}blank user in {column} at {where.row(row)}; fill it in or remove the entry")
+    name_ends, keys = with_destinations(name_ends, keys, rules)
     known = read_aliases(aliases)
     key_ends, key_users, key_array = _number_keys(keys, known, rules)
     spelling_indptr, spelling_users = _expand(name_ends, np.arange(len(keys)), key_ends, key_users)

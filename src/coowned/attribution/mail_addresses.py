@@ -15,9 +15,18 @@ _NO_LIST_GIVEN = re.compile(
     r"(?:undisclosed|unlisted|suppressed|hidden)[\s_-]*(?:recipients?|list)|recipients? list not shown", re.I
 )
 _QUOTED_END = re.compile(r'(?:[^"\\]|\\.)*+"', re.DOTALL)
-_QUOTED_LOCAL = re.compile(r'"([^"]*)"@([^\s"]+)')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_ALL_CLOSED = re.compile(r'[^"]*+(?:"(?:[^"\\]|\\.)*+"[^"]*+)*+', re.DOTALL)
+_WORD = re.compile(r'(?:"(?:[^"\\]|\\.)*+"|[^\s"])++', re.DOTALL)  # up to white space outside of quotes
+_LONE_QUOTE = "\ue000"  # stands for a quote in a word that never closes
+_LOCAL_WORD = r'(?:"(?:[^"\\]|\\.)*+"|[^\s<>@,;:"()\[\].]++)'
+_WITH_QUOTES = re.compile(rf"({_LOCAL_WORD}(?:\.{_LOCAL_WORD})*+)@([^\s@\"]+)", re.DOTALL)
+_PAIR = re.compile(r"\\(.)", re.DOTALL)
+# The relays of a source route, in front of the address: they carry a message and are nobody.
+_ROUTE = re.compile(r"(?:(?<=[\s,;<])|^)@[^\s@,:;<>]++(?:\s*+,\s*+@[^\s@,:;<>]++)*+\s*+:(?=\s*+[^\s@,:;<>]++@)")
 _QUERY = re.compile(r"^([^@]*@[^?]*)\?.*", re.DOTALL)  # "?subject=..." of a mailto; a local part may contain "?"
 _PARENTHESIS = re.compile(r"\\.|[()]", re.DOTALL)
+_GLUED = re.compile(r"[^\s<>@,;:.]")
 _DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
 
 
@@ -48,6 +57,8 @@ def parse_addresses(value: str) -> AddressList:
     """
     found: list[str] = []
     at = 0
+    if ":" in value:
+        value = _ROUTE.sub("", value)
     while at < len(value):
         match = _PLAIN_MAILBOX.match(value, at)
         if match is None:
@@ -87,7 +98,7 @@ class _Reader:
                 closed = _QUOTED_END.match(value, after) if quotes else None
                 if closed is None:
                     quotes = False
-                    self.text.append(" ")
+                    self.text.append(_LONE_QUOTE if _is_inside_a_word(value, at, after) else " ")
                 else:
                     after = closed.end()
                     self.text.append(value[at:after])
@@ -95,9 +106,14 @@ class _Reader:
                 end = _end_of_comment(value, at)
                 if end is None:
                     comments = False
-                    self.text.append(" ")
+                    self.text.append("(" if _is_inside_a_word(value, at, after) else " ")
                 else:
                     self.comments.append(value[after : end - 1])
+                    while value[end : end + 1] == "(" and (following := _end_of_comment(value, end)) is not None:
+                        self.comments.append(value[end + 1 : following - 1])
+                        end = following
+                    if _is_inside_a_word(value, at, end):  # b(o)b@x.org is not bb@x.org
+                        self.text.append(value[at:end])
                     after = end
             elif character == "<" and after <= last_angle:
                 following = value.find("<", after)
@@ -124,7 +140,7 @@ class _Reader:
                 if character == ";" and group_start is not None:
                     self.unnamed |= group_start == len(self.found)
                     group_start = None
-            elif character in "<>()":
+            elif character in "<>" or (character in "()" and not _is_inside_a_word(value, at, after)):
                 self.text.append(" ")
             else:
                 self.text.append(character)
@@ -141,37 +157,46 @@ class _Reader:
             self.take_words(_without_route(angle))
         if angles:
             # A display name in quotes is well-formed and ignored; an address outside the brackets is not.
-            self.take_words(re.sub(r'"[^"]*"', " ", text))
+            self.take_words(_QUOTED.sub(" ", text))
         else:
             text = _close_up(text)
-            for local, domain in _QUOTED_LOCAL.findall(text):
-                self.take_address(f"{local}@{domain}" if _DOT_ATOM.fullmatch(local) else f'"{local}"@{domain}')
-            self.take_words(_QUOTED_LOCAL.sub(" ", text))
-            if len(self.found) == before:
-                self.take_words(text.replace('"', " "))
+            self.take_words(text)
+            if len(self.found) == before:  # '"ann@x.org"'
+                self.take_words(" ".join(_PAIR.sub(r"\1", quoted) for quoted in _QUOTED.findall(text)))
             if len(self.found) == before:  # "Bob (bob@x.org)"
                 self.take_words(" ".join(comments))
         if len(self.found) == before:
             self.take_unreadable(" ".join(angles).strip() or text, comments)
 
     def take_words(self, text: str) -> None:
-        for word in _close_up(text).replace(",", " ").replace(";", " ").split():
-            if "@" in word and '"' not in word:
-                self.take_address(word)
+        """Takes every word with an @: an address, or a word of its own where quotes are in the middle of one."""
+        for word in _WORD.findall(_with_closed_quotes(_close_up(text))):
+            quoted = '"' in word
+            if quoted and "@" in _QUOTED.sub("", word):
+                self.take_address(_without_quotes(word))
+            elif not quoted:
+                for part in word.replace(",", " ").replace(";", " ").split():
+                    if "@" in part:
+                        self.take_address(part)
 
     def take_address(self, word: str) -> None:
         address = _QUERY.sub(r"\1", word.strip("'").rstrip(".").removeprefix("mailto:"))
         if address.startswith("["):  # "Bob [bob@x.org]"
             address = address.strip("[]")
+        malformed = _LONE_QUOTE in address
+        address = address.replace(_LONE_QUOTE, '"')
         local, _, domain = address.rpartition("@")
-        if not local or not domain or ("@" in local and not local.startswith('"')):
+        if "\\" in local and _DOT_ATOM.fullmatch(plain := _PAIR.sub(r"\1", local)):
+            local, address = plain, f"{plain}@{domain}"
+        well_formed = _QUOTED.fullmatch(local) if '"' in local else not {"@", "(", ")"} & set(local)
+        if malformed or not local or not domain or not well_formed or '"' in domain:
             self.unreadable += 1
             address = address.lower()
         self.found.append(address)
 
     def take_unreadable(self, text: str, comments: list[str]) -> None:
         """An entry without any address: its own text is its key, so that whoever it names is still counted."""
-        text = " ".join(text.replace('"', " ").split())
+        text = " ".join(text.replace('"', " ").replace(_LONE_QUOTE, '"').split())
         if not text and not self.found and not self.unnamed:
             text = " ".join(" ".join(comments).split())
         if not text:
@@ -196,6 +221,34 @@ class _Reader:
 def _close_up(text: str) -> str:
     """`ann @ x.org` is ann@x.org."""
     return " ".join(text.split()).replace(" @", "@").replace("@ ", "@")
+
+
+def _with_closed_quotes(text: str) -> str:
+    """The same text with quotes that close; one that does not is marked in a word, and elsewhere a space."""
+    closed = _ALL_CLOSED.match(text).end()  # type: ignore[union-attr]
+    if closed == len(text):
+        return text
+    marked = [
+        character if character != '"' else _LONE_QUOTE if _is_inside_a_word(text, at, at + 1) else " "
+        for at, character in enumerate(text[closed:], start=closed)
+    ]
+    return text[:closed] + "".join(marked)
+
+
+def _without_quotes(word: str) -> str:
+    """`"b\\ob".x@y.org` is bob.x@y.org; a word that has quotes elsewhere names nobody else and stays."""
+    found = _WITH_QUOTES.fullmatch(word)
+    if found is None:
+        return word
+    local = _QUOTED.sub(lambda quoted: _PAIR.sub(r"\1", quoted[1]), found[1])
+    if not _DOT_ATOM.fullmatch(local):
+        local = '"' + local.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"{local}@{found[2]}"
+
+
+def _is_inside_a_word(value: str, begin: int, end: int) -> bool:
+    """Whether the word goes on on both sides: neither a comment nor a quote may be there."""
+    return all(_GLUED.fullmatch(character) for character in (value[max(begin - 1, 0) : begin], value[end : end + 1]))
 
 
 def _without_route(angle: str) -> str:

@@ -21,20 +21,27 @@ import polars as pl
 import pyarrow as pa
 
 from coowned.attribution.mail_addresses import parse_addresses
+from coowned.attribution.mail_headers import decode_words
 from coowned.errors import InputError
 
 _ADDRESS = re.compile(r"^[^\s@<>,;]+@[^\s@<>,;]+$")
+_QUOTED_ADDRESS = re.compile(r'^"(?:[^"\\]|\\.)*"@[^\s@<>,;"]+$', re.DOTALL)
 _BRACKETED = re.compile(r"<\s*([^\s@<>,;]+@[^\s@<>,;]+)\s*>\s*$")
 _AND = re.compile(r"@.*[,;|<>]", re.DOTALL)  # before a bracketed address: it may be the last one of several
 # A local part of nothing but dots, or with nothing but dots before its tag, is left as it is: who it names is unknown.
 _PLAIN = r"^[\w+-]+(?:\.[\w+-]+)*@[\w-]+(?:\.[\w-]+)*$"  # nothing to unwrap
 # Invisible characters that are not spaces: zero-width and directional marks, variation selectors, controls.
-_INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}]--\s]"
+_INVISIBLE = r"[[\p{Default_Ignorable_Code_Point}\p{Cf}\p{Cc}\x{16fe4}]--\s]"
+# Blanks that are no white space: they look like a space in a name, and like nothing in an address.
+_BLANK = "[\u2800\u3164\uffa0\U0001d159\U00013441\U00013442]"
+_AT = "[@\ufe6b\uff20]"
+_ENCODED_WORD = "[=\ufe66\uff1d][?\ufe56\uff1f]"
+_THROUGH_RELAY = re.compile(r"([^\s@<>,;\"()%]+)%([^\s@<>,;\"()%]+)(?:%[^\s@<>,;\"()]+)?@[^\s@<>,;]+")
 _UNTIDY = r"^\s|\s$|\s\s|[\s--\x20]"  # white space that is not one space between two words
 _TWO_ADDRESSES = r"(?s)[^\s@<>,;|]@[^\s@<>,;|]+[\s<>,;|](?:.*[\s<>,;|])?[^\s@<>,;|]+@[^\s@<>,;|]"
 _ENCODED_DOMAIN = r"^[^\s@<>,;]+@(?:[^\s@<>,;]*\.)?xn--"
-_DOTLESS_PROVIDERS = r"^([^@]*[^@.][^@]*)@(?:gmail|googlemail)\.com$"
-_TAGGED = r"^([^+@]*[^+@.][^+@]*)\+[^@]*@"
+_DOTLESS_PROVIDERS = r'^([^@"()\\]*[^@"()\\.][^@"()\\]*)@(?:gmail|googlemail)\.com$'
+_TAGGED = r'^([^+@"()\\]*[^+@"()\\.][^+@"()\\]*)\+[^@"()\\]*@'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,15 +51,19 @@ class UserKeyRules:
     Attributes:
       case: upper and lower case are one.
       whitespace: spaces around a key are dropped, runs inside it are one space.
-      unicode: compatibility forms are one (NFKC), and invisible and control characters are removed.
+      unicode: compatibility forms are one (NFKC), invisible and control characters are removed, blanks such as U+2800
+        are spaces (in an address they are removed), and every full stop of a domain is a dot (bob@x\u3002org).
       bracketed_addresses: "Bob <bob@x.org>" is bob@x.org, as is whatever else names one address in the ways of mail:
-        "mailto:bob@x.org", "Bob (bob@x.org)", "Bob [bob@x.org]", quotes, comments, a dot or semicolon at the end.
+        "mailto:bob@x.org", "Bob (bob@x.org)", "Bob [bob@x.org]", quotes, quoted pairs, comments, routes, a dot or
+        semicolon at the end. Quotes or comments inside a word (`b"o"b@x.org`) name nobody else: such a key stays.
       plus_tags: bob+lists@x.org is bob@x.org.
       international_domains: bob@xn--mnchen-3ya.de is bob@münchen.de.
       dots: b.o.b@gmail.com is bob@gmail.com, for the providers that ignore dots.
       author_names: "Müller, Jean-Luc" is "jean luc muller": order, accents and punctuation are one; a key with an @
         in it is no name and stays.
       initials: with author_names, "Jean-Luc Müller" is "j muller": merges many people, splits hardly any.
+
+    Encoded words of mail (=?utf-8?q?J=C3=BCrgen?=) are decoded unless all of these are off.
 
     Guarantees:
       - The key of a key is that key.                                   (test_canonical_is_idempotent)
@@ -91,8 +102,10 @@ class UserKeyRules:
     def canonical(self, spellings: pl.Series | pa.Array | Sequence[str]) -> pl.Series:
         """The key of each spelling: a text series of the same length."""
         keys = pl.Series("key", spellings).cast(pl.String)
+        if self != UserKeyRules.exact():
+            keys = _where(keys, keys.str.contains(_ENCODED_WORD), self._decode_words)
         if self.unicode:
-            keys = _where(keys, keys.str.contains(_INVISIBLE), _without_invisible)
+            keys = _without_invisible(keys)
         if self.unicode or self.case:
             keys = _where_not_ascii(keys, self._fold)
         if self.case:
@@ -105,17 +118,28 @@ class UserKeyRules:
             keys = self._canonical_name(keys)
         return keys
 
+    def _decode_words(self, part: pl.Series) -> pl.Series:
+        """Until there is no encoded word left, also in what others were decoded to."""
+        while True:
+            before = _without_invisible(part).str.normalize("NFKC") if self.unicode else part
+            decoded = [decode_words(key) for key in before]
+            part = pl.Series("key", [new if new.strip() else old for new, old in zip(decoded, before, strict=True)])
+            if part.equals(before):
+                return part
+
     def _fold(self, part: pl.Series) -> pl.Series:
-        if not self.case:
-            return part.str.normalize("NFKC")
-        return pl.Series("key", [_fold_case(key, self.unicode) for key in part], dtype=pl.String)
+        if self.case:
+            part = pl.Series("key", [_fold_case(key, self.unicode) for key in part], dtype=pl.String)
+        elif self.unicode:
+            part = part.str.normalize("NFKC")
+        return _where(part, part.str.contains("@", literal=True), _dotted) if self.unicode else part
 
     def _decode_domain(self, addresses: pl.Series) -> pl.Series:
         decoded = []
         for key in addresses:
             while (found := _decode_domain(key)) != key:  # each time shorter
                 key = _fold_case(found, self.unicode) if self.case else found
-                key = unicodedata.normalize("NFKC", key) if self.unicode else key
+                key = unicodedata.normalize("NFKC", key).replace("\u3002", ".") if self.unicode else key
             decoded.append(key)
         result = pl.Series("key", decoded, dtype=pl.String)
         readable = _is_address(result) & ~result.str.contains(_INVISIBLE)
@@ -312,10 +336,24 @@ def _where_not_ascii(keys: pl.Series, change: Callable[[pl.Series], pl.Series]) 
 
 
 def _without_invisible(keys: pl.Series) -> pl.Series:
+    """Without what cannot be seen, and with a space for what looks like one."""
+    keys = _where(keys, keys.str.contains(_BLANK), _without_blanks)
+    return _where(keys, keys.str.contains(_INVISIBLE), lambda part: _unless_nothing(part, _INVISIBLE, ""))
+
+
+def _without_blanks(keys: pl.Series) -> pl.Series:
+    keys = _where(keys, keys.str.contains(_AT), lambda part: _unless_nothing(part, _BLANK, ""))
+    return _unless_nothing(keys, _BLANK, " ")
+
+
+def _unless_nothing(keys: pl.Series, pattern: str, replacement: str) -> pl.Series:
     # A key of nothing else keeps its own text: an empty key would be no user.
-    return pl.select(
-        pl.when((left := keys.str.replace_all(_INVISIBLE, "")) == "").then(keys).otherwise(left)
-    ).to_series()
+    left = keys.str.replace_all(pattern, replacement)
+    return pl.select(pl.when(left.str.strip_chars() == "").then(keys).otherwise(left)).to_series()
+
+
+def _dotted(keys: pl.Series) -> pl.Series:
+    return keys.str.replace_all("\u3002", ".", literal=True)
 
 
 def _tidy(keys: pl.Series) -> pl.Series:
@@ -332,7 +370,8 @@ def _address_in(key: str) -> str:
     bracketed = None if bracketed and _AND.search(key, 0, bracketed.start()) else bracketed
     found = {bracketed[1]} if bracketed else set(parse_addresses(key).addresses)
     address = found.pop() if len(found) == 1 else key
-    return _address_in(address) if len(address) < len(key) and _ADDRESS.fullmatch(address) else key
+    is_address = _ADDRESS.fullmatch(address) or _QUOTED_ADDRESS.fullmatch(address)
+    return _address_in(address) if len(address) < len(key) and is_address else key
 
 
 def split_addresses(spellings: pl.Series) -> tuple[np.ndarray, pl.Series]:
@@ -342,12 +381,33 @@ def split_addresses(spellings: pl.Series) -> tuple[np.ndarray, pl.Series]:
     >>> ends.tolist(), names.to_list()
     ([0, 2, 3], ['ann@x', 'bob@x', 'Smith, John'])
     """
-    several = spellings.str.contains("@", literal=True) & ~spellings.str.contains(_PLAIN)
+    several = spellings.str.contains(f"@|{_ENCODED_WORD}") & ~spellings.str.contains(_PLAIN)
     names: list[Any] = [[spelling] for spelling in spellings]
     for row in several.arg_true():
         names[row] = list(parse_addresses(names[row][0]).addresses) or names[row]
     ends = np.concatenate([[0], np.cumsum([len(entry) for entry in names], dtype=np.int64)])
     return ends, pl.Series([name for entry in names for name in entry], dtype=pl.String)
+
+
+def with_destinations(ends: np.ndarray, keys: pl.Series, rules: UserKeyRules) -> tuple[np.ndarray, pl.Series]:
+    """The (names + 1,) ends and the keys of what some names stand for, by the canonical keys that they have.
+
+    `bob%x.org@relay` is Bob at x.org where the relay forwards it, and somebody at the relay where it does not. Nobody
+    can tell, so it stands for both: neither is left out of the example.
+
+    >>> with_destinations(np.arange(3), pl.Series(["bob%x.org@relay", "ann@x"]), UserKeyRules())[1].to_list()
+    ['bob%x.org@relay', 'bob@x.org', 'ann@x']
+    """
+    places = keys.str.contains("%", literal=True).arg_true()
+    found = [(place, _THROUGH_RELAY.fullmatch(keys[place])) for place in places] if rules.bracketed_addresses else []
+    through = [(place, f"{match[1]}@{match[2]}") for place, match in found if match]
+    if not through:
+        return ends, keys
+    lists = [[key] for key in keys]
+    for (place, _), own in zip(through, rules.canonical([address for _, address in through]), strict=True):
+        lists[place].append(own)
+    more = np.concatenate([[0], np.cumsum([len(entry) for entry in lists], dtype=np.int64)])
+    return more[ends], pl.Series([key for entry in lists for key in entry], dtype=pl.String)
 
 
 def with_two_addresses(keys: pl.Series) -> pl.Series:
