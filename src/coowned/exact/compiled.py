@@ -1,4 +1,9 @@
-"""Compiled loops: kept on disk until a file that they may call changes, and shared by threads part by part."""
+"""Compiles loops, keeps them on disk until a file that they may call changes, and divides their work among threads.
+
+Two things that numba's public names lack: its cache looks at one file alone (hence `_cache` and `_source_stamp`,
+without which nothing is kept and results are the same), and it has no atomic counter on the CPU (hence a few lines of
+LLVM, without which threads could not take parts as they become free).
+"""
 
 import functools
 import hashlib

@@ -1,4 +1,8 @@
-"""Where all secret randomness comes from: one run key, and a key of its own for everything that is drawn.
+"""Derives all secret randomness of a run from one key: BLAKE2b makes a key for each thing that is drawn, ChaCha20 words.
+
+ChaCha20 is our own because compiled loops draw from hundreds of keys: OpenSSL's (`cryptography`) gives the same bits,
+but with it the noise of a sweep of 336 models runs at 0.33 (101 parameters) to 0.88 (1001) of the speed; only one long
+stream (100,000 numbers) would gain, 1.2 times.
 
 A sub-key is BLAKE2b, keyed by the run key, of (purpose, configuration, step, tensor, copy); it is the 256-bit key of a
 ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed draws

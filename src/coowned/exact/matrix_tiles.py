@@ -1,8 +1,10 @@
-"""Products of small matrices that stay in the processor's registers, and prefetching, for compiled loops.
+"""Multiplies small matrices in the processor's registers, and prefetches, inside of compiled loops.
 
 Numba leaves the inner loop of a product in memory. These few lines of LLVM keep ROWS x COLUMNS sums in vector
-registers: as fast as a library's product (benchmarks/mechanism.py), but inside of a loop, on its thread, and in a known
-order, whatever the width of the registers: the same numbers give the same bits.
+registers: as fast as a library's product (benchmarks/mechanism.py), but on the loop's own thread and in a known order,
+whatever the width of the registers: the same numbers give the same bits. Against the same loops in numba, with AVX-512:
+`multiply_tile` 9.3 times as fast in float32 and 2.8 in float64, `multiply_four` 1.3 (rows in the cache) to 2.2 (rows
+scattered in memory), `prefetch` 1.3 (rows of 1008 numbers) to 2.5 (rows of 112).
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
-"""The compiled inner loops of the shared order: the keyed hash of an id, and the sort by number of users and hash.
+"""Compiled inner loops of the shared order: the keyed hash of an id, and the sort by number of users and hash.
 
-The hash is what Spark SQL calls xxhash64(cast(seed as bigint), cast(id as string)): XXH64 of the UTF-8 of str(id),
-keyed with the XXH64 of the seed's eight little-endian bytes, itself keyed with 42; compared as signed numbers.
+XXH64 because Spark SQL has it: a cluster orders examples as one machine does. The hash is what Spark SQL calls
+xxhash64(cast(seed as bigint), cast(id as string)): XXH64 of the UTF-8 of str(id), keyed with the XXH64 of the seed's
+eight little-endian bytes, itself keyed with 42; compared as signed numbers.
 
 This sort is four times as fast as numpy's: it moves the users of an example along with its key, in the order in
 which they are stored, and sorts buckets that fit the cache.

@@ -29,9 +29,10 @@ class State(NamedTuple):
 
 @_njit
 def user_keys(user_indptr, items, capacity, keys):
-    """keys[u]: the first item of u in the upper half, a hash of all items and the capacity of u in the lower.
+    """Writes keys[u]: the first item of u in the upper half, a hash of all items and the capacity of u in the lower.
 
-    Users with equal keys have the same items and capacity (but for a collision): their order changes nothing.
+    SplitMix64's multiplier and a shift are hash enough to sort by; nothing is proven from it. Users with equal keys
+    have the same items and capacity (but for a collision): their order changes nothing.
     """
     for u in range(keys.shape[0]):
         mixed = np.uint64(0x9E3779B97F4A7C15) ^ (np.uint64(capacity[u]) << np.uint64(32))

@@ -1,4 +1,8 @@
-"""Prices of users: a primal-dual first-order method on the linear program behind contribution bounding.
+"""Finds prices of users by a primal-dual first-order method on the linear program behind contribution bounding.
+
+HiGHS's PDLP was measured instead (version 1.15, no presolve, tolerance 1e-3, bound 3): it proves the same bounds (ACL
+24,780 and 24,780; mailing list 17,435 and 17,435; arXiv 400,921 and, here, 400,916) in 2.3 to 2.5 times the processor
+time (arXiv 1.67 s and 0.68 s); with presolve its bounds are 2 to 3% worse.
 
 The method is the primal-dual hybrid gradient method with diagonal steps (one over the number of users of an item, one
 over the number of items of a user), reflected, each point averaged with an anchor by the weights of Halpern; the

@@ -129,7 +129,7 @@ def loads(indptr, users, copies, room):
 
 @_njit
 def _next(state):
-    """The next number of a xorshift generator."""
+    """Returns the next number of a xorshift generator: three shifts for a choice that only has to be repeatable."""
     state ^= state << np.uint64(13)
     state ^= state >> np.uint64(7)
     state ^= state << np.uint64(17)

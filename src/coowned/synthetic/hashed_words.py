@@ -1,4 +1,4 @@
-"""Texts as numbers without a vocabulary: words counted by a fixed hash, each text by itself."""
+"""Turns texts into numbers without a vocabulary: words are counted by zlib's CRC-32, each text by itself."""
 
 import re
 import zlib

@@ -1,9 +1,10 @@
-"""Random numbers for synthetic worlds: compiled, counter-based, and the same bits on every platform.
+"""Generates random numbers for synthetic worlds: compiled, counter-based, and the same bits on every platform.
 
-The i-th draw of a stream is `mix(key + i * GAMMA)` (SplitMix64), so that a draw is a pure function of its index.
-Logarithm, exponential and power are built from IEEE additions, multiplications and divisions alone: the C libraries
-of two platforms may differ in the last bit of `pow`, and one such bit can turn one coin and with it all later ones.
-Not for noise or coins that a privacy claim rests on: those come from the mechanism.
+SplitMix64 because stored worlds and figures were made with it, and numpy's generators are not counter-based inside of a
+compiled loop. The i-th draw of a stream is `mix(key + i * GAMMA)` (SplitMix64), so that a draw is a pure function of
+its index. Logarithm, exponential and power are built from IEEE additions, multiplications and divisions alone: the C
+libraries of two platforms may differ in the last bit of `pow`, and one such bit can turn one coin and with it all later
+ones. Not for noise or coins that a privacy claim rests on: those come from the mechanism.
 
 References: Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators".
 """
