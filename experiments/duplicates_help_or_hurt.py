@@ -1,42 +1,38 @@
 """Do duplicates in S help or hurt? (paper: figure lr-dup)"""
 
 import itertools
-import math
 
 import altair as alt
+import numpy as np
 import polars as pl
 
 import coowned as co
 from experiments.framework import logistic
-from experiments.framework.rows import Point, Points, Row
-from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
+from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import Effect, Verdict, combine, judge, percent, unrun
 
 CLAIMS = (
     "On a regular graph, duplicates help below a threshold epsilon of about 1 and hurt above it.",
     "On a skewed graph, duplicates help below a threshold epsilon of about 2 and hurt above it.",
     "The threshold below which duplicates help is larger on a skewed graph.",
 )
-SELECTORS = {"no duplicates": co.Greedy, "duplicates": co.GreedyWithDuplicates}
-KINDS = ("regular", "skewed")
-PAPER = {"regular": 1.0, "skewed": 2.0}  # thresholds with a million examples
-PAPER_EXAMPLES = 1_000_000
-SEEDS = "In {} of {} cases the gain is within two standard errors over seeds."
-LUCK = (
-    "Where noise is large, the best of hundreds of settings on validation is partly chosen by luck, and another seed"
-    " of it can be several points worse."
+PAPER = (
+    "1 million examples, 2 per user, both graphs, six batch sizes with 10,240,000 drawn examples, epsilon 1/2 to 64; "
+    "bounds and seeds not stated"
 )
+SELECTORS = {"no duplicates": co.Greedy, "duplicates": co.GreedyWithDuplicates}
+THRESHOLDS = {"regular": 1.0, "skewed": 2.0}  # the paper's
+ABOUT = 2.0  # a threshold is about x where the sign is right from x / 2 down and from 2 x up
+DRAWS = 10_000  # of the interval of the difference between two thresholds
 FEWER = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
-FLAT = "Next to the crossing the arms differ, in points, by {}."
+DESIGN = logistic.Design(arm=["num_examples", "kind", "selector"], candidate=["batch_size", "contribution_bound"])
 
 
-ARM = ["kind", "selector"]
-
-
-def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], bounds: tuple[int, ...]) -> list[Point]:
-    """With bound 1 both selectors give the same S: it runs once, and counts for both."""
+def _points(scale: str, size: int, batches: tuple[int, ...], bounds: tuple, further: tuple = ()) -> list[Point]:
+    """With bound 1 both selectors give the same S: it runs once, and counts for both; `further` bounds: skewed only."""
     points = [
         {
-            "num_examples": num_examples,
+            "num_examples": size,
             "kind": kind,
             "contribution_bound": bound,
             "selector": selector,
@@ -46,127 +42,125 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], bounds:
             "num_epsilons": len(logistic.EPSILONS[scale]),
             "seed": 0,
         }
-        for batch_size, bound, kind, selector in itertools.product(batch_sizes, bounds, KINDS, SELECTORS)
-        if bound > 1 or selector == "no duplicates"
+        for batch_size, bound, kind, selector in itertools.product(batches, bounds + further, THRESHOLDS, SELECTORS)
+        if (bound > 1 or selector == "no duplicates") and (kind == "skewed" or bound in bounds)
     ]
-    return points + logistic.repetitions(points, ARM)
+    return points + DESIGN.later_points(points)
 
 
 GRID = {
     "ci": _points("ci", 2_000, (64,), (1, 2)),
     "small": _points("small", 125_000, (2**12, 2**10, 2**14), (3, 1, 8)),
-    "paper": _points("paper", 1_000_000, (2**12, 2**10, 2**14), (3, 1, 8)),
+    "paper": _points("paper", 1_000_000, (2**12, 2**10, 2**14), (3, 1, 8), (16, 32)),
 }
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS.values()}
 
 
+def cost(point: Point) -> float:
+    return 2.0 if "batch_size" in point else 1.0
+
+
 def run(point: Point, rows: list[Row]) -> Row:
-    """One sweep: the best of 42 (learning rate, clip norm) on validation for every epsilon."""
+    """One sweep of the first pass, or a later stage."""
     if "batch_size" not in point:
-        return logistic.repeated(point, _candidates(rows), ARM, _setting)
-    setting = _setting(point, point["seed"])
-    return {"epsilon": list(setting.epsilons)} | logistic.tuned_in_world(setting, seed=point["seed"])
+        return DESIGN.run_again(point, _lines(rows), _setting)
+    return logistic.first_pass(_setting(point, point["seed"]), seed=point["seed"])
 
 
 def _setting(point: Point, seed: int) -> logistic.Setting:
     world = logistic.make_world(point["kind"], point["num_examples"], 2, point["num_features"])
     data = logistic.train_part(world)
-    graph = data.graph
-    selector = SELECTORS[point["selector"]](contribution_bound=point["contribution_bound"])
-    selection = selector.select(graph, seed=seed)
+    selector = SELECTORS[point["selector"]](contribution_bound=int(point["contribution_bound"]))
+    selection = selector.select(data.graph, seed=seed)
+    batch_size = int(point["batch_size"])
     mechanism = co.PoissonSampling.from_certificate(
-        co.certify(graph, selection),
-        batch_size=point["batch_size"],
-        iterations=point["drawn"] // point["batch_size"],
+        co.certify(data.graph, selection), batch_size=batch_size, iterations=point["drawn"] // batch_size
     )
-    return logistic.Setting(world, data, selection, mechanism, _EPSILONS[point["num_epsilons"]])
+    splits = (logistic.Split(world, name) for name in ("validation", "test"))
+    return logistic.Setting(data, selection, mechanism, _EPSILONS[point["num_epsilons"]], *splits)
 
 
-def _candidates(rows: list[Row]) -> pl.DataFrame:
-    table = logistic.by_epsilon(rows)
-    shared = table.filter(pl.col("contribution_bound") == 1).with_columns(pl.lit("duplicates").alias("selector"))
-    return pl.concat([table, shared])
+def _lines(rows: list[Row]) -> pl.DataFrame:
+    lines = DESIGN.lines(rows)
+    shared = lines.filter(pl.col("contribution_bound") == 1).with_columns(pl.lit("duplicates").alias("selector"))
+    return pl.concat([lines, shared])
 
 
-def arms(rows: list[Row]) -> pl.DataFrame:
-    """Both arms at the largest number of examples whose grid is stored whole, tuned over batch sizes and bounds too."""
-    points = Points(GRID)
-    tuning = [[point for point in part if "batch_size" in point] for part in GRID.values()]
-    whole = [part for part in tuning if len(points.rows_of(part, rows)) == len(part)]
-    size = max((part[0]["num_examples"] for part in whole), default=max(row["num_examples"] for row in rows))
-    return logistic.best(_candidates([row for row in rows if row["num_examples"] == size]), ARM)
+def reported(rows: list[Row]) -> pl.DataFrame:
+    """Both arms with the most examples that were run, each tuned over batch sizes and bounds."""
+    table = DESIGN.reported(_lines(rows))
+    return table.filter(pl.col("num_examples") == pl.col("num_examples").max())
 
 
-def differences(rows: list[Row]) -> pl.DataFrame:
-    """Expected test accuracy with duplicates less that without, by graph and epsilon, and its standard error."""
-    variance = pl.col("deviation") ** 2 / pl.col("seeds")
-    index = ["num_examples", "kind", "epsilon"]
-    trained = arms(rows).with_columns(variance.alias("variance"))
-    wide = trained.pivot("selector", index=index, values="expected")
-    if set(SELECTORS) - set(wide.columns):
-        return pl.DataFrame(schema={"kind": pl.String} | dict.fromkeys(["epsilon", "gain", "error"], pl.Float64))
-    gain = pl.col("duplicates") - pl.col("no duplicates")
-    errors = trained.group_by(index).agg((pl.col("variance").sum() ** 0.5).alias("error"))
-    return wide.drop_nulls().with_columns(gain.alias("gain")).join(errors, on=index).sort(index)
+def crossing(epsilons: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """The logarithm (base 2) of where each line of gains first falls to 0, by straight lines in log epsilon.
+
+    It is that of the first epsilon where no gain is above 0 there, of the last where all gains are.
+    """
+    logs = np.log2(epsilons)
+    found = np.full(len(gains), logs[-1])
+    for i in reversed(range(len(logs))):
+        down = gains[:, i] <= 0
+        if i == 0:
+            return np.where(down, logs[0], found)
+        step = (logs[i] - logs[i - 1]) * gains[:, i - 1] / np.where(down, gains[:, i - 1] - gains[:, i], 1)
+        found = np.where(down, logs[i - 1] + np.clip(step, 0, None), found)
+    return found
 
 
-def threshold(epsilons: list[float], gains: list[float]) -> float | None:
-    """Where the gain falls to 0, by a straight line in log epsilon; None where it does not cross once from above."""
-    signs = [gain > 0 for gain in gains]
-    if not signs or not signs[0] or signs[-1] or sorted(signs, reverse=True) != signs:
-        return None
-    last = max(i for i, helps in enumerate(signs) if helps)
-    part = gains[last] / (gains[last] - gains[last + 1])
-    return math.exp(math.log(epsilons[last]) + part * math.log(epsilons[last + 1] / epsilons[last]))
-
-
-def draw(rows: list[Row]) -> alt.Chart:
-    """Test accuracy by epsilon, with and without duplicates."""
-    return (
-        alt.Chart(arms(rows))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("epsilon:Q", scale=alt.Scale(type="log", base=2)),
-            y=alt.Y("expected:Q", title="test accuracy").scale(zero=False),
-            color=alt.Color("selector:N", title=None),
-            column=alt.Column("kind:N", title=None),
-        )
-        .properties(width=240, height=180)
-    )
+def draw(rows: list[Row]) -> alt.FacetChart:
+    return logistic.draw(reported(rows), "selector", "kind", 240)
 
 
 def claims(rows: list[Row]) -> list[Verdict]:
-    table = differences(rows)
-    verdicts, thresholds = [], {}
-    for claim, kind in zip(CLAIMS, KINDS, strict=False):
-        own = table.filter(pl.col("kind") == kind)
-        epsilons, gains = own["epsilon"].to_list(), own["gain"].to_list()
-        thresholds[kind] = crossing = threshold(epsilons, gains)
-        if not gains:
-            verdict = OPEN
-        elif crossing is not None and 0.5 <= crossing / PAPER[kind] <= 2:
-            verdict = HOLDS
-        else:
-            verdict = IN_PART if gains[0] > max(0.0, gains[-1]) else FAILS
-        shown = ", ".join(
-            f"{100 * gain:+.2f} ± {100 * error:.2f} at {epsilon:g}"
-            for epsilon, gain, error in own.select("epsilon", "gain", "error").iter_rows()
+    table = reported(rows)
+    gains = logistic.differences(table, "selector", "duplicates", "no duplicates")  # by examples, kind, epsilon
+    if not gains:
+        return unrun(CLAIMS)
+    size = next(iter(gains))[0]
+    why = " ".join(filter(None, [FEWER if size < 1_000_000 else "", logistic.divergence(table)]))
+    about = {"why": why, "seeds": logistic.SEEDS_SHOWN}
+    verdicts, crossings = [], {}
+    for claim, (kind, threshold) in zip(CLAIMS, THRESHOLDS.items(), strict=False):
+        own = {epsilon: gain for (_, name, epsilon), gain in gains.items() if name == kind}
+        low = [gain for epsilon, gain in own.items() if epsilon <= threshold / ABOUT]
+        high = [gain for epsilon, gain in own.items() if epsilon >= threshold * ABOUT]
+        if not low or not high:
+            verdicts += unrun([claim])
+            continue
+        helps, hurts = (combine(logistic.mean(part)) for part in (low, high))
+        effects = {epsilon: combine(gain) for epsilon, gain in own.items()}
+        crossings[kind] = _crossings(effects)
+        shown = ", ".join(f"{percent(effect)} at {epsilon:g}" for epsilon, effect in effects.items())
+        found = (
+            f"accuracy gained by duplicates, in points at {size:,} examples: mean {percent(helps)} for epsilon up to "
+            f"{threshold / ABOUT:g}, {percent(hurts)} from {threshold * ABOUT:g}. By epsilon: {shown}"
         )
-        where = f"; crosses at about {crossing:.1f}" if crossing else ""
-        found = f"accuracy gained by duplicates, in percentage points by epsilon, ± its standard error: {shown}{where}"
-        undecided = own.filter(pl.col("gain").abs() < 2 * pl.col("error")).height
-        why = []
-        if crossing:
-            near = sorted(zip(epsilons, gains, strict=True), key=lambda at: abs(math.log(at[0] / crossing)))[:2]
-            shown_near = " and ".join(f"{100 * gain:+.3f} at {epsilon:g}" for epsilon, gain in sorted(near))
-            why += [FLAT.format(shown_near)] * (verdict == IN_PART)
-            why += [FEWER] * (own["num_examples"][0] < PAPER_EXAMPLES)
-        why += [SEEDS.format(undecided, own.height)] * bool(undecided)
-        why += [LUCK] * bool(own["error"].max() > 0.005)  # type: ignore[operator]
-        verdicts.append(Verdict(claim=claim, verdict=verdict, found=found, why=" ".join(why)))
-    was_run = set(KINDS) <= set(table["kind"])
-    one, other = (thresholds[kind] for kind in KINDS)
-    found = ", ".join(f"{kind} {f'{value:.1f}' if value else 'none'}" for kind, value in thresholds.items())
-    larger = one is not None and other is not None and other > one
-    why = "S is smaller on the skewed graph, so noise matters more there." if larger else ""
-    return [*verdicts, judge(CLAIMS[2], int(larger), int(was_run), found, why)]
+        reverse = Effect(-hurts.estimate, hurts.error, hurts.freedom)
+        verdicts.append(judge(claim, [helps, reverse], found, above=0.0, **about))
+    return [*verdicts, _larger(crossings, about)]
+
+
+def _crossings(effects: dict[float, Effect]) -> np.ndarray:
+    """Where the gain crosses 0: the estimate first, then as it varies with the gains' errors (Student's)."""
+    generator = np.random.default_rng(0)
+    estimates = np.array([effect.estimate for effect in effects.values()])
+    drawn = [
+        effect.estimate + effect.error * generator.standard_t(min(effect.freedom, 1e9), DRAWS)
+        for effect in effects.values()
+    ]
+    return crossing(np.array(list(effects)), np.vstack([estimates, np.column_stack(drawn)]))
+
+
+def _larger(crossings: dict[str, np.ndarray], about: dict[str, str]) -> Verdict:
+    """By the central 95% of the difference between the two thresholds' logarithms."""
+    if len(crossings) < len(THRESHOLDS):
+        return unrun(CLAIMS[2:])[0]
+    doublings = crossings["skewed"] - crossings["regular"]
+    low, high = np.quantile(doublings[1:], [0.025, 0.975])
+    shown = ", ".join(f"{kind} {2 ** found[0]:.2f}" for kind, found in crossings.items())
+    found = (
+        f"thresholds: {shown}; skewed over regular {2 ** doublings[0]:.2f} [{2**low:.2f}, {2**high:.2f}] "
+        f"({DRAWS:,} draws of the gains from their errors)"
+    )
+    return judge(CLAIMS[2], [Effect(float(doublings[0]), bounds=(float(low), float(high)))], found, above=0.0, **about)

@@ -10,12 +10,12 @@ import altair as alt
 
 from experiments.framework.rows import read_rows
 from experiments.framework.runner import load, names, shares
-from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict
+from experiments.framework.verdicts import FAILS, HOLDS, OPEN, UNRESOLVED, Verdict
 
 ROOT = Path(__file__).parents[2]
 RESULTS_PAGE = Path("docs/results.md")
 PICTURES = Path("docs/pictures")
-COLOURS = {HOLDS: "#2a7f4f", IN_PART: "#d9a21b", FAILS: "#b5382a", OPEN: "#b8b8b8"}
+COLOURS = {HOLDS: "#2a7f4f", FAILS: "#b5382a", UNRESOLVED: "#d9a21b", OPEN: "#b8b8b8"}
 
 
 def render(root: Path = ROOT) -> None:
