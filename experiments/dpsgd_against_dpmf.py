@@ -10,7 +10,7 @@ import coowned as co
 from coowned.errors import InfeasibleScheduleError
 from experiments.framework import logistic
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import LEVEL, Verdict, combine, judge, percent, unrun
+from experiments.framework.verdicts import LEVEL, Verdict, combine, judge, unrun, with_interval
 
 CLAIMS = (
     "DP-MF gains on DP-SGD as epsilon grows.",
@@ -30,6 +30,7 @@ DESIGN = logistic.Design(
 )
 GRAPHS = ((8, "skewed"), (2, "skewed"), (8, "regular"), (2, "regular"))  # examples per user, kind
 SIZES = (125_000, 8_000_000)
+SMALLER = "125,000 examples and a tenth of the paper's draws"
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
 
@@ -117,14 +118,15 @@ def claims(rows: list[Row]) -> list[Verdict]:
     whole = [size for size in {case[0] for case in gains} if all((size, *case) in gains for case in every)]
     own = {case[1:]: gain for case, gain in gains.items() if whole and case[0] == max(whole)}
     about = {"why": logistic.divergence(table), "seeds": logistic.SEEDS_SHOWN}
+    largest = max(case[0] for case in gains)
     effects = {case: combine(gain) for case, gain in gains.items()}
     level = LEVEL / len(effects)
     shown = "; ".join(
-        f"{percent(effect, level)} ({size:,} examples, {kind}, {degree} per user, epsilon {epsilon:g})"
+        f"{with_interval(effect, level)} ({size:,} examples, {kind}, {degree} per user, epsilon {epsilon:g})"
         for (size, degree, kind, epsilon), effect in effects.items()
     )
     return [
-        *_trends(own, max(whole, default=0), about),
+        *_trends(own, max(whole, default=0), about | {"smaller": SMALLER if max(whole, default=0) < SIZES[-1] else ""}),
         judge(
             CLAIMS[3],
             list(effects.values()),
@@ -133,6 +135,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
             above=THRESHOLD,
             in_some=True,
             complete=len(effects) == len(SIZES) * len(every),
+            smaller=SMALLER if largest < SIZES[-1] else "",
             **about,
         ),
     ]
@@ -160,6 +163,6 @@ def _trends(gains: dict[tuple, logistic.Contrast], size: int, about: dict[str, s
     verdicts = []
     for claim, (name, parts) in zip(CLAIMS, contrasts, strict=False):
         effect = combine(logistic.weighted(parts))
-        found = f"{name}, in points at {size:,} examples: {percent(effect)}"
+        found = f"{name}, in points at {size:,} examples: {with_interval(effect)}"
         verdicts.append(judge(claim, [effect], found, above=THRESHOLD, **about))
     return verdicts

@@ -9,7 +9,7 @@ import polars as pl
 import coowned as co
 from experiments.framework import logistic
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import Effect, Verdict, combine, judge, percent, unrun
+from experiments.framework.verdicts import Effect, Verdict, combine, judge, unrun, with_interval
 
 CLAIMS = (
     "On a regular graph, duplicates help below a threshold epsilon of about 1 and hurt above it.",
@@ -24,7 +24,7 @@ SELECTORS = {"no duplicates": co.Greedy, "duplicates": co.GreedyWithDuplicates}
 THRESHOLDS = {"regular": 1.0, "skewed": 2.0}  # the paper's
 ABOUT = 2.0  # a threshold is about x where the sign is right from x / 2 down and from 2 x up
 DRAWS = 10_000  # of the interval of the difference between two thresholds
-FEWER = "The paper has a million examples. With fewer, the same epsilon needs more noise, so the threshold moves up."
+FEWER = "With fewer examples, the same epsilon needs more noise, so the threshold moves up."
 DESIGN = logistic.Design(arm=["num_examples", "kind", "selector"], candidate=["batch_size", "contribution_bound"])
 
 
@@ -97,15 +97,12 @@ def crossing(epsilons: np.ndarray, gains: np.ndarray) -> np.ndarray:
 
     It is that of the first epsilon where no gain is above 0 there, of the last where all gains are.
     """
-    logs = np.log2(epsilons)
-    found = np.full(len(gains), logs[-1])
-    for i in reversed(range(len(logs))):
-        down = gains[:, i] <= 0
-        if i == 0:
-            return np.where(down, logs[0], found)
-        step = (logs[i] - logs[i - 1]) * gains[:, i - 1] / np.where(down, gains[:, i - 1] - gains[:, i], 1)
-        found = np.where(down, logs[i - 1] + np.clip(step, 0, None), found)
-    return found
+    logs, down, lines = np.log2(epsilons), gains <= 0, np.arange(len(gains))
+    first = down.argmax(axis=1)
+    before = np.maximum(first - 1, 0)
+    above, below = gains[lines, before], gains[lines, first]
+    part = np.divide(above, above - below, out=np.zeros(len(gains)), where=(first > 0) & (above > below))
+    return np.where(down.any(axis=1), logs[before] + part * (logs[first] - logs[before]), logs[-1])
 
 
 def draw(rows: list[Row]) -> alt.FacetChart:
@@ -119,7 +116,8 @@ def claims(rows: list[Row]) -> list[Verdict]:
         return unrun(CLAIMS)
     size = next(iter(gains))[0]
     why = " ".join(filter(None, [FEWER if size < 1_000_000 else "", logistic.divergence(table)]))
-    about = {"why": why, "seeds": logistic.SEEDS_SHOWN}
+    smaller = f"{size:,} examples and a quarter of the paper's draws" if size < 1_000_000 else ""
+    about = {"why": why, "seeds": logistic.SEEDS_SHOWN, "smaller": smaller}
     verdicts, crossings = [], {}
     for claim, (kind, threshold) in zip(CLAIMS, THRESHOLDS.items(), strict=False):
         own = {epsilon: gain for (_, name, epsilon), gain in gains.items() if name == kind}
@@ -131,10 +129,10 @@ def claims(rows: list[Row]) -> list[Verdict]:
         helps, hurts = (combine(logistic.mean(part)) for part in (low, high))
         effects = {epsilon: combine(gain) for epsilon, gain in own.items()}
         crossings[kind] = _crossings(effects)
-        shown = ", ".join(f"{percent(effect)} at {epsilon:g}" for epsilon, effect in effects.items())
+        shown = ", ".join(f"{with_interval(effect)} at {epsilon:g}" for epsilon, effect in effects.items())
         found = (
-            f"accuracy gained by duplicates, in points at {size:,} examples: mean {percent(helps)} for epsilon up to "
-            f"{threshold / ABOUT:g}, {percent(hurts)} from {threshold * ABOUT:g}. By epsilon: {shown}"
+            f"accuracy gained by duplicates, in points at {size:,} examples: mean {with_interval(helps)} for epsilon "
+            f"up to {threshold / ABOUT:g}, {with_interval(hurts)} from {threshold * ABOUT:g}. By epsilon: {shown}"
         )
         reverse = Effect(-hurts.estimate, hurts.error, hurts.freedom)
         verdicts.append(judge(claim, [helps, reverse], found, above=0.0, **about))

@@ -15,7 +15,7 @@ import coowned as co
 from coowned.synthetic.logistic_data import LogisticWorld
 from experiments.framework import logistic
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import LEVEL, Effect, Verdict, combine, judge, percent, unrun
+from experiments.framework.verdicts import LEVEL, Effect, Verdict, combine, judge, unrun, with_interval
 
 CLAIMS = (
     "Greedy's S trains a worse model than a random subset of the same size at equal noise.",
@@ -174,7 +174,7 @@ def draw(rows: list[Row]) -> alt.HConcatChart:
 def claims(rows: list[Row]) -> list[Verdict]:
     lines = _largest(rows)
     table = DESIGN.reported(lines).filter(bias_strength=1.0)
-    about = {"why": logistic.divergence(table), "seeds": logistic.SEEDS_SHOWN}
+    about = {"why": logistic.divergence(table), "seeds": logistic.SEEDS_SHOWN, "smaller": _smaller(lines)}
     compared = (
         (CLAIMS[0], "random", "greedy", 0.0),
         (CLAIMS[1], "random, many users", "random", AS_GOOD),
@@ -186,13 +186,20 @@ def claims(rows: list[Row]) -> list[Verdict]:
             verdicts += unrun([claim])
             continue
         effect = combine(logistic.mean(gains.values()))
-        found = f"accuracy of '{higher}' less that of '{lower}', mean over epsilons, in points: {percent(effect)}"
+        found = f"accuracy of '{higher}' less that of '{lower}', mean over epsilons, in points: {with_interval(effect)}"
         verdicts.append(judge(claim, [effect], f"{found}. {_by_epsilon(gains, LEVEL)}", above=threshold, **about))
     return [*verdicts, _sweet_spot(table, about), _diminishing(lines)]
 
 
+def _smaller(lines: pl.DataFrame) -> str:
+    """The paper draws 10,240,000 examples, of a number that it does not state."""
+    if lines.is_empty():
+        return ""
+    return f"{lines['num_examples'][0]:,} examples and {lines['drawn'][0] / logistic.DRAWN['paper']:.0%} of the draws"
+
+
 def _by_epsilon(gains: dict[tuple, logistic.Contrast], level: float) -> str:
-    shown = ", ".join(f"{percent(combine(gain), level)} at {case[-1]:g}" for case, gain in gains.items())
+    shown = ", ".join(f"{with_interval(combine(gain), level)} at {case[-1]:g}" for case, gain in gains.items())
     return f"By epsilon: {shown}"
 
 
@@ -221,7 +228,9 @@ def _diminishing(lines: pl.DataFrame) -> Verdict:
     low, high = (float(end) for end in np.quantile(change[1:], [LEVEL / 2, 1 - LEVEL / 2]))
     shown = ", ".join(f"{top[0]:.3f} at bias {strength:g}" for strength, top in sorted(tops.items()))
     found = f"best users per example: {shown}; second rise less the first {change[0]:+.3f} [{low:+.3f}, {high:+.3f}]"
-    return judge(CLAIMS[3], [Effect(float(change[0]), bounds=(low, high))], found, below=0.0, seeds="0")
+    return judge(
+        CLAIMS[3], [Effect(float(change[0]), bounds=(low, high))], found, below=0.0, seeds="0", smaller=_smaller(lines)
+    )
 
 
 def _tops(lines: pl.DataFrame) -> np.ndarray | None:

@@ -22,7 +22,7 @@ class Verdict:
       found: the numbers that decide it.
       why: what explains them, or what limits the judgement.
       seeds: those that decide it; empty where nothing is random.
-      rows: how many decide it; None: all of the experiment.
+      smaller: in what way the rows are smaller than the paper's; empty where they are not.
     """
 
     claim: str
@@ -30,7 +30,7 @@ class Verdict:
     found: str
     why: str = ""
     seeds: str = ""
-    rows: int | None = None
+    smaller: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def judge(
     complete: bool = True,
     why: str = "",
     seeds: str = "",
-    rows: int | None = None,
+    smaller: str = "",
 ) -> Verdict:
     """Whether the effect is at least `above`, or at most `below`: in all cases, or `in_some`.
 
@@ -100,7 +100,7 @@ def judge(
         verdict = other
     else:
         verdict = UNRESOLVED
-    return Verdict(claim=claim, verdict=verdict, found=found, why=why, seeds=seeds, rows=rows)
+    return Verdict(claim=claim, verdict=verdict, found=found, why=why, seeds=seeds, smaller=smaller)
 
 
 def judge_cases(claim: str, holding: int, cases: int, found: str, why: str = "") -> Verdict:
@@ -114,7 +114,7 @@ def unrun(claims: Sequence[str]) -> list[Verdict]:
     return [Verdict(claim=claim, verdict=OPEN, found="") for claim in claims]
 
 
-def percent(effect: Effect, level: float = LEVEL) -> str:
-    """An effect in percentage points with its interval: +0.24 [+0.10, +0.38]."""
-    low, high = effect.interval(level)
-    return f"{100 * effect.estimate:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+def with_interval(effect: Effect, level: float = LEVEL, *, scale: float = 100, digits: int = 2) -> str:
+    """An effect, by default in percentage points, with its interval: +0.24 [+0.10, +0.38]."""
+    low, high = (f"{scale * end:+.{digits}f}" for end in effect.interval(level))
+    return f"{scale * effect.estimate:+.{digits}f} [{low}, {high}]"
