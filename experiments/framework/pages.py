@@ -116,7 +116,7 @@ def claims_of(name: str) -> list[Verdict]:
 
 def all_verdicts() -> list[Verdict]:
     """The paper's claims first, then ours."""
-    return sorted((verdict for name in names() for verdict in claims_of(name)), key=lambda v: "(ours)" in v.claim)
+    return sorted((verdict for name in names() for verdict in claims_of(name)), key=lambda v: "(ours" in v.claim)
 
 
 def first_line(module: ModuleType) -> str:
