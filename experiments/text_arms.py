@@ -374,7 +374,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
                 list(effects.values()),
                 found_text if effects else "",
                 below=most,
-                complete=len(effects) == every,
+                cases=every,
                 seeds=f"{FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]}",
             )
         )

@@ -70,7 +70,7 @@ def judge(
     above: float | None = None,
     below: float | None = None,
     in_some: bool = False,
-    complete: bool = True,
+    cases: int | None = None,
     why: str = "",
     seeds: str = "",
     smaller: str = "",
@@ -79,12 +79,12 @@ def judge(
 
     One case decides by its 95% interval. Of several, a claim on all holds where every interval is on the claimed side,
     and does not where one is on the other side; a claim on some is the reverse. The interval of a case that decides
-    alone is corrected for the number of cases (Bonferroni). Where cases are missing (`complete` is false), only such a
-    case can decide.
+    alone is corrected for the number of `cases` that were named in advance (Bonferroni), by default those given. Where
+    some of them are missing, only such a case can decide.
     """
     threshold, sign = (above, 1) if above is not None else (below, -1)
     assert threshold is not None
-    corrected = LEVEL / max(1, len(effects))
+    total = cases or len(effects)
 
     def on_side(effect: Effect, side: int, level: float) -> bool:
         ends = [side * (end - threshold) for end in effect.interval(level)]
@@ -94,9 +94,9 @@ def judge(
     deciding_side = sign if in_some else -sign
     if not effects:
         verdict = OPEN
-    elif any(on_side(effect, deciding_side, corrected) for effect in effects):
+    elif any(on_side(effect, deciding_side, LEVEL / total) for effect in effects):
         verdict = claimed
-    elif complete and all(on_side(effect, -deciding_side, LEVEL) for effect in effects):
+    elif len(effects) == total and all(on_side(effect, -deciding_side, LEVEL) for effect in effects):
         verdict = other
     else:
         verdict = UNRESOLVED

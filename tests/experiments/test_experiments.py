@@ -195,19 +195,20 @@ def test_exact_effects_hold_at_the_threshold():
 def test_claims_on_all_and_on_some_cases():
     ahead, level, behind = Effect(5.0, 1.0, 20), Effect(0.1, 1.0, 20), Effect(-5.0, 1.0, 20)
 
-    def words(*effects, complete=True):
-        return tuple(judge("c", effects, "", above=0.0, in_some=some, complete=complete).verdict for some in (0, 1))
+    def words(*effects, cases=None):
+        return tuple(judge("c", effects, "", above=0.0, in_some=some, cases=cases).verdict for some in (0, 1))
 
     assert words(ahead, ahead) == (HOLDS, HOLDS)
     assert words(ahead, level) == (UNRESOLVED, HOLDS)
     assert words(ahead, behind) == (FAILS, HOLDS)
     assert words(behind, behind) == (FAILS, FAILS)
     assert words(level, behind) == (FAILS, UNRESOLVED)
-    assert words(ahead, ahead, complete=False) == (UNRESOLVED, HOLDS)
-    assert words(behind, behind, complete=False) == (FAILS, UNRESOLVED)
+    assert words(ahead, ahead, cases=3) == (UNRESOLVED, HOLDS)
+    assert words(behind, behind, cases=3) == (FAILS, UNRESOLVED)
     almost = Effect(2.2, 1.0, 20)  # beyond the interval of one case, not of ten
     assert words(almost) == (HOLDS, HOLDS)
     assert words(*[almost] + [level] * 9) == (UNRESOLVED, UNRESOLVED)
+    assert words(almost, cases=10) == (UNRESOLVED, UNRESOLVED)  # nine were not run yet
 
 
 def test_a_contrast_has_the_error_of_welch():
