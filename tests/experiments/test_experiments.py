@@ -258,7 +258,7 @@ def test_planted_effects_are_found_in_both_directions():
     def accuracy(sign):
         def of(point, epsilon):
             ahead = (
-                0.01 * (np.log2(epsilon) - 2)
+                0.01 * (np.log2(epsilon) - 3)
                 + 0.02 * (point["kind"] == "skewed")
                 + 0.01 * (point["examples_per_user"] == 8)
             )
