@@ -87,9 +87,8 @@ def _lines(rows: list[Row]) -> pl.DataFrame:
 
 
 def reported(rows: list[Row]) -> pl.DataFrame:
-    """Both arms with the most examples that were run, each tuned over batch sizes and bounds."""
-    table = DESIGN.reported(_lines(rows))
-    return table.filter(pl.col("num_examples") == pl.col("num_examples").max())
+    """Both arms, each tuned over batch sizes and bounds."""
+    return DESIGN.reported(_lines(rows))
 
 
 def crossing(epsilons: np.ndarray, gains: np.ndarray) -> np.ndarray:
@@ -106,54 +105,69 @@ def crossing(epsilons: np.ndarray, gains: np.ndarray) -> np.ndarray:
 
 
 def draw(rows: list[Row]) -> alt.FacetChart:
-    return logistic.draw(reported(rows), "selector", "kind", 240)
+    panel = pl.format("{}, {} examples", "kind", "num_examples").alias("panel")
+    return logistic.draw(reported(rows).with_columns(panel), "selector", "panel", 240)
 
 
 def claims(rows: list[Row]) -> list[Verdict]:
+    """Each graph at the most examples of which both arms are reported; both thresholds at the same number."""
     table = reported(rows)
-    gains = logistic.differences(table, "selector", "duplicates", "no duplicates")  # by examples, kind, epsilon
-    if not gains:
-        return unrun(CLAIMS)
-    size = next(iter(gains))[0]
-    why = " ".join(filter(None, [FEWER if size < 1_000_000 else "", logistic.divergence(table)]))
-    smaller = f"{size:,} examples and a quarter of the paper's draws" if size < 1_000_000 else ""
-    about = {"why": why, "seeds": logistic.SEEDS_SHOWN, "smaller": smaller}
-    verdicts, crossings = [], {}
-    for claim, (kind, threshold) in zip(CLAIMS, THRESHOLDS.items(), strict=False):
-        own = {epsilon: gain for (_, name, epsilon), gain in gains.items() if name == kind}
-        low = [gain for epsilon, gain in own.items() if epsilon <= threshold / ABOUT]
-        high = [gain for epsilon, gain in own.items() if epsilon >= threshold * ABOUT]
-        if not low or not high:
-            verdicts += unrun([claim])
-            continue
-        helps, hurts = (combine(logistic.mean(part)) for part in (low, high))
-        effects = {epsilon: combine(gain) for epsilon, gain in own.items()}
-        crossings[kind] = _crossings(effects)
-        shown = ", ".join(f"{with_interval(effect)} at {epsilon:g}" for epsilon, effect in effects.items())
-        found = (
-            f"accuracy gained by duplicates, in points at {size:,} examples: mean {with_interval(helps)} for epsilon "
-            f"up to {threshold / ABOUT:g}, {with_interval(hurts)} from {threshold * ABOUT:g}. By epsilon: {shown}"
-        )
-        reverse = Effect(-hurts.estimate, hurts.error, hurts.freedom)
-        verdicts.append(judge(claim, [helps, reverse], found, above=0.0, **about))
-    return [*verdicts, _larger(crossings, about)]
+    gains: dict[str, dict[int, dict[float, logistic.Contrast]]] = {kind: {} for kind in THRESHOLDS}
+    differences = logistic.differences(table, "selector", "duplicates", "no duplicates")
+    for (size, kind, epsilon), gain in differences.items():
+        gains[kind].setdefault(size, {})[epsilon] = gain
+    verdicts = [
+        _sides(claim, threshold, max(gains[kind]), gains[kind][max(gains[kind])], _about(table, max(gains[kind])))
+        if gains[kind]
+        else unrun([claim])[0]
+        for claim, (kind, threshold) in zip(CLAIMS, THRESHOLDS.items(), strict=False)
+    ]
+    common = set.intersection(*(set(own) for own in gains.values()))
+    if not common:
+        return [*verdicts, *unrun(CLAIMS[2:])]
+    crossings = {kind: _crossings(own[max(common)]) for kind, own in gains.items()}
+    return [*verdicts, _larger(crossings, _about(table, max(common)))]
 
 
-def _crossings(effects: dict[float, Effect]) -> np.ndarray:
+def _about(table: pl.DataFrame, size: int) -> dict[str, str]:
+    fewer = size < 1_000_000
+    diverged = logistic.divergence(table.filter(num_examples=size))
+    return {
+        "why": " ".join(filter(None, [FEWER if fewer else "", diverged])),
+        "seeds": logistic.SEEDS_SHOWN,
+        "smaller": f"{size:,} examples and a quarter of the paper's draws" if fewer else "",
+    }
+
+
+def _sides(claim: str, threshold: float, size: int, gains: dict, about: dict[str, str]) -> Verdict:
+    """Whether duplicates help well below the paper's threshold and hurt well above it."""
+    low = [gain for epsilon, gain in gains.items() if epsilon <= threshold / ABOUT]
+    high = [gain for epsilon, gain in gains.items() if epsilon >= threshold * ABOUT]
+    if not low or not high:
+        return unrun([claim])[0]
+    helps, hurts = (combine(logistic.mean(part)) for part in (low, high))
+    shown = ", ".join(f"{with_interval(combine(gain))} at {epsilon:g}" for epsilon, gain in gains.items())
+    found = (
+        f"accuracy gained by duplicates, in points at {size:,} examples: mean {with_interval(helps)} for epsilon up to "
+        f"{threshold / ABOUT:g}, {with_interval(hurts)} from {threshold * ABOUT:g}. By epsilon: {shown}"
+    )
+    reverse = Effect(-hurts.estimate, hurts.error, hurts.freedom)
+    return judge(claim, [helps, reverse], found, above=0.0, **about)
+
+
+def _crossings(gains: dict[float, logistic.Contrast]) -> np.ndarray:
     """Where the gain crosses 0: the estimate first, then as it varies with the gains' errors (Student's)."""
     generator = np.random.default_rng(0)
-    estimates = np.array([effect.estimate for effect in effects.values()])
+    effects = [combine(gain) for gain in gains.values()]
     drawn = [
-        effect.estimate + effect.error * generator.standard_t(min(effect.freedom, 1e9), DRAWS)
-        for effect in effects.values()
+        effect.estimate + effect.error * generator.standard_t(min(effect.freedom, 1e9), DRAWS) for effect in effects
     ]
-    return crossing(np.array(list(effects)), np.vstack([estimates, np.column_stack(drawn)]))
+    estimates = np.array([effect.estimate for effect in effects])
+    return crossing(np.array(list(gains)), np.vstack([estimates, np.column_stack(drawn)]))
 
 
 def _larger(crossings: dict[str, np.ndarray], about: dict[str, str]) -> Verdict:
     """By the central 95% of the difference between the two thresholds' logarithms."""
-    if len(crossings) < len(THRESHOLDS):
-        return unrun(CLAIMS[2:])[0]
     doublings = crossings["skewed"] - crossings["regular"]
     low, high = np.quantile(doublings[1:], [0.025, 0.975])
     shown = ", ".join(f"{kind} {2 ** found[0]:.2f}" for kind, found in crossings.items())

@@ -144,107 +144,111 @@ def frontier(graph: co.AttributionGraph, steps: int) -> pl.DataFrame:
     return table[np.linspace(0, table.height - 1, steps).round().astype(int)]
 
 
-def _largest(rows: list[Row]) -> pl.DataFrame:
-    """The lines of the largest graph of which a later stage was run."""
-    lines = DESIGN.lines(rows)
-    sizes = lines.filter(pl.col("seed") > 0)["num_examples"]
-    return lines.filter(pl.col("num_examples") == (sizes.max() if sizes.len() else 0))
-
-
-def winners(rows: list[Row]) -> pl.DataFrame:
-    """The best setting for each bias and epsilon."""
-    return DESIGN.winners(_largest(rows).filter(selector="bias-mitigating"))
-
-
 def draw(rows: list[Row]) -> alt.HConcatChart:
-    """Arms of equal size and noise; mitigation against greedy with duplicates; users per example of the best."""
-    shown = DESIGN.reported(_largest(rows)).filter(bias_strength=1.0)
+    """Arms of equal size and noise and mitigation against greedy, with the most examples; best users per example."""
+    lines = DESIGN.lines(rows)
+    shown = DESIGN.reported(lines).filter(bias_strength=1.0)
+    shown = shown.filter(pl.col("num_examples") == pl.col("num_examples").max())
     mitigated = pl.col("selector").is_in(["bias-mitigating", "greedy with duplicates"])
     panel = pl.when(mitigated).then(pl.lit("with duplicates")).otherwise(pl.lit("equal size and noise"))
-    users = alt.Chart(winners(rows), title="users per example of the best", width=180, height=170)
-    users = users.mark_line(point=True).encode(
-        x=alt.X("epsilon:Q").scale(type="log", base=2),
-        y=alt.Y("mean_users_per_example:Q", title="users per example").scale(zero=False),
-        color=alt.Color("bias_strength:N", title="bias"),
-    )
-    charts = [logistic.draw(shown.with_columns(panel.alias("panel")), "selector", "panel", 180), users]
+    charts = [logistic.draw(shown.with_columns(panel.alias("panel")), "selector", "panel", 180)]
+    tops = [
+        {"epsilon": epsilon, "bias": strength, "users": own[0]}
+        | dict(zip(("low", "high"), np.quantile(own[1:], [LEVEL / 2, 1 - LEVEL / 2]).tolist(), strict=True))
+        for strength, found in _tops(lines).items()
+        for epsilon, own in found.items()
+    ]
+    if tops:
+        base = alt.Chart(pl.DataFrame(tops), title="best users per example", width=180, height=170).encode(
+            x=alt.X("epsilon:Q").scale(type="log", base=2), color=alt.Color("bias:N")
+        )
+        points = base.mark_line(point=True).encode(y=alt.Y("users:Q", title="users per example").scale(zero=False))
+        charts.append(base.mark_rule().encode(y="low:Q", y2="high:Q") + points)
     return alt.hconcat(*charts).resolve_scale(color="independent")
 
 
 def claims(rows: list[Row]) -> list[Verdict]:
-    lines = _largest(rows)
+    """Each at the most examples of which both arms are reported."""
+    lines = DESIGN.lines(rows)
     table = DESIGN.reported(lines).filter(bias_strength=1.0)
-    about = {"why": logistic.divergence(table), "seeds": logistic.SEEDS_SHOWN, "smaller": _smaller(lines)}
-    compared = (
-        (CLAIMS[0], "random", "greedy", 0.0),
-        (CLAIMS[1], "random, many users", "random", AS_GOOD),
-    )
-    verdicts = []
-    for claim, higher, lower, threshold in compared:
-        gains = logistic.differences(table, "selector", higher, lower)
-        if not gains:
-            verdicts += unrun([claim])
-            continue
-        effect = combine(logistic.mean(gains.values()))
-        found = f"accuracy of '{higher}' less that of '{lower}', mean over epsilons, in points: {with_interval(effect)}"
-        verdicts.append(judge(claim, [effect], f"{found}. {_by_epsilon(gains, LEVEL)}", above=threshold, **about))
-    return [*verdicts, _sweet_spot(table, about), _diminishing(lines)]
+    return [
+        _ahead(CLAIMS[0], lines, table, "random", "greedy", 0.0),
+        _ahead(CLAIMS[1], lines, table, "random, many users", "random", AS_GOOD),
+        _ahead(CLAIMS[2], lines, table, "bias-mitigating", "greedy with duplicates", SWEET, in_some=True),
+        _diminishing(lines),
+    ]
 
 
-def _smaller(lines: pl.DataFrame) -> str:
-    """The paper draws 10,240,000 examples, of a number that it does not state."""
-    if lines.is_empty():
-        return ""
-    return f"{lines['num_examples'][0]:,} examples and {lines['drawn'][0] / logistic.DRAWN['paper']:.0%} of the draws"
-
-
-def _by_epsilon(gains: dict[tuple, logistic.Contrast], level: float) -> str:
-    shown = ", ".join(f"{with_interval(combine(gain), level)} at {case[-1]:g}" for case, gain in gains.items())
-    return f"By epsilon: {shown}"
-
-
-def _sweet_spot(table: pl.DataFrame, about: dict[str, str]) -> Verdict:
-    """At some epsilon, with intervals for all of them together."""
-    gains = logistic.differences(table, "selector", "bias-mitigating", "greedy with duplicates")
+def _ahead(
+    claim: str,
+    lines: pl.DataFrame,
+    table: pl.DataFrame,
+    higher: str,
+    lower: str,
+    threshold: float,
+    *,
+    in_some: bool = False,
+) -> Verdict:
+    """By the accuracy of one arm less that of another: the mean over epsilons, or some epsilon."""
+    gains = logistic.differences(table, "selector", higher, lower)  # by examples, settings, bias, epsilon
     if not gains:
-        return unrun(CLAIMS[2:3])[0]
-    found = "accuracy of the best setting less that of greedy with duplicates, in points, intervals for all together. "
-    effects = [combine(gain) for gain in gains.values()]
-    found += _by_epsilon(gains, LEVEL / len(gains))
-    return judge(CLAIMS[2], effects, found, above=SWEET, in_some=True, **about)
+        return unrun([claim])[0]
+    size = max(case[0] for case in gains)
+    own = {case[-1]: gain for case, gain in gains.items() if case[0] == size}
+    level = LEVEL / len(own) if in_some else LEVEL
+    effects = [combine(gain) for gain in own.values()] if in_some else [combine(logistic.mean(own.values()))]
+    shown = ", ".join(f"{with_interval(combine(gain), level)} at {epsilon:g}" for epsilon, gain in own.items())
+    overall = ", with intervals for all epsilons together" if in_some else f": mean {with_interval(effects[0])}"
+    return judge(
+        claim,
+        effects,
+        f"accuracy of '{higher}' less that of '{lower}', in points{overall}; by epsilon: {shown}",
+        above=threshold,
+        in_some=in_some,
+        why=logistic.divergence(table.filter(num_examples=size)),
+        seeds=logistic.SEEDS_SHOWN,
+        smaller=_smaller(lines, size),
+    )
+
+
+def _smaller(lines: pl.DataFrame, size: int) -> str:
+    """The paper draws 10,240,000 examples, of a number that it does not state."""
+    drawn = lines.filter(num_examples=size)["drawn"][0] / logistic.DRAWN["paper"]
+    return f"{size:,} examples and {drawn:.0%} of the paper's draws"
 
 
 def _diminishing(lines: pl.DataFrame) -> Verdict:
-    """The rise of the best users per example from bias 1 to 10, less that from 0.1 to 1; claimed to be below 0.
-
-    The best is the top of a parabola through the settings' accuracies on validation, mean over epsilons; the interval
-    is that of parabolas through redrawn residuals.
-    """
-    own = lines.filter(pl.col("selector") == "bias-mitigating", pl.col("seed") == 0)
-    tops = {strength: _tops(own.filter(bias_strength=strength)) for strength in STRENGTHS}
-    if any(top is None for top in tops.values()):
+    """The rise of the best users per example from bias 1 to 10, less that from 0.1 to 1; claimed to be below 0."""
+    tops = {strength: np.mean(list(found.values()), axis=0) for strength, found in _tops(lines).items()}
+    if set(tops) < set(STRENGTHS):
         return unrun(CLAIMS[3:])[0]
     change = tops[10.0] - 2 * tops[1.0] + tops[0.1]
     low, high = (float(end) for end in np.quantile(change[1:], [LEVEL / 2, 1 - LEVEL / 2]))
     shown = ", ".join(f"{top[0]:.3f} at bias {strength:g}" for strength, top in sorted(tops.items()))
     found = f"best users per example: {shown}; second rise less the first {change[0]:+.3f} [{low:+.3f}, {high:+.3f}]"
-    return judge(
-        CLAIMS[3], [Effect(float(change[0]), bounds=(low, high))], found, below=0.0, seeds="0", smaller=_smaller(lines)
-    )
+    size = int(lines.filter(pl.col("steps") >= FEWEST_SETTINGS)["num_examples"].max())  # type: ignore[arg-type]
+    effect = Effect(float(change[0]), bounds=(low, high))
+    return judge(CLAIMS[3], [effect], found, below=0.0, seeds="0", smaller=_smaller(lines, size))
 
 
-def _tops(lines: pl.DataFrame) -> np.ndarray | None:
-    """Where accuracy is best, mean over epsilons: the estimate, then `DRAWS` more; None unless every setting ran."""
-    best = lines.group_by("epsilon", "step", "mean_users_per_example").agg(pl.col("validation").max())
-    if best.is_empty() or best["step"].n_unique() < max(FEWEST_SETTINGS, lines["steps"][0]):
-        return None
-    generator, tops = np.random.default_rng(0), []
-    for part in best.sort("epsilon", "step").partition_by("epsilon", maintain_order=True):
-        users, accuracy = part["mean_users_per_example"].to_numpy(), part["validation"].to_numpy()
-        powers = np.polynomial.polynomial.polyvander((users - users.mean()) / np.ptp(users), 2)
-        fitted = powers @ np.linalg.lstsq(powers, accuracy)[0]
-        residuals = (accuracy - fitted) * np.sqrt(len(users) / (len(users) - 3))
-        redrawn = fitted[:, None] + generator.choice(residuals, (len(users), DRAWS))
-        parabolas = powers @ np.linalg.lstsq(powers, np.column_stack([accuracy, redrawn]))[0]
-        tops.append(users[parabolas.argmax(axis=0)])
-    return np.mean(tops, axis=0)
+def _tops(lines: pl.DataFrame) -> dict[float, dict[float, np.ndarray]]:
+    """Where accuracy is best, by bias and epsilon: the estimate, then `DRAWS` more; for biases whose settings all ran.
+
+    It is the top of a parabola through the settings' best accuracies on validation, the first pass; the draws are of
+    parabolas through redrawn residuals.
+    """
+    own = lines.filter(pl.col("selector") == "bias-mitigating", pl.col("seed") == 0, pl.col("steps") >= FEWEST_SETTINGS)
+    generator, tops = np.random.default_rng(0), {}
+    for (strength,), part in own.group_by("bias_strength", maintain_order=True):
+        if part.select("step", "batch_size").n_unique() < part["steps"][0] * part["batch_size"].n_unique():
+            continue
+        best = part.group_by("epsilon", "step", "mean_users_per_example").agg(pl.col("validation").max())
+        for (epsilon,), settings in best.sort("epsilon", "step").group_by("epsilon", maintain_order=True):
+            users, accuracy = settings["mean_users_per_example"].to_numpy(), settings["validation"].to_numpy()
+            powers = np.polynomial.polynomial.polyvander((users - users.mean()) / np.ptp(users), 2)
+            fitted = powers @ np.linalg.lstsq(powers, accuracy)[0]
+            residuals = (accuracy - fitted) * np.sqrt(len(users) / (len(users) - 3))
+            redrawn = fitted[:, None] + generator.choice(residuals, (len(users), DRAWS))
+            parabolas = powers @ np.linalg.lstsq(powers, np.column_stack([accuracy, redrawn]))[0]
+            tops.setdefault(strength, {})[epsilon] = users[parabolas.argmax(axis=0)]
+    return tops

@@ -438,3 +438,31 @@ def test_there_are_experiments():
     assert "greedy_against_optimum" in names()
     assert "framework" not in names()
     assert runner.SCALES == ("ci", "small", "paper")
+
+
+def planted_bias(module, best):
+    """Rows of the first pass of bias: accuracy falls with the distance from `best[strength]` users per example."""
+    generator, rows = np.random.default_rng(0), []
+    for point in module.GRID["paper"]:
+        if point.get("batch_size") and point["selector"] == "bias-mitigating":
+            users = 1.5 + 0.3 * point["step"] / point["steps"]
+            value = 0.7 - (users - best[point["bias_strength"]]) ** 2 + generator.normal(0, 0.0005)
+            lists = {"epsilon": [2.0, 8.0], "validation": [value] * 2, "loss": [0.6] * 2}
+            lists |= dict.fromkeys(("noise_multiplier", "learning_rate", "clip_norm", "test", "expected"), [0.5] * 2)
+            rows.append(point | lists | {"mean_users_per_example": users})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("best", "word"),
+    [
+        ({0.1: 1.55, 1.0: 1.7, 10.0: 1.72}, HOLDS),
+        ({0.1: 1.55, 1.0: 1.57, 10.0: 1.72}, FAILS),
+        ({0.1: 1.6, 1.0: 1.65, 10.0: 1.7}, UNRESOLVED),
+    ],
+)
+def test_diminishing_returns_are_a_second_difference(best, word):
+    module = load("selection_bias")
+    rows = planted_bias(module, best)
+    assert module.claims(rows)[3].verdict == word
+    assert module.claims([row for row in rows if row["bias_strength"] > 1])[3].verdict == OPEN
