@@ -109,7 +109,8 @@ def draw(rows: list[Row]) -> alt.FacetChart:
 
 
 def claims(rows: list[Row]) -> list[Verdict]:
-    table = reported(rows)
+    lines = DESIGN.lines(rows)
+    table = DESIGN.reported(lines)
     gains = logistic.differences(table, "mechanism", MF, SGD)  # by examples, examples per user, kind, epsilon
     if not gains:
         return unrun(CLAIMS)
@@ -117,7 +118,8 @@ def claims(rows: list[Row]) -> list[Verdict]:
     every = list(itertools.product((8, 2), ("skewed", "regular"), epsilons))
     whole = [size for size in {case[0] for case in gains} if all((size, *case) in gains for case in every)]
     own = {case[1:]: gain for case, gain in gains.items() if whole and case[0] == max(whole)}
-    about = {"why": logistic.divergence(table), "seeds": logistic.SEEDS_SHOWN}
+    why = f"{logistic.at_the_edge(DESIGN.winners(lines))} {logistic.divergence(table)}".strip()
+    about = {"why": why, "seeds": logistic.SEEDS_SHOWN}
     largest = max(case[0] for case in gains)
     effects = {case: combine(gain) for case, gain in gains.items()}
     cases = len(SIZES) * len(every)

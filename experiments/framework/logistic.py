@@ -287,6 +287,12 @@ def mean(contrasts: Iterable[Contrast]) -> Contrast:
     return weighted((1 / len(every), contrast) for contrast in every)
 
 
+def at_the_edge(winners: pl.DataFrame) -> str:
+    """In how many cases the paper's largest learning rate won: a larger one, or more steps, might have been better."""
+    edge = winners.filter(pl.col("learning_rate") == max(LEARNING_RATES)).height
+    return f"The largest learning rate of the paper's won in {edge} of {winners.height} cases." if edge else ""
+
+
 def divergence(table: pl.DataFrame) -> str:
     """Names the arms of `reported` of which a fresh seed diverged; empty where none did."""
     arms = table.filter(pl.col("diverged") > 0).drop("values", "seeds", "expected", "error", "low", "high")
