@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -128,7 +129,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
         for (size, degree, kind, epsilon), effect in effects.items()
     )
     return [
-        *_trends(own, max(whole, default=0), about | {"smaller": SMALLER if max(whole, default=0) < SIZES[-1] else ""}),
+        *_trends(own, max(whole, default=0), about),
         judge(
             CLAIMS[3],
             list(effects.values()),
@@ -143,7 +144,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
     ]
 
 
-def _trends(gains: dict[tuple, logistic.Contrast], size: int, about: dict[str, str]) -> list[Verdict]:
+def _trends(gains: dict[tuple, logistic.Contrast], size: int, about: dict[str, Any]) -> list[Verdict]:
     """On the largest graphs of which all cases ran: gain by doubling of epsilon, by skew and by examples per user."""
     if not gains:
         return unrun(CLAIMS[:3])
@@ -163,6 +164,7 @@ def _trends(gains: dict[tuple, logistic.Contrast], size: int, about: dict[str, s
         ("DP-MF's gain with 8 examples per user less that with 2", [(sign / half, gain) for sign, gain in degree]),
     )
     verdicts = []
+    about = about | {"num_examples": size, "smaller": SMALLER if size < SIZES[-1] else ""}
     for claim, (name, parts) in zip(CLAIMS, contrasts, strict=False):
         effect = combine(logistic.weighted(parts))
         found = f"{name}, in points at {size:,} examples: {with_interval(effect)}"

@@ -1,6 +1,7 @@
 """Do duplicates in S help or hurt? (paper: figure lr-dup)"""
 
 import itertools
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -129,17 +130,18 @@ def claims(rows: list[Row]) -> list[Verdict]:
     return [*verdicts, _larger(crossings, _about(table, max(common)))]
 
 
-def _about(table: pl.DataFrame, size: int) -> dict[str, str]:
+def _about(table: pl.DataFrame, size: int) -> dict[str, Any]:
     fewer = size < 1_000_000
     diverged = logistic.divergence(table.filter(num_examples=size))
     return {
         "why": " ".join(filter(None, [FEWER if fewer else "", diverged])),
         "seeds": logistic.SEEDS_SHOWN,
+        "num_examples": size,
         "smaller": f"{size:,} examples and a quarter of the paper's draws" if fewer else "",
     }
 
 
-def _sides(claim: str, threshold: float, size: int, gains: dict, about: dict[str, str]) -> Verdict:
+def _sides(claim: str, threshold: float, size: int, gains: dict, about: dict[str, Any]) -> Verdict:
     """Whether duplicates help well below the paper's threshold and hurt well above it."""
     low = [gain for epsilon, gain in gains.items() if epsilon <= threshold / ABOUT]
     high = [gain for epsilon, gain in gains.items() if epsilon >= threshold * ABOUT]
@@ -166,7 +168,7 @@ def _crossings(gains: dict[float, logistic.Contrast]) -> np.ndarray:
     return crossing(np.array(list(gains)), np.vstack([estimates, np.column_stack(drawn)]))
 
 
-def _larger(crossings: dict[str, np.ndarray], about: dict[str, str]) -> Verdict:
+def _larger(crossings: dict[str, np.ndarray], about: dict[str, Any]) -> Verdict:
     """By the central 95% of the difference between the two thresholds' logarithms."""
     doublings = crossings["skewed"] - crossings["regular"]
     low, high = np.quantile(doublings[1:], [0.025, 0.975])

@@ -207,6 +207,7 @@ def _ahead(
         in_some=in_some,
         why=logistic.divergence(table.filter(num_examples=size)),
         seeds=logistic.SEEDS_SHOWN,
+        num_examples=size,
         smaller=_smaller(lines, size),
     )
 
@@ -228,7 +229,8 @@ def _diminishing(lines: pl.DataFrame) -> Verdict:
     found = f"best users per example: {shown}; second rise less the first {change[0]:+.3f} [{low:+.3f}, {high:+.3f}]"
     size = int(lines.filter(pl.col("steps") >= FEWEST_SETTINGS)["num_examples"].max())  # type: ignore[arg-type]
     effect = Effect(float(change[0]), bounds=(low, high))
-    return judge(CLAIMS[3], [effect], found, below=0.0, seeds="0", smaller=_smaller(lines, size))
+    about = {"seeds": "0", "num_examples": size, "smaller": _smaller(lines, size)}
+    return judge(CLAIMS[3], [effect], found, below=0.0, **about)
 
 
 def _tops(lines: pl.DataFrame) -> dict[float, dict[float, np.ndarray]]:

@@ -10,8 +10,8 @@ import altair as alt
 
 from coowned.progress import counted
 from experiments.framework.graphs import FILES
-from experiments.framework.rows import read_rows
-from experiments.framework.runner import load, names, shares
+from experiments.framework.rows import Points, read_rows
+from experiments.framework.runner import SCALES, load, names, shares
 from experiments.framework.verdicts import FAILS, HOLDS, OPEN, UNRESOLVED, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +90,14 @@ def _evidence(name: str, module: ModuleType, verdict: Verdict) -> str:
     if verdict.verdict == OPEN:
         scale = "paper" if module.GRID["paper"] else "small"
         return f"Command: `python -m experiments {name} --scale {scale}`."
-    run = {scale: done for scale, (done, _) in shares(name).items() if done}
+    rows, points = read_rows(name), Points(module.GRID)
+    if verdict.num_examples is not None:
+        rows = [row for row in rows if row["num_examples"] == verdict.num_examples]
+    run = [scale for scale in SCALES[1:] if points.rows_of(module.GRID[scale], rows)]
     seeds = f"seeds {verdict.seeds}" if verdict.seeds else "nothing random beside fixed seeds"
     paper = f" The paper: {module.PAPER}." if hasattr(module, "PAPER") else ""
     commands = " and ".join(f"`python -m experiments {name} --scale {scale}`" for scale in run)
-    return f"Evidence: {counted(len(read_rows(name)), 'row')}, {seeds}; {commands}.{paper}"
+    return f"Evidence: {counted(len(rows), 'row')}, {seeds}; {commands}.{paper}"
 
 
 def _item(verdict: Verdict, evidence: str) -> str:

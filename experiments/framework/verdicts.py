@@ -4,7 +4,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from scipy import stats
 
@@ -22,6 +22,7 @@ class Verdict:
       found: the numbers that decide it.
       why: what explains them, or what limits the judgement.
       seeds: those that decide it; empty where nothing is random.
+      num_examples: of the rows that decide it; None: all rows do.
       smaller: in what way the rows are smaller than the paper's; empty where they are not.
     """
 
@@ -30,6 +31,7 @@ class Verdict:
     found: str
     why: str = ""
     seeds: str = ""
+    num_examples: int | None = None
     smaller: str = ""
 
 
@@ -71,16 +73,14 @@ def judge(
     below: float | None = None,
     in_some: bool = False,
     cases: int | None = None,
-    why: str = "",
-    seeds: str = "",
-    smaller: str = "",
+    **about: Any,
 ) -> Verdict:
     """Whether the effect is at least `above`, or at most `below`: in all cases, or `in_some`.
 
     One case decides by its 95% interval. Of several, a claim on all holds where every interval is on the claimed side,
     and does not where one is on the other side; a claim on some is the reverse. The interval of a case that decides
     alone is corrected for the number of `cases` that were named in advance (Bonferroni), by default those given. Where
-    some of them are missing, only such a case can decide.
+    some of them are missing, only such a case can decide. `about` is what else a `Verdict` has.
     """
     threshold, sign = (above, 1) if above is not None else (below, -1)
     assert threshold is not None
@@ -100,7 +100,7 @@ def judge(
         verdict = other
     else:
         verdict = UNRESOLVED
-    return Verdict(claim=claim, verdict=verdict, found=found, why=why, seeds=seeds, smaller=smaller)
+    return Verdict(claim=claim, verdict=verdict, found=found, **about)
 
 
 def judge_cases(claim: str, holding: int, cases: int, found: str, why: str = "") -> Verdict:
