@@ -210,6 +210,8 @@ def run(point: Point, rows: list[Row]) -> Row:
             )
         start = private_abstracts.untrained(folder, text)["validation_loss"] if size is ALL else None
         trained = private_abstracts.trained(folder, text, folder / "run")
+        if arm.attribution in RANDOM:
+            trained["true_epsilon"] = None  # such a run protects no author
         return trained | {"rate": rate, "clip": clip_norm, "start_loss": start}
 
 
@@ -329,7 +331,9 @@ def draw(rows: list[Row]) -> alt.FacetChart:
     for (data, arm, accounting, epsilon), own in found.group_by("data", "arm", "accounting", "epsilon"):
         effect = combine([(1.0, own["test_loss"].to_list())]) if own.height > 1 else None
         low, high = effect.interval() if effect else (None, None)
-        panel = data if accounting is None else f"{data}, {accounting} epsilon"
+        panel = (
+            f"{data}, output bias alone: not a reproduction" if accounting is None else f"{data}, {accounting} epsilon"
+        )
         line = {"panel": panel, "arm": arm, "epsilon": epsilon, "test_loss": own["test_loss"].mean()}
         lines.append(line | {"low": low, "high": high})
     base = alt.Chart(pl.DataFrame(lines, infer_schema_length=None)).encode(
