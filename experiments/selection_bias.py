@@ -38,7 +38,9 @@ STRENGTHS = (1.0, 10.0, 0.1)
 _EPSILONS = {len(epsilons): epsilons for epsilons in logistic.EPSILONS_OF_MANY.values()}
 
 
-def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: int, drawn: int) -> list[Point]:
+def _points(
+    scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: int, drawn: int, strengths: tuple[float, ...]
+) -> list[Point]:
     """`step` k of n is a setting on the frontier between size and users per example, from most size to most users."""
     common = {
         "num_examples": num_examples,
@@ -50,7 +52,7 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: 
     plain = [{"selector": name, "bias_strength": 1.0} for name in ("greedy", *RANDOM, "greedy with duplicates")]
     parts = [plain] + [
         [{"selector": "bias-mitigating", "bias_strength": strength, "step": step} for step in range(steps)]
-        for strength in STRENGTHS
+        for strength in strengths
     ]
     points = []
     for arms in parts:  # claim by claim
@@ -61,9 +63,9 @@ def _points(scale: str, num_examples: int, batch_sizes: tuple[int, ...], steps: 
 
 # 37 settings are not dominated at 250,000 examples; a quarter of a million, and of the paper's draws, because of them.
 GRID = {
-    "ci": _points("ci", 2_000, (64,), 2, logistic.DRAWN["ci"]),
-    "small": _points("small", 125_000, (2**10, 2**12), 5, logistic.DRAWN_BY_MANY["small"]),
-    "paper": _points("paper", 250_000, (2**10, 2**12), 37, 2_560_000),
+    "ci": _points("ci", 2_000, (64,), 2, logistic.DRAWN["ci"], STRENGTHS),
+    "small": _points("small", 125_000, (2**10, 2**12), 5, logistic.DRAWN_BY_MANY["small"], (1.0,)),
+    "paper": _points("paper", 250_000, (2**10, 2**12), 37, 2_560_000, STRENGTHS),
 }
 
 
