@@ -1,8 +1,10 @@
 """`python -m experiments NAME --scale small` runs a grid; `python -m experiments tables` renders the stored rows."""
 
 import argparse
+import sys
 from pathlib import Path
 
+from experiments.framework.graphs import MissingDataError
 from experiments.framework.pages import render
 from experiments.framework.rows import RESULTS
 from experiments.framework.runner import SCALES, names, run_grid
@@ -18,8 +20,14 @@ def main() -> None:
     if options.names == ["tables"]:
         render()
         return
+    missing = 0
     for name in options.names or names():
-        run_grid(name, options.scale, options.results, most=options.points)
+        try:
+            run_grid(name, options.scale, options.results, most=options.points)
+        except MissingDataError as error:
+            missing = 2
+            print(f"{name}: {error}", file=sys.stderr)
+    sys.exit(missing)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import polars as pl
 from tests.audit.planted_bugs import HONEST, PLANTED
 
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases
 
 CLAIMS = ("Every planted bug is found, and no honest trainer is accused (ours).",)
 PAGE = "docs/trust.md"
@@ -75,4 +75,4 @@ def claims(rows: list[Row]) -> list[Verdict]:
     found = (
         f"{right} of {len(cases)} trainers judged correctly with every seed ({bugs} bugs, {len(cases) - bugs} honest)"
     )
-    return [judge(CLAIMS[0], right, len(cases), found)]
+    return [judge_cases(CLAIMS[0], right, len(cases), found)]

@@ -17,7 +17,7 @@ from coowned.models.logistic_regression import LogisticRegression
 from coowned.models.probes import feature_canaries
 from coowned.training.plan import TrainingPlan
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases
 
 BOUND, FEATURES, DELTA, ALPHA = 2, 2, 1e-6, 1e-3
 CLAIMS = ("With 200 or more canary users, missing noise is found and an honest run is not accused (ours).",)
@@ -119,4 +119,4 @@ def draw(rows: list[Row]) -> alt.Chart:
 def claims(rows: list[Row]) -> list[Verdict]:
     own = [row for row in rows if row["canaries"] >= 200]
     right = sum(row["alarm"] == (row["noise"] < 1) for row in own)
-    return [judge(CLAIMS[0], right, len(own), f"{right} of {len(own)} runs judged correctly")]
+    return [judge_cases(CLAIMS[0], right, len(own), f"{right} of {len(own)} runs judged correctly")]

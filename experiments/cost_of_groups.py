@@ -11,10 +11,11 @@ import polars as pl
 import coowned as co
 from experiments.framework.graphs import real_graph, synthetic_graph
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import OPEN, Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases, unrun
 
+DATA = ("ACL", "mailing list", "arXiv")
 CLAIMS = (
-    "Examples that cross groups may be a large part of the data (the paper's reason to omit cyclic sampling).",
+    "Divided into up to 32 groups, every graph keeps at least half of greedy's S (ours; the paper fears a large loss).",
     "A partition into up to 16 groups keeps 97% of greedy's S on real graphs, at every bound (ours).",
     "A partition keeps at least twice as much as random groups, for 8 or more groups and bounds from 3 (ours).",
     "The largest group exceeds the mean by at most the requested imbalance of 10% (ours).",
@@ -101,29 +102,29 @@ def claims(rows: list[Row]) -> list[Verdict]:
     real = table.filter(pl.col("graph").is_in(REAL), pl.col("num_groups") <= 16)
     large = table.filter(pl.col("num_groups") >= 8, pl.col("contribution_bound") >= 3)
     if real.is_empty() or large.is_empty():
-        return [Verdict(claim=claim, verdict=OPEN, found="") for claim in CLAIMS]
+        return unrun(CLAIMS)
     most = {graph: own["partition"].min() for (graph,), own in table.group_by("graph", maintain_order=True)}
     lost = "; ".join(f"{graph}: {1 - float(share):.1%}" for graph, share in most.items())
     kept = int((real["partition"] >= KEPT).sum())
     twice = int((large["partition"] >= 2 * large["by chance"]).sum())
     even = int((table["largest_over_mean"] <= 1.1).sum())
     return [
-        judge(
+        judge_cases(
             CLAIMS[0],
-            sum(float(share) < 0.5 for share in most.values()),
+            sum(float(share) >= 0.5 for share in most.values()),
             len(most),
             f"largest loss of greedy's S, over bounds up to 10 and up to 32 groups: {lost}",
-            "Counted as true if more than half is lost. Only examples that fit the bound need to stay within a group: "
+            "Only examples that fit the bound need to stay within a group: "
             "their graph is far sparser than the data, and lost examples leave room for others.",
         ),
-        judge(
+        judge_cases(
             CLAIMS[1],
             kept,
             real.height,
             f"at least {KEPT:.0%} in {kept} of {real.height} settings; {_range(real['partition'])}",
             "A larger bound leaves a denser graph to cut.",
         ),
-        judge(
+        judge_cases(
             CLAIMS[2],
             twice,
             large.height,
@@ -131,7 +132,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
             f"partition {_range(large['partition'])}",
             "In random groups, an example of u users stays with probability groups^(1 - u).",
         ),
-        judge(
+        judge_cases(
             CLAIMS[3],
             even,
             table.height,

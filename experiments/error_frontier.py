@@ -13,8 +13,9 @@ from coowned.errors import InfeasibleScheduleError
 from coowned.mechanism.mechanism import Mechanism
 from experiments.framework.graphs import real_graph
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict
+from experiments.framework.verdicts import Verdict, judge_cases, unrun
 
+DATA = ("ACL", "mailing list", "arXiv")
 CLAIMS = (
     "DP-MF without amplification has a smaller error than DP-SGD at large epsilon, a larger one at small (ours).",
     "DP-MF without amplification uses fewer distinct examples (ours).",
@@ -117,14 +118,13 @@ def claims(rows: list[Row]) -> list[Verdict]:
     wide = table.pivot("mechanism", index=["graph", "epsilon"], values="error").sort("graph", "epsilon")
     distinct = table.pivot("mechanism", index=["graph", "epsilon"], values="num_distinct").sort("graph", "epsilon")
     if not {SGD, SEPARATED} <= set(wide.columns):
-        return [Verdict(claim=claim, verdict=OPEN, found="") for claim in CLAIMS]
+        return unrun(CLAIMS)
     wide, distinct = wide.drop_nulls([SGD, SEPARATED]), distinct.drop_nulls([SGD, SEPARATED])
     crossings = {
         graph: [line[SEPARATED] < line[SGD] for line in own.to_dicts()]
         for (graph,), own in wide.group_by("graph", maintain_order=True)
     }
     right = sum(wins[-1] and not wins[0] for wins in crossings.values())
-    wins = int((wide[SEPARATED] < wide[SGD]).sum())
     fewer = distinct.filter(wide[SEPARATED] < wide[SGD])
     pays = int((fewer[SEPARATED] < fewer[SGD]).sum())
     shown = "; ".join(
@@ -136,17 +136,19 @@ def claims(rows: list[Row]) -> list[Verdict]:
         for line in fewer.to_dicts()
     )
     return [
-        Verdict(
-            claim=CLAIMS[0],
-            verdict=HOLDS if right == len(crossings) else IN_PART if wins else FAILS,
-            found=f"smallest error, min separation against DP-SGD: {shown}",
-            why="Amplification by sampling fades as epsilon grows; correlated noise keeps its advantage.",
+        judge_cases(
+            CLAIMS[0],
+            right,
+            len(crossings),
+            f"smallest error, min separation against DP-SGD: {shown}",
+            "Amplification by sampling fades as epsilon grows; correlated noise keeps its advantage.",
         ),
-        Verdict(
-            claim=CLAIMS[1],
-            verdict=OPEN if fewer.is_empty() else HOLDS if pays == fewer.height else IN_PART if pays else FAILS,
-            found=f"distinct examples where it wins: {kept or 'nowhere'}",
-            why="DP-SGD's smallest error is at bound 1, which also keeps few; larger bounds keep more but err more.",
+        judge_cases(
+            CLAIMS[1],
+            pays,
+            fewer.height,
+            f"distinct examples where it wins: {kept or 'nowhere'}",
+            "DP-SGD's smallest error is at bound 1, which also keeps few; larger bounds keep more but err more.",
         ),
         _cyclic(rows),
         _allocated(rows),
@@ -160,15 +162,16 @@ def _cyclic(rows: list[Row]) -> Verdict:
     index = ["graph", "contribution_bound", "epsilon"]
     wide = table.pivot("mechanism", index=index, values="error", aggregate_function="min").drop_nulls()
     if CYCLIC not in wide.columns or wide.is_empty():
-        return Verdict(claim=CLAIMS[2], verdict=OPEN, found="")
+        return unrun(CLAIMS[2:3])[0]
     ratio = wide[CYCLIC] / wide[SGD]
     good = int((ratio <= 1.01).sum())
-    return Verdict(
-        claim=CLAIMS[2],
-        verdict=HOLDS if good == len(ratio) else IN_PART if good else FAILS,
-        found=f"error over DP-SGD's from {ratio.min():.3f} to {ratio.max():.3f}; at most 1.01 in {good} of "
+    return judge_cases(
+        CLAIMS[2],
+        good,
+        len(ratio),
+        f"error over DP-SGD's from {ratio.min():.3f} to {ratio.max():.3f}; at most 1.01 in {good} of "
         f"{len(ratio)} cases",
-        why="Groups are sampled with a larger probability in fewer rounds; the best number of groups is used.",
+        "Groups are sampled with a larger probability in fewer rounds; the best number of groups is used.",
     )
 
 
@@ -178,14 +181,15 @@ def _allocated(rows: list[Row]) -> Verdict:
     table = table.drop_nulls("error").filter(pl.col("contribution_bound") == 1, pl.col("num_groups") > 1)
     wide = table.pivot("mechanism", index=["graph", "num_groups", "epsilon"], values="error").drop_nulls()
     if not {ALLOCATED, CYCLIC} <= set(wide.columns) or wide.is_empty():
-        return Verdict(claim=CLAIMS[3], verdict=OPEN, found="")
+        return unrun(CLAIMS[3:])[0]
     ratio = wide[ALLOCATED] / wide[CYCLIC]
     smaller = int((ratio < 1).sum())
-    return Verdict(
-        claim=CLAIMS[3],
-        verdict=HOLDS if smaller == len(ratio) else IN_PART if smaller else FAILS,
-        found=f"error over cyclic DP-MF's from {ratio.min():.3f} to {ratio.max():.3f}; smaller in {smaller} of "
+    return judge_cases(
+        CLAIMS[3],
+        smaller,
+        len(ratio),
+        f"error over cyclic DP-MF's from {ratio.min():.3f} to {ratio.max():.3f}; smaller in {smaller} of "
         f"{len(ratio)} cases",
-        why="One round of each epoch needs less noise than coins of that rate. An epoch has a whole number of rounds, "
+        "One round of each epoch needs less noise than coins of that rate. An epoch has a whole number of rounds, "
         "so that batches are a little larger or smaller than asked for; with one round both are the same.",
     )

@@ -14,8 +14,9 @@ import coowned as co
 from coowned.errors import InfeasibleScheduleError
 from experiments.framework.graphs import real_graph
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import OPEN, Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases, unrun
 
+DATA = ("arXiv",)
 CLAIMS = (
     "Every schedule of Algorithm 4 is beaten in error and distinct examples by one with bounded participations (ours).",
     "With a bound, k·b is at least half of T, so more bands than the separation gain little (ours).",
@@ -112,9 +113,9 @@ def claims(rows: list[Row]) -> list[Verdict]:
         full += sum(2 * row["recounted_bound"] * row["separation"] >= iterations for row in paced)
         found.append(f"{iterations} steps: {GREEDY} {_listed(greedy)}; bounded {_listed(paced)}")
     if not rivals or not bounded:
-        return [Verdict(claim=claim, verdict=OPEN, found="") for claim in CLAIMS]
+        return unrun(CLAIMS)
     return [
-        judge(
+        judge_cases(
             CLAIMS[0],
             beaten,
             rivals,
@@ -122,7 +123,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
             "Noise grows with the square root of the largest number of participations, and few users need many to "
             "fill the batches.",
         ),
-        judge(
+        judge_cases(
             CLAIMS[1],
             full,
             bounded,

@@ -12,7 +12,7 @@ import polars as pl
 from tests.faults.fuzzing import targets
 
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases
 
 CLAIMS = ("Whatever a file contains, it is read or refused with one sentence, in bounded time (ours).",)
 PAGE = "docs/trust.md"
@@ -70,4 +70,4 @@ def draw(rows: list[Row]) -> alt.Chart:
 
 def claims(rows: list[Row]) -> list[Verdict]:
     holding, cases = sum(row["read"] + row["refused"] for row in rows), sum(row["size"] for row in rows)
-    return [judge(CLAIMS[0], holding, cases, f"{holding:,} of {cases:,} damaged files")]
+    return [judge_cases(CLAIMS[0], holding, cases, f"{holding:,} of {cases:,} damaged files")]

@@ -7,14 +7,17 @@ import numpy as np
 import polars as pl
 
 import coowned as co
-from experiments.framework.graphs import FILES, real_graph
+from experiments.framework.graphs import real_graph
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases
 
+DATA = ("arXiv", "ACL", "mailing list")
 CLAIMS = (
-    "Greedy reaches 98.7% of the largest S (arXiv, k = 2 and 3).",
+    "On our arXiv graph too, greedy reaches 98.7% of the largest S (k = 2 and 3).",
     "With duplicates, the integer program selects more copies of fewer distinct examples than greedy.",
 )
+PAPER = "1.9 million arXiv papers, k = 2 and 3, GLOP"
+SHARE = 0.987
 PAGE = "docs/choosing-a-selector.md"
 SELECTORS = (
     "greedy",
@@ -89,7 +92,7 @@ def table(rows: list[Row]) -> str:
         "| graph | k | selector | copies | distinct | proven bound | users per copy | seconds |",
         "|---|---:|---|---:|---:|---:|---:|---:|",
     ]
-    graphs = list(FILES)
+    graphs = list(DATA)
     for row in sorted(
         rows, key=lambda row: (graphs.index(row["graph"]), row["contribution_bound"], SELECTORS.index(row["selector"]))
     ):
@@ -154,17 +157,17 @@ def claims(rows: list[Row]) -> list[Verdict]:
         f"{graph} {group['greedy_share'].min():.1%} to {group['greedy_share'].max():.1%}"
         for (graph,), group in shares.sort("graph").group_by("graph", maintain_order=True)
     ]
-    worst = arxiv.min() if arxiv.len() else None
     return [
-        Verdict(
-            claim=CLAIMS[0],
-            verdict=OPEN if worst is None else HOLDS if worst >= 0.985 else IN_PART if worst >= 0.95 else FAILS,
-            found=f"arXiv {' and '.join(f'{share:.1%}' for share in arxiv)}; over all bounds {'; '.join(ranges)}",
-            why="Close to the optimum, but less close than in the paper: this graph has 62% of the paper's papers and "
+        judge_cases(
+            CLAIMS[0],
+            int((arxiv >= SHARE).sum()),
+            arxiv.len(),
+            f"arXiv {' and '.join(f'{share:.1%}' for share in arxiv)}; over all bounds {'; '.join(ranges)}",
+            "Close to the optimum, but less close than in the paper: this graph has 62% of the paper's papers and "
             "different author names. Shares are relative to a proven upper bound, of which `Priced` reaches at least "
             f"{shares['priced_share'].min():.2%}.",
         ),
-        judge(
+        judge_cases(
             CLAIMS[1],
             both,
             compared.height,

@@ -8,7 +8,7 @@ import polars as pl
 from tests.faults.killing import PHASES, Killer
 
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases
 
 CLAIMS = ("A command that is killed at any moment and run again ends in the same bits (ours).",)
 PAGE = "docs/trust.md"
@@ -68,4 +68,4 @@ def draw(rows: list[Row]) -> alt.Chart:
 
 def claims(rows: list[Row]) -> list[Verdict]:
     kills, failures = sum(row["size"] for row in rows), sum(len(row["failures"]) for row in rows)
-    return [judge(CLAIMS[0], kills - failures, kills, f"{failures} failures in {kills} kills")]
+    return [judge_cases(CLAIMS[0], kills - failures, kills, f"{failures} failures in {kills} kills")]

@@ -9,9 +9,13 @@ import polars as pl
 import coowned as co
 from experiments.framework.graphs import real_graph
 from experiments.framework.rows import Point, Row, read_rows
-from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, Verdict
+from experiments.framework.verdicts import Verdict, judge_cases
 
-CLAIMS = ("Greedy needs at most 1.25% more noise than the integer program, at every epsilon.",)
+CLAIMS = (
+    "On ACL and our arXiv graph too, greedy needs at most 1.25% more noise than the largest S, at every epsilon.",
+)
+PAPER = "1.9 million arXiv papers, k = 2 and 3"
+MOST = 1.0125
 EPSILONS = (4.0, 8.0, 16.0, 32.0, 64.0)
 BATCHES = {"made up": 16, "ACL": 512, "arXiv": 4096}
 ITERATIONS = 2500
@@ -88,19 +92,19 @@ def draw(rows: list[Row]) -> alt.Chart:
 
 def claims(rows: list[Row]) -> list[Verdict]:
     table = ratios(rows)
-    within = int((table["ratio"] <= 1.0125).sum())
+    within = int((table["ratio"] <= MOST).sum())
     worst = table.sort("ratio", descending=True).row(0, named=True)
     ranges = "; ".join(
         f"{graph} {own['ratio'].min() - 1:+.2%} to {own['ratio'].max() - 1:+.2%}"
         for (graph,), own in table.sort("graph").group_by("graph", maintain_order=True)
     )
-    verdict = HOLDS if within == table.height else IN_PART if within else FAILS
     return [
-        Verdict(
-            claim=CLAIMS[0],
-            verdict=verdict,
-            found=f"within 1.25% in {within} of {table.height} cases; {ranges}; largest for {worst['graph']}, "
+        judge_cases(
+            CLAIMS[0],
+            within,
+            table.height,
+            f"within 1.25% in {within} of {table.height} cases; {ranges}; largest for {worst['graph']}, "
             f"k = {worst['contribution_bound']}, epsilon {worst['epsilon']:g}",
-            why="Greedy is slightly further from the optimum on these graphs than on the paper's.",
+            "Greedy is slightly further from the optimum on these graphs than on the paper's.",
         )
     ]

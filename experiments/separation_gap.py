@@ -9,7 +9,7 @@ from coowned.selection.min_separation_program import MinSeparationProgram
 from coowned.synthetic.regular_graph import RegularGraph
 from coowned.testing.selector_checks import copies_per_user
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import OPEN, Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases, unrun
 
 CLAIMS = ("Algorithm 4's contribution bound is optimal on small graphs (left open in the paper).",)
 SETTINGS = [(60, 4, 6, 1), (60, 4, 6, 2), (60, 6, 8, 1), (60, 6, 8, 2), (100, 8, 8, 1), (100, 8, 8, 2), (100, 8, 8, 3)]
@@ -76,10 +76,10 @@ def draw(rows: list[Row]) -> alt.Chart:
 def claims(rows: list[Row]) -> list[Verdict]:
     both = [row for row in rows if row["greedy"] is not None and row["program"] is not None]
     if not both:
-        return [Verdict(claim=CLAIMS[0], verdict=OPEN, found="")]
+        return unrun(CLAIMS)
     equal = sum(row["greedy"] <= row["program"] for row in both)
     worst = max(row["greedy"] / row["program"] for row in both)
     failed = sum(row["greedy"] is None and row["program"] is not None for row in rows)
     found = f"as good as the program in {equal} of {len(both)} cases; at worst {worst:.2f} times its bound; "
     found += f"no schedule from Algorithm 4 although the program found one: {failed} of {len(rows)}"
-    return [judge(CLAIMS[0], equal, len(both), found, "The program ran for at most ten seconds per case.")]
+    return [judge_cases(CLAIMS[0], equal, len(both), found, "The program ran for at most ten seconds per case.")]

@@ -18,7 +18,7 @@ import coowned as co
 from coowned.synthetic.regular_graph import RegularGraph
 from coowned.synthetic.skewed_graph import SkewedGraph
 from experiments.framework.rows import Point, Row
-from experiments.framework.verdicts import Verdict, judge
+from experiments.framework.verdicts import Verdict, judge_cases
 
 CLAIMS = ("Spark selects the same S as one machine, on every graph (ours).",)
 PAGE = "docs/spark.md"
@@ -98,7 +98,7 @@ def claims(rows: list[Row]) -> list[Verdict]:
     own = [row for row in rows if row["engine"] == "spark"]
     rounds = f"in {min(r['rounds'] for r in own)} to {max(r['rounds'] for r in own)} rounds" if own else ""
     # A row is stored only where S was equal: `run` raises otherwise.
-    return [judge(CLAIMS[0], len(own), len(own), f"the same S in {len(own)} of {len(own)} runs, {rounds}")]
+    return [judge_cases(CLAIMS[0], len(own), len(own), f"the same S in {len(own)} of {len(own)} runs, {rounds}")]
 
 
 def _run_on_spark(graph: co.AttributionGraph, selector: co.Greedy, expected: co.Selection) -> dict:

@@ -13,13 +13,29 @@ FILES = {
     "arXiv": "arxiv_hypergraph.parquet",
     "ACL": "acl_anthology_abstracts.parquet",
     "mailing list": "git_mailing_list.parquet",
+    "math.AP": "arxiv_mathAP_text.parquet",
+    "vocabulary": "vocab.txt",
 }
 
 
+class MissingDataError(FileNotFoundError):
+    """An experiment needs real data that are not at hand."""
+
+
 def data_folder() -> Path:
-    """`shared/data` beside the repository, else the folder that COOWNED_DATA names."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    return beside if beside.is_dir() else Path(os.environ.get("COOWNED_DATA", beside))
+    """The folder that COOWNED_DATA names, else `shared/data` beside the repository."""
+    return Path(os.environ.get("COOWNED_DATA") or Path(__file__).parents[3] / "shared" / "data")
+
+
+def data_file(name: str) -> Path:
+    """The file of one of `FILES`."""
+    file = data_folder() / FILES[name]
+    if not file.is_file():
+        raise MissingDataError(
+            f"{FILES[name]} is not in {data_folder()}: set COOWNED_DATA to the folder that has it "
+            "(docs/results.md says which experiment needs which file)"
+        )
+    return file
 
 
 @functools.lru_cache(maxsize=1)  # one graph at a time in memory
@@ -34,4 +50,4 @@ def real_graph(name: str) -> co.AttributionGraph:
     """A graph of `FILES`; "made up" is a small regular one that needs no file."""
     if name == "made up":
         return RegularGraph(num_examples=500).generate(seed=0)
-    return co.read_parquet(data_folder() / FILES[name], users="users", example_id="example_id").graph
+    return co.read_parquet(data_file(name), users="users", example_id="example_id").graph

@@ -1,9 +1,18 @@
-"""The paper's logistic regression: worlds, full sweeps over (learning rate, clip norm), tuned on validation."""
+"""The paper's logistic regression: worlds, sweeps over (learning rate, clip norm), the three stages of a comparison.
+
+An arm of a comparison is tuned over candidates (batch size, and bound or separation) and pairs (learning rate, clip
+norm). First pass: all pairs of every candidate with seed 0, of which a row keeps the best on validation. Tuning: the
+best combinations of an arm at each epsilon with seeds 1 and 2 too. Report: the combination with the best mean on
+validation, with seeds that chose nothing.
+"""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import altair as alt
 import numpy as np
 import polars as pl
 
@@ -14,6 +23,7 @@ from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
 from coowned.synthetic.world_data import WorldData
 from experiments.framework.graphs import synthetic_graph
 from experiments.framework.rows import Point, Row
+from experiments.framework.verdicts import combine
 
 LEARNING_RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3)
 CLIP_NORMS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -26,10 +36,16 @@ FEATURES = {"ci": 8, "small": 1000, "paper": 1000}
 DRAWN = {"ci": 2_048, "small": 2_560_000, "paper": 10_240_000}
 DRAWN_BY_MANY = DRAWN | {"small": 1_024_000}
 EPSILONS = {"ci": (2.0, 64.0), "small": (0.5, 2.0, 8.0, 64.0), "paper": tuple(2.0**power for power in range(-1, 7))}
-LISTS = ("noise_multiplier", "learning_rate", "clip_norm", "validation", "test", "expected")  # an entry an epsilon
-EPSILONS_OF_MANY = EPSILONS | {"small": (2.0, 8.0, 64.0)}
-SEEDS = (1, 2)  # with which the best settings of seed 0 are trained again
+EPSILONS_OF_MANY = {"ci": (2.0, 64.0), "small": (2.0, 8.0, 64.0), "paper": (2.0, 8.0, 64.0)}
+
+FINALISTS = 5  # combinations of an arm that are tuned with further seeds, at each epsilon
+TUNING_SEEDS, FRESH_SEEDS = (1, 2), (3, 4, 5, 6, 7)  # the first pass has seed 0
+SEEDS_SHOWN = f"{FRESH_SEEDS[0]} to {FRESH_SEEDS[-1]}"
+FEWEST = 3  # seeds that must not have diverged for an arm to be judged
+START_LOSS = math.log(2)  # of the model that all start from, which is 0
+LISTS = ("epsilon", "noise_multiplier", "learning_rate", "clip_norm", "validation", "loss", "test", "expected")
 _IN_MEMORY = 4.0  # GB of features that are kept; above, each batch is generated
+_CHUNK = 50_000  # held-out examples that are predicted at a time
 
 
 @functools.lru_cache(maxsize=1)
@@ -49,155 +65,255 @@ def train_part(world: LogisticWorld) -> WorldData | co.FeatureTable:
 
 
 class HeldOut(NamedTuple):
-    """A split that is not trained on; `chances` of label 1, where they are known."""
+    """Examples that are not trained on; `chances` of label 1, where they are known."""
 
     features: np.ndarray  # (examples, features)
     labels: np.ndarray  # (examples,)
     chances: np.ndarray  # (examples,)
 
 
-def held_out(world: LogisticWorld, split: str) -> HeldOut:
-    examples = world.examples_in(split)
-    return HeldOut(*world.batch(examples), world.probabilities(examples))
+class Split(NamedTuple):
+    """The held-out examples of a world, generated part by part."""
+
+    world: LogisticWorld
+    name: str
+
+    def __iter__(self) -> Iterator[HeldOut]:
+        examples = self.world.examples_in(self.name)
+        for begin in range(0, len(examples), _CHUNK):
+            part = examples[begin : begin + _CHUNK]
+            yield HeldOut(*self.world.batch(part), self.world.probabilities(part))
 
 
 class Setting(NamedTuple):
-    """What one sweep trains, and its noise by epsilon."""
+    """What one sweep trains, and how it is validated and tested."""
 
-    world: LogisticWorld
-    data: WorldData | co.FeatureTable
+    data: TrainingData
     selected: co.Selection | co.Schedule
     mechanism: Mechanism
-    epsilons: tuple[float, ...]
-    noise_multipliers: tuple[float, ...] | None = None  # of a run that claims nothing: what each epsilon stands for
+    epsilons: Sequence[float]
+    validation: Iterable[HeldOut]
+    test: Iterable[HeldOut]
+    noise_multipliers: Sequence[float] | None = None  # of a run that claims nothing: what each epsilon stands for
 
-    def noise(self, epsilons: Sequence[float]) -> dict[str, list[float]]:
-        """These epsilons as `tuned` takes them."""
-        if self.noise_multipliers is None:
-            return {"epsilons": list(epsilons)}
-        return {"noise_multipliers": [self.noise_multipliers[self.epsilons.index(epsilon)] for epsilon in epsilons]}
+    def describe(self) -> Row:
+        certificate = co.certify(self.data.graph, self.selected)
+        return {
+            "size": self.selected.size,
+            "num_distinct": self.selected.num_distinct,
+            "contribution_bound_of_selected": certificate.contribution_bound,
+        }
 
 
-def tuned(
-    data: TrainingData,
-    selected: co.Selection | co.Schedule,
-    mechanism: Mechanism,
-    *,
-    validation: HeldOut,
-    test: HeldOut,
-    seed: int = 0,
-    pairs: Sequence[tuple[float, float]] = (),
-    **noise: Any,
-) -> Row:
-    """Trains every (learning rate, clip norm) at every noise and keeps the best on validation, for each noise.
+Combination = tuple[float, float, float]  # epsilon, learning rate, clip norm
 
-    Test results are those of the one kept: `test`, the accuracy; `expected`, the mean probability that a fresh label
-    of a test example is predicted, which has no noise of labels. `noise` is `epsilons` or `noise_multipliers`; `pairs`,
-    if given, are the one (learning rate, clip norm) to train at each.
+
+def sweep(setting: Setting, *, seed: int, wanted: Iterable[Combination] | None = None) -> pl.DataFrame:
+    """One line for each combination that is wanted, by default all, with `LISTS` for columns.
+
+    `test` is the accuracy; `expected`, the mean probability that a fresh label of a test example is predicted, which
+    has no noise of labels; `loss`, the mean log loss on validation.
     """
+    every = itertools.product(setting.epsilons, LEARNING_RATES, CLIP_NORMS)
+    chosen = sorted(set(every if wanted is None else wanted))
+    epsilons, rates, clip_norms = (sorted({values[i] for values in chosen}) for i in range(3))
+    noise = {"epsilons": epsilons}
+    if setting.noise_multipliers is not None:
+        by_epsilon = dict(zip(setting.epsilons, setting.noise_multipliers, strict=True))
+        noise = {"noise_multipliers": [by_epsilon[epsilon] for epsilon in epsilons]}
     plans = co.grid(
-        co.certify(data.graph, selected),
-        selected,
-        mechanism,
-        learning_rates=sorted({rate for rate, _ in pairs}) or LEARNING_RATES,
-        clip_norms=sorted({clip_norm for _, clip_norm in pairs}) or CLIP_NORMS,
+        co.certify(setting.data.graph, setting.selected),
+        setting.selected,
+        setting.mechanism,
+        learning_rates=rates,
+        clip_norms=clip_norms,
         delta=DELTA,
         adjacency=ADJACENCY,
         run_key=co.RunKey.from_seed(seed),
         **noise,
     )
-    (levels,) = (len(values) for values in noise.values())
-    groups = [plans[level * len(plans) // levels :][: len(plans) // levels] for level in range(levels)]
-    if pairs:
-        groups = [
-            [plan for plan in group if (plan.learning_rate, plan.clip_norm) == pair]
-            for group, pair in zip(groups, pairs, strict=True)
+    levels = np.repeat(epsilons, len(plans) // len(epsilons)).tolist()
+    named = [(epsilon, plan.learning_rate, plan.clip_norm) for epsilon, plan in zip(levels, plans, strict=True)]
+    kept = [number for number, combination in enumerate(named) if combination in set(chosen)]
+    model = co.LogisticRegression(num_features=setting.data.shapes()["features"][0])
+    swept = co.sweep([plans[number] for number in kept], model, setting.data)
+    coefficients = swept.parameters["coefficients"].reshape(len(kept), -1)
+    validation, _, loss = _scores(setting.validation, coefficients)
+    test, expected, _ = _scores(setting.test, coefficients)
+    columns = zip(*(named[number] for number in kept), strict=True)
+    table = dict(zip(("epsilon", "learning_rate", "clip_norm"), map(list, columns), strict=True))
+    table |= {"noise_multiplier": [plans[number].noise_multiplier for number in kept], "validation": validation}
+    return pl.DataFrame(table | {"loss": loss, "test": test, "expected": expected}).select(LISTS)
+
+
+def _scores(parts: Iterable[HeldOut], coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each model: accuracy, its expectation over labels, and log loss."""
+    sums, examples = np.zeros((3, len(coefficients))), 0
+    for part in parts:
+        logits = part.features @ coefficients[:, :-1].T + coefficients[:, -1]  # (examples, models)
+        ones, labels = logits > 0, part.labels[:, None] > 0
+        sums[0] += (ones == labels).sum(axis=0)
+        sums[1] += np.where(ones, part.chances[:, None], 1 - part.chances[:, None]).sum(axis=0)
+        sums[2] += np.logaddexp(0, np.where(labels, -logits, logits)).sum(axis=0)
+        examples += len(part.labels)
+    accuracy, expected, loss = sums / examples
+    return accuracy, expected, loss
+
+
+def has_diverged() -> pl.Expr:
+    """Whether a model is worse on validation than the one it started from."""
+    return ~(pl.col("loss").fill_null(0.0) <= START_LOSS) | pl.col("loss").is_nan().fill_null(False)
+
+
+def first_pass(setting: Setting, *, seed: int = 0, keep: int = FINALISTS) -> Row:
+    """Every pair at every epsilon; the row has the best on validation that did not diverge, and how many did."""
+    table = sweep(setting, seed=seed)
+    usable = table.filter(~has_diverged()).sort("epsilon", "validation", descending=[False, True])
+    kept = usable.group_by("epsilon", maintain_order=True).head(keep)
+    return setting.describe() | kept.select(LISTS).to_dict(as_series=False) | {"diverged": table.height - usable.height}
+
+
+class Design(NamedTuple):
+    """The columns of an experiment that name an arm, and those over which an arm is tuned."""
+
+    arm: list[str]
+    candidate: list[str]
+
+    def name(self, row: Row) -> str:
+        """A candidate in words."""
+        return ", ".join(f"{name} {row[name]:g}" for name in self.candidate if row.get(name) is not None)
+
+    def later_points(self, points: Sequence[Point]) -> list[Point]:
+        """Tuning and report of the arms of these points: a point for every arm and seed."""
+        columns = ["num_examples", "num_features", "drawn", "num_epsilons", *self.arm]
+        arms = list(dict.fromkeys(tuple(point[name] for name in columns) for point in points))
+        return [
+            dict(zip(columns, arm, strict=True)) | {"seed": seed}
+            for seeds in (TUNING_SEEDS, FRESH_SEEDS)
+            for seed, arm in itertools.product(seeds, arms)
         ]
-    plans = [plan for group in groups for plan in group]
-    swept = co.sweep(plans, co.LogisticRegression(num_features=test.features.shape[1]), data)
-    coefficients = swept.parameters["coefficients"].reshape(len(plans), -1)
-    validated, _ = _accuracies(validation, coefficients)
-    tested, expected = _accuracies(test, coefficients)
-    members = len(plans) // levels
-    best = validated.reshape(levels, members).argmax(axis=1) + members * np.arange(levels)
+
+    def lines(self, rows: Iterable[Row]) -> pl.DataFrame:
+        """One line a trained model that was stored."""
+        found = []
+        for number, row in enumerate(rows):
+            lists = {name: row.get(name) or [None] * len(row["epsilon"]) for name in LISTS}
+            lists["candidate"] = row.get("candidate") or [self.name(row)] * len(row["epsilon"])
+            plain = {name: value for name, value in row.items() if name not in lists}
+            plain |= {"row": number, "seed": row.get("seed") or 0}
+            found += [plain | dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+        names = dict.fromkeys([*self.arm, "row", "seed", "candidate", *LISTS], None)
+        table = pl.DataFrame([names, *(names | line for line in found)], infer_schema_length=None)
+        return table.drop_nulls("epsilon").with_columns(pl.col("loss").cast(pl.Float64))
+
+    def finalists(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """The best combinations of the first pass, for every arm and epsilon."""
+        first = lines.filter(pl.col("seed") == 0, ~has_diverged())
+        ordered = first.sort("validation", descending=True, maintain_order=True)
+        return ordered.group_by(*self.arm, "epsilon", maintain_order=True).head(FINALISTS)
+
+    def winners(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """The finalist with the best mean on validation over the seeds of tuning, for every arm and epsilon.
+
+        None where tuning has not ended. A finalist that diverged with any of these seeds is not chosen.
+        """
+        on = [*self.arm, "epsilon", "candidate", "learning_rate", "clip_norm"]
+        finalists = self.finalists(lines)
+        tuned = lines.filter(pl.col("seed").is_in([0, *TUNING_SEEDS])).join(finalists.select(on), on=on, how="semi")
+        diverged = has_diverged().any().alias("diverged")
+        found = tuned.group_by(on).agg(pl.col("validation").mean(), diverged, pl.col("seed").n_unique().alias("seeds"))
+        whole = (pl.col("seeds") == 1 + len(TUNING_SEEDS)).all().over([*self.arm, "epsilon"])
+        ordered = found.filter(whole).filter(~pl.col("diverged")).sort("validation", *on, descending=True)
+        best = ordered.unique([*self.arm, "epsilon"], keep="first", maintain_order=True)
+        return finalists.drop("validation").join(best.select(*on, "validation"), on=on).sort(*self.arm, "epsilon")
+
+    def run_again(self, point: Point, lines: pl.DataFrame, setting: Callable[[Row, int], Setting]) -> Row:
+        """Trains what a later stage of an arm needs, with the point's seed; `setting` makes that of a candidate."""
+        seed = point["seed"]
+        own = lines.filter(pl.col(name) == value for name, value in point.items() if name != "seed")
+        chosen = self.finalists(own) if seed in TUNING_SEEDS else self.winners(own)
+        parts = [pl.DataFrame(schema=dict.fromkeys(LISTS, pl.Float64) | {"candidate": pl.String})]
+        for part in chosen.partition_by("candidate", maintain_order=True):
+            combinations = part.select("epsilon", "learning_rate", "clip_norm").iter_rows()
+            trained = sweep(setting(part.row(0, named=True), seed), seed=seed, wanted=list(combinations))
+            parts.append(trained.with_columns(pl.lit(part["candidate"][0]).alias("candidate")))
+        table = pl.concat(parts)
+        return table.to_dict(as_series=False) | {"diverged": table.filter(has_diverged()).height}
+
+    def reported(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Every arm and epsilon whose fresh seeds all ran: `values`, those that did not diverge, and how many did.
+
+        `expected` is their mean; `low` and `high` bound its 95% interval.
+        """
+        by = [*self.arm, "epsilon"]
+        fresh = (
+            lines.filter(pl.col("seed").is_in(FRESH_SEEDS))
+            .group_by(by)
+            .agg(
+                pl.col("expected").filter(~has_diverged()).alias("values"),
+                has_diverged().sum().alias("diverged"),
+                pl.col("seed").n_unique().alias("seeds"),
+            )
+        )
+        fresh = fresh.filter(pl.col("seeds") == len(FRESH_SEEDS), pl.col("values").list.len() >= FEWEST)
+        effects = [combine([(1.0, values)]) for values in fresh["values"].to_list()]
+        columns = {"expected": [e.estimate for e in effects], "error": [e.error for e in effects]}
+        columns |= {name: [e.interval()[i] for e in effects] for i, name in enumerate(("low", "high"))}
+        return fresh.with_columns(*(pl.Series(name, own, pl.Float64) for name, own in columns.items())).sort(by)
+
+
+Contrast = list[tuple[float, Sequence[float]]]  # (weight, values of the seeds) of independent samples
+
+
+def differences(table: pl.DataFrame, column: str, higher: str, lower: str) -> dict[tuple, Contrast]:
+    """Accuracy of one arm of `reported` less that of another, by the other columns of the arm and epsilon."""
+    found: dict[tuple, dict[str, Sequence[float]]] = {}
+    for line in table.drop("diverged", "seeds", "expected", "error", "low", "high").to_dicts():
+        arm, values = line.pop(column), line.pop("values")
+        found.setdefault(tuple(line.values()), {})[arm] = values
     return {
-        "size": selected.size,
-        "num_distinct": selected.num_distinct,
-        "contribution_bound_of_selected": plans[0].certificate.contribution_bound,
-        "noise_multiplier": [plans[i].noise_multiplier for i in best],
-        "learning_rate": [plans[i].learning_rate for i in best],
-        "clip_norm": [plans[i].clip_norm for i in best],
-        "validation": validated[best].tolist(),
-        "test": tested[best].tolist(),
-        "expected": expected[best].tolist(),
+        case: [(1.0, arms[higher]), (-1.0, arms[lower])]
+        for case, arms in sorted(found.items())
+        if {higher, lower} <= arms.keys()
     }
 
 
-def tuned_in_world(setting: Setting, *, epsilons: Sequence[float] | None = None, **options: Any) -> Row:
-    """`tuned`, on the validation and test examples of the data's world."""
-    return tuned(
-        setting.data,
-        setting.selected,
-        setting.mechanism,
-        validation=held_out(setting.world, "validation"),
-        test=held_out(setting.world, "test"),
-        **setting.noise(setting.epsilons if epsilons is None else epsilons),
-        **options,
-    )
+def weighted(parts: Iterable[tuple[float, Contrast]]) -> Contrast:
+    """The weighted sum of contrasts."""
+    return [(factor * weight, values) for factor, contrast in parts for weight, values in contrast]
 
 
-def repetitions(points: list[Point], arm: list[str]) -> list[Point]:
-    """A point for every arm and further seed; it has no batch size, since each epsilon has its own best one."""
-    common = ["num_examples", "num_features", "drawn", "num_epsilons"]
-    arms = {tuple(point[name] for name in (*common, *arm)) for point in points}
-    return [
-        dict(zip((*common, *arm), values, strict=True)) | {"seed": seed} for values in sorted(arms) for seed in SEEDS
+def mean(contrasts: Iterable[Contrast]) -> Contrast:
+    every = list(contrasts)
+    return weighted((1 / len(every), contrast) for contrast in every)
+
+
+def at_the_edge(winners: pl.DataFrame) -> str:
+    """In how many cases the paper's largest learning rate won: a larger one, or more steps, might have been better."""
+    edge = winners.filter(pl.col("learning_rate") == max(LEARNING_RATES)).height
+    return f"The largest learning rate of the paper's won in {edge} of {winners.height} cases." if edge else ""
+
+
+def divergence(table: pl.DataFrame) -> str:
+    """Names the arms of `reported` of which a fresh seed diverged; empty where none did."""
+    arms = table.filter(pl.col("diverged") > 0).drop("values", "seeds", "expected", "error", "low", "high")
+    named = [
+        f"{line.pop('diverged')} of {len(FRESH_SEEDS)} ({', '.join(str(value) for value in line.values())})"
+        for line in arms.to_dicts()
     ]
+    return f"Diverged and left out, of the fresh seeds: {'; '.join(named)}." if named else ""
 
 
-def repeated(point: Point, table: pl.DataFrame, arm: list[str], setting: Callable[[Row, int], Setting]) -> Row:
-    """Trains again, with the point's seed, what was best on validation for its arm at each epsilon."""
-    seed, found = point["seed"], {}
-    own = best(table.filter(pl.col(name) == value for name, value in point.items() if name != "seed"), arm)
-    for _, lines in own.group_by("row", maintain_order=True):
-        epsilons, pairs = lines["epsilon"].to_list(), list(zip(lines["learning_rate"], lines["clip_norm"], strict=True))
-        trained = tuned_in_world(setting(lines.row(0, named=True), seed), epsilons=epsilons, seed=seed, pairs=pairs)
-        found |= {epsilon: [trained[name][i] for name in LISTS] for i, epsilon in enumerate(epsilons)}
-    columns = zip(*(found[epsilon] for epsilon in sorted(found)), strict=True) if found else [()] * len(LISTS)
-    return {"epsilon": sorted(found)} | {name: list(column) for name, column in zip(LISTS, columns, strict=True)}
-
-
-def _accuracies(split: HeldOut, coefficients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """((models,) accuracy, (models,) its expectation over labels) on a split."""
-    ones = split.features @ coefficients[:, :-1].T + coefficients[:, -1] > 0  # (examples, models)
-    expected = np.where(ones, split.chances[:, None], 1 - split.chances[:, None]).mean(axis=0)
-    return (ones == (split.labels[:, None] > 0)).mean(axis=0), expected
-
-
-def by_epsilon(rows: list[Row]) -> pl.DataFrame:
-    """One line a row and epsilon, with what was best on validation there."""
-    return pl.DataFrame(rows, infer_schema_length=None).with_row_index("row").explode("epsilon", *LISTS)
-
-
-def best(table: pl.DataFrame, arm: list[str]) -> pl.DataFrame:
-    """For every arm and epsilon the line with the best validation accuracy, over whatever else was swept.
-
-    Where it was trained again with other seeds, `expected` is the mean over all seeds, and `deviation` the standard
-    deviation of one of them.
-    """
-    ordered = table.drop_nulls("batch_size").sort("validation", descending=True, maintain_order=True)
-    first = ordered.unique([*arm, "epsilon"], keep="first", maintain_order=True)
-    again = table.filter(pl.col("batch_size").is_null())
-    by_seed = pl.concat([part.select(*arm, "epsilon", "expected") for part in (first, again)])
-    over_seeds = by_seed.group_by(*arm, "epsilon").agg(
-        pl.col("expected").mean(), pl.col("expected").std().alias("deviation"), pl.len().alias("seeds")
+def draw(table: pl.DataFrame, colour: str, panel: str, width: int) -> alt.FacetChart:
+    """Test accuracy by epsilon, with 95% intervals over the fresh seeds."""
+    base = alt.Chart(table).encode(
+        x=alt.X("epsilon:Q").scale(type="log", base=2), color=alt.Color(f"{colour}:N", title=None)
     )
-    return first.drop("expected").join(over_seeds, on=[*arm, "epsilon"]).sort(*arm, "epsilon")
-
-
-def seeds_shown(table: pl.DataFrame) -> str:
-    """What follows figures of `best` where they are means over seeds."""
-    error = (table["deviation"] / table["seeds"].sqrt()).max()
-    if error is None:
-        return ""
-    return f"; means over {table['seeds'].max()} seeds with a standard error of at most {100 * error:.2f} points"  # type: ignore[operator]
+    lines = base.mark_line(point=True).encode(y=alt.Y("expected:Q", title="test accuracy").scale(zero=False))
+    bars = base.mark_rule().encode(y="low:Q", y2="high:Q")
+    return (
+        (bars + lines)
+        .properties(width=width, height=170)
+        .facet(column=alt.Column(f"{panel}:N", title=None))
+        .resolve_scale(y="independent")
+    )

@@ -8,14 +8,16 @@ from types import ModuleType
 
 import altair as alt
 
-from experiments.framework.rows import read_rows
-from experiments.framework.runner import load, names, shares
-from experiments.framework.verdicts import FAILS, HOLDS, IN_PART, OPEN, Verdict
+from coowned.progress import counted
+from experiments.framework.graphs import FILES
+from experiments.framework.rows import Points, read_rows
+from experiments.framework.runner import SCALES, load, names, shares
+from experiments.framework.verdicts import FAILS, HOLDS, OPEN, UNRESOLVED, Verdict
 
 ROOT = Path(__file__).parents[2]
 RESULTS_PAGE = Path("docs/results.md")
 PICTURES = Path("docs/pictures")
-COLOURS = {HOLDS: "#2a7f4f", IN_PART: "#d9a21b", FAILS: "#b5382a", OPEN: "#b8b8b8"}
+COLOURS = {HOLDS: "#2a7f4f", FAILS: "#b5382a", UNRESOLVED: "#d9a21b", OPEN: "#b8b8b8"}
 
 
 def render(root: Path = ROOT) -> None:
@@ -25,13 +27,23 @@ def render(root: Path = ROOT) -> None:
         file = root / page
         file.write_text(replace_section(file.read_text(encoding="utf-8"), name, text), encoding="utf-8")
     for name in names():
-        if rows := read_rows(name):
-            save(load(name).draw(rows), root / PICTURES / f"{name}.svg")
+        (root / PICTURES / f"{name}.svg").unlink(missing_ok=True)  # rows may have been withdrawn
+        for picture, figure in figures(name).items():
+            save(figure, root / PICTURES / f"{picture}.svg")
     save(draw_verdicts(all_verdicts()), root / PICTURES / "verdicts.svg")
 
 
+def figures(name: str) -> dict[str, alt.TopLevelMixin]:
+    """The pictures of an experiment by the name of their file; none where it has no rows."""
+    module, rows = load(name), read_rows(name)
+    if not rows:
+        return {}
+    return {name: module.draw(rows)} | (module.pictures(rows) if hasattr(module, "pictures") else {})
+
+
 def sections() -> Iterator[tuple[Path, str, str]]:
-    """(page, name of the section, its text) of everything that is made from rows."""
+    """(page, name of the section, its text) of everything that is made from rows, and the table of data."""
+    yield RESULTS_PAGE, "data", data_table()
     for name in names():
         module, rows = load(name), read_rows(name)
         if hasattr(module, "table") and rows:
@@ -60,15 +72,41 @@ def verdict_section(name: str, module: ModuleType) -> str:
         question, _, source = first_line(module).partition(" (")
         lines += [f"![{question}]({PICTURES.name}/{name}.svg)", "", f"({source}", ""]
     for verdict in claims_of(name):
-        lines += [_item(verdict), ""]
+        lines += [_item(verdict, _evidence(name, module, verdict)), ""]
     return "\n".join(lines).strip()
 
 
-def _item(verdict: Verdict) -> str:
-    """A verdict as an item of a list: the claim, what was found, and why, each on lines of its own."""
-    parts = [f"*{verdict.claim}* **{verdict.verdict.capitalize()}.**"]
+def data_table() -> str:
+    """Which experiment needs which real data, in Markdown."""
+    users = {data: [f"`{name}`" for name in names() if data in getattr(load(name), "DATA", ())] for data in FILES}
+    lines = ["| data | file | needed by |", "|---|---|---|"]
+    lines += [f"| {data} | `{file}` | {', '.join(users[data])} |" for data, file in FILES.items()]
+    rest = [f"`{name}`" for name in names() if not getattr(load(name), "DATA", ())]
+    return "\n".join([*lines, f"| none | | {', '.join(rest)} |"])
+
+
+def _evidence(name: str, module: ModuleType, verdict: Verdict) -> str:
+    """What a verdict rests on, what the paper used, and how to get the rows."""
+    if verdict.verdict == OPEN:
+        scale = "paper" if module.GRID["paper"] else "small"
+        return f"Command: `python -m experiments {name} --scale {scale}`."
+    rows, points = read_rows(name), Points(module.GRID)
+    if verdict.num_examples is not None:
+        rows = [row for row in rows if row["num_examples"] == verdict.num_examples]
+    run = [scale for scale in SCALES[1:] if points.rows_of(module.GRID[scale], rows)]
+    seeds = f"seeds {verdict.seeds}" if verdict.seeds else "nothing random beside fixed seeds"
+    paper = f" The paper: {module.PAPER}." if hasattr(module, "PAPER") else ""
+    commands = " and ".join(f"`python -m experiments {name} --scale {scale}`" for scale in run)
+    return f"Evidence: {counted(len(rows), 'row')}, {seeds}; {commands}.{paper}"
+
+
+def _item(verdict: Verdict, evidence: str) -> str:
+    """A verdict as an item of a list: the claim, what was found, why, and the evidence, each on lines of its own."""
+    smaller = f", with {verdict.smaller}" if verdict.smaller else ""
+    parts = [f"*{verdict.claim}* **{verdict.verdict.capitalize()}**{smaller}."]
     parts += [f"Found: {verdict.found.rstrip('. ')}."] if verdict.found else []
     parts += [verdict.why] if verdict.why else []
+    parts += [evidence]
     wrapped = ("\n".join(textwrap.wrap(part, 112, break_long_words=False, break_on_hyphens=False)) for part in parts)
     return "- " + textwrap.indent("\n\n".join(wrapped), "    ").lstrip()
 
@@ -81,7 +119,7 @@ def claims_of(name: str) -> list[Verdict]:
 
 def all_verdicts() -> list[Verdict]:
     """The paper's claims first, then ours."""
-    return sorted((verdict for name in names() for verdict in claims_of(name)), key=lambda v: "(ours)" in v.claim)
+    return sorted((verdict for name in names() for verdict in claims_of(name)), key=lambda v: "(ours" in v.claim)
 
 
 def first_line(module: ModuleType) -> str:
@@ -90,18 +128,26 @@ def first_line(module: ModuleType) -> str:
 
 
 def draw_verdicts(verdicts: list[Verdict]) -> alt.LayerChart:
-    """Every claim of the paper that was judged, with a colour for its verdict."""
-    rows = [{"order": number, "claim": v.claim.rstrip("."), "verdict": v.verdict} for number, v in enumerate(verdicts)]
+    """Every claim with its verdict; "smaller" where the rows are smaller than the paper's."""
+    rows = [
+        {
+            "order": number,
+            "claim": v.claim.rstrip("."),
+            "verdict": v.verdict,
+            "words": v.verdict + (", smaller" if v.smaller else ""),
+        }
+        for number, v in enumerate(verdicts)
+    ]
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("order:O", axis=None))
     colour = alt.Color(
         "verdict:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), title=None, legend=None
     )
     dots = base.mark_circle(size=110, opacity=1).encode(x=alt.value(8), color=colour)
     words = base.mark_text(align="left", fontSize=11, fontWeight="bold").encode(
-        x=alt.value(20), text="verdict:N", color=colour
+        x=alt.value(20), text="words:N", color=colour
     )
-    text = base.mark_text(align="left", fontSize=11).encode(x=alt.value(105), text="claim:N")
-    return (dots + words + text).properties(width=640, height=alt.Step(19)).configure_view(stroke=None)
+    text = base.mark_text(align="left", fontSize=11).encode(x=alt.value(155), text="claim:N")
+    return (dots + words + text).properties(width=690, height=alt.Step(19)).configure_view(stroke=None)
 
 
 def save(figure: alt.TopLevelMixin, file: Path) -> None:

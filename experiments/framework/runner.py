@@ -9,6 +9,7 @@ from types import ModuleType
 
 import experiments
 from coowned.progress import duration
+from experiments.framework.graphs import data_file
 from experiments.framework.rows import RESULTS, Points, read_rows, write_rows
 
 SCALES = ("ci", "small", "paper")
@@ -24,7 +25,8 @@ def load(name: str) -> ModuleType:
 
     It has `GRID` (points by scale), `run(point) -> row`, `draw(rows) -> figure`, `CLAIMS` (the paper's statements) and
     `claims(rows) -> verdicts` on them; it may have `cost(point)`, the relative time of a point, and `table(rows)` with
-    the `PAGE` that shows it. Where later points depend on the rows of earlier ones, it is `run(point, rows)`.
+    the `PAGE` that shows it; `pictures(rows)`, further figures by name; `DATA`, the real data that it needs (`FILES`);
+    `PAPER`, what the paper used. Where later points depend on the rows of earlier ones, it is `run(point, rows)`.
     """
     return importlib.import_module(f"experiments.{name}")
 
@@ -32,6 +34,9 @@ def load(name: str) -> ModuleType:
 def run_grid(name: str, scale: str, folder: Path = RESULTS, *, most: int | None = None) -> None:
     """Runs what is missing, `most` points of it, row by row: a kill loses one point, and the next call resumes."""
     module = load(name)
+    if scale != "ci":
+        for needed in getattr(module, "DATA", ()):
+            data_file(needed)
     grid, points = module.GRID[scale], Points(module.GRID)
     cost = getattr(module, "cost", lambda point: 1.0)
     takes_rows = "rows" in inspect.signature(module.run).parameters
