@@ -22,7 +22,6 @@ from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder
 from coowned.training.evaluate import evaluate
-from coowned.content.splits import split_examples
 from experiments.framework.graphs import data_file
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, combine, judge, unrun, with_interval
