@@ -1,5 +1,6 @@
 """Models of one's own: exact clipped sums of any loss, found shapes, and losses that are refused."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from jax_privacy.clipping import clipped_grad
 from tests.exact.test_grid import squared_radius
 
 import coowned as co
-from coowned import CertificateMismatchError, InputError, evaluate, train
+from coowned import CertificateMismatchError, InputError, evaluate, read_jsonl, train
 from coowned.content.example_table import KEY, USABLE, ExampleTable
 from coowned.errors import BatchCoupledLossError, MemoryLimitError
 from coowned.exact.grid import Grid
@@ -828,3 +829,26 @@ def test_undeclared_integers_are_asked_for(tmp_path):
     model = JaxModel(loss=lambda parameters, example, key: sum(example.values()) * parameters["w"], parameters=one)
     with pytest.raises(InputError, match=r"uses all entries of an example.*pass columns="):
         model.for_schema(schema)
+
+
+def test_no_row_decides_which_column_is_the_label(tmp_path):
+    """Without declared columns the label is named: one person's further key could change everybody's."""
+    rows = [{"users": [f"u{i}"], "x": [1.0, 2.0], "y": i % 2} for i in range(4)]
+    more = [*rows[:3], rows[3] | {"label": 1}]
+
+    def loss(parameters, example, key):
+        return (parameters["w"] @ example["x"] - example["y"]) ** 2
+
+    def predict(parameters, example):
+        return jax.nn.softmax(jnp.stack([0.0, parameters["w"] @ example["x"]]))
+
+    settings = {"loss": loss, "predict": predict, "parameters": {"w": np.zeros(2)}, "shapes": {"x": (2,)}}
+    found = []
+    for number, written in enumerate((rows, more)):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
+        schema = read_jsonl(file, users="users").payload.schema
+        with pytest.raises(InputError, match="name the column of the label"):
+            JaxModel(**settings).for_schema(schema)
+        found.append(JaxModel(**settings, label="y", integers=["y"]).for_schema(schema).describe())
+    assert found[0] == found[1]

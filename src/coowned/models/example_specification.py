@@ -117,12 +117,19 @@ class ExampleSpecification(Specification):
             columns = {name: column for name, column in columns.items() if column in schema.names}
         more = self.more_entries(schema)
         columns |= dict.fromkeys(more, "")
-        label = self.label or next((name for name in _LABELS if name in columns), None)
+        declared = not types_are_inferred(schema)
+        named = declared or self.columns is not None  # otherwise one row's key may make a column
+        known = columns if named else more
+        label = self.label or next((name for name in _LABELS if name in known), None)
+        if label is None and not named and labels and (self.predict is not None or self.classes is not None):
+            raise InputError(
+                "name the column of the label, label=...: CSV, JSONL and SQL declare no columns, so a name such as "
+                "'label' may be in one row only"
+            )
         if label is not None and label not in columns and labels:
             raise InputError(
                 f"label is {label!r}, which is not an entry of an example; choose from {', '.join(columns)}"
             )
-        declared = not types_are_inferred(schema)
         spelled = declared and label in columns and label not in more and is_text(column_type(schema, columns[label]))
         if spelled and self.classes is None:
             raise InputError(
@@ -141,7 +148,7 @@ class ExampleSpecification(Specification):
                 kinds,
                 label,
                 labels=labels,
-                all_known=declared or self.columns is not None,
+                all_known=named,
                 why_missing=functools.partial(self._why_missing, schema),
             )
         except Exception as error:
