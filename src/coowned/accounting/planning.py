@@ -39,7 +39,7 @@ from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.priced import Priced
 from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.registry import selector_class, selectors_by_bound
-from coowned.selection.selection_cache import select_once
+from coowned.selection.selection_files import select_once
 from coowned.selection.selector import Schedule, Selection, Selector
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")

@@ -1,4 +1,4 @@
-"""Derives all secret randomness of a run from one key: BLAKE2b makes a key for each thing that is drawn, ChaCha20 words.
+"""Derives all secret randomness of a run from one key: BLAKE2b makes a key for each thing drawn, ChaCha20 words.
 
 ChaCha20 is our own because compiled loops draw from hundreds of keys: OpenSSL's (`cryptography`) gives the same bits,
 but with it the noise of a sweep of 336 models runs at 0.33 (101 parameters) to 0.88 (1001) of the speed; only one long

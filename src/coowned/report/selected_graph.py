@@ -15,7 +15,7 @@ from coowned.content.splits import split_examples
 from coowned.errors import CoownedError, InputError
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.priced import Priced
-from coowned.selection.selection_cache import select_once
+from coowned.selection.selection_files import select_once
 
 _SECONDS_FOR_THE_BOUND = 20.0
 
