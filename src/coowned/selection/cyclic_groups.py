@@ -1,4 +1,4 @@
-"""Groups of users between which no selected example is shared, for DP-MF with cyclic sampling."""
+"""Divides users into groups that share no selected example, for DP-MF with cyclic sampling."""
 
 import dataclasses
 import functools
@@ -109,7 +109,7 @@ class CyclicGroups(BoundedSelector):
     def _divide(
         self, graph: AttributionGraph, free: Selection, progress: Progress
     ) -> tuple[str, npt.NDArray[np.int64]]:
-        """The partitioner's name and the group of each user, such that few of the freely selected examples are cut.
+        """Returns the partitioner's name and the group of each user, so that few freely selected examples are cut.
 
         Users are numbered by their examples first, so that the groups do not depend on the users' labels.
         """
@@ -178,7 +178,7 @@ def _by_mtkahypar(
 
 @functools.cache
 def _mtkahypar() -> Any:
-    """The library can be initialized once in a process."""
+    """Initializes the library, which a process can do once."""
     import mtkahypar
 
     return mtkahypar.initialize(threads.cores(), False)
@@ -187,7 +187,7 @@ def _mtkahypar() -> Any:
 def _by_label_propagation(
     indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], num_groups: int
 ) -> npt.NDArray[np.int64]:
-    """The same without a library: users who share rows are joined to clusters, clusters to groups, and users moved."""
+    """Divides users without a library: those who share rows are joined to clusters, clusters to groups; users move."""
     mean = -(-int(weights.sum()) // num_groups)
     cluster = _join_users(indptr, users, weights, mean // _CLUSTERS_PER_GROUP)
     names, cluster = np.unique(cluster, return_inverse=True)
@@ -215,7 +215,7 @@ def _lightest_first(weights: npt.NDArray[np.int64], num_groups: int) -> npt.NDAr
 
 @numba.njit(inline="always")
 def _root_of(parent, a):
-    """The root of a in a forest of parents, whose paths are halved on the way."""
+    """Returns the root of a in a forest of parents, whose paths are halved on the way."""
     while parent[a] != a:
         parent[a] = parent[parent[a]]
         a = parent[a]
@@ -292,7 +292,7 @@ def _move_users(indptr, users, user_indptr, rows, weights, most, groups, held):
 
 @_njit
 def _group_of_others(indptr, users, row, u, groups):
-    """The group of all users of a row but u; -1 if they are in several or there are none."""
+    """Returns the group of all users of a row but u; -1 if they are in several or there are none."""
     group = -1
     for p in range(indptr[row], indptr[row + 1]):
         if users[p] != u:

@@ -22,7 +22,7 @@ class PassSelector(BoundedSelector):
     _repeats: ClassVar[bool] = False  # whether further passes add further copies
 
     def _walk(self, rows: OrderedRows) -> npt.NDArray[Any] | None:
-        """All rows with users in the order in which a pass visits them, to be overwritten; None for their own order."""
+        """Returns the rows with users in the order of a pass, to be overwritten; None for their own order."""
         return None
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
@@ -90,7 +90,7 @@ class Greedy(PassSelector):
 # ---- compiled passes -------------------------------------------------------------------------------------------------
 
 
-# Each works on a range, so that the caller can report progress and be interrupted between two ranges, and none allocates
+# Each works on a range, so that the caller can report progress and be interrupted between two ranges. None allocates
 # a large array: numpy allocates large arrays on huge pages, which scattered access needs.
 
 

@@ -21,7 +21,7 @@ _ROWS_TOGETHER = 64  # rows of which the first batch that any of them may enter 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeparatedSelector(OrderedSelector[Schedule]):
-    """The base of the selectors of schedules; refuses graphs for which no schedule exists, as far as is easily seen."""
+    """Base class of the selectors of schedules; refuses graphs that obviously have no schedule."""
 
     batch_size: Annotated[int, Option("Schedules: size of a batch.", metavar="B")]
     iterations: Annotated[int, Option("Schedules: number of batches.", metavar="T")]
@@ -126,7 +126,7 @@ def max_min_separation(
     search: str = "sweep",
     progress: Progress | None = None,
 ) -> int:
-    """The largest min separation up to which `GreedyMinSeparation` never fails: the paper's sweep, done faster.
+    """Returns the largest min separation up to which `GreedyMinSeparation` never fails: the paper's sweep, done faster.
 
     The paper raises the min separation until Algorithm 4 first fails and takes the value before that. Success at one
     value does not prove success at a smaller one, so this is what is returned: the largest b such that every one of
@@ -218,7 +218,7 @@ class _Walk:
         return int(batches.state[0]), batches.slots
 
     def safe_separation(self, batch_size: int) -> int:
-        """A min separation up to which no run can get stuck.
+        """Returns a min separation up to which no run can get stuck.
 
         While a slot of the current batch is empty, at most batch_size * b - 1 other copies are in the last b batches,
         of different examples, each of which blocks at most the examples of its users. Where the largest that many

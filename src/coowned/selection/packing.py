@@ -1,4 +1,4 @@
-"""Contribution bounding as a packing problem, and peeling: the decisions that cost no optimum.
+"""States contribution bounding as a packing problem, and peels off the decisions that cost no optimum.
 
     maximize the sum of profit * copies, with integers 0 <= copies <= limit for every item,
     and at most capacity[u] copies that contain user u, for every user.
@@ -62,13 +62,13 @@ class Packing(NamedTuple):
         return len(self.users)
 
     def limits(self) -> npt.NDArray[np.int32]:
-        """The most copies of each item, shape (num_items,)."""
+        """Returns the most copies of each item, shape (num_items,)."""
         limits = np.full(self.num_items, self.limit, np.int32)
         limits[: self.num_first] = self.first_limit
         return limits
 
     def with_further_copies(self, *, distinct_weight: float) -> "Packing":
-        """The same users with two items per example: first copies are worth 1 + distinct_weight, further ones 1."""
+        """Makes two items of each example: first copies are worth 1 + distinct_weight, further ones 1."""
         indptr = np.concatenate([self.indptr, self.indptr[1:] + self.num_pairs])
         users = np.concatenate([self.users, self.users])
         kind = np.int32 if 2 * self.num_items < 2**31 else np.int64
@@ -87,7 +87,7 @@ class Packing(NamedTuple):
 
 
 def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int, limit: int) -> Packing:
-    """The packing problem of a graph's rows, one item per row in their order; rows without users are never selected."""
+    """Makes the packing problem of a graph's rows, one item per row; rows without users are never selected."""
     items = np.empty(len(rows.users), rows.examples.dtype)
     return Packing(
         indptr=rows.indptr,

@@ -1,4 +1,4 @@
-"""The bound that any prices prove on the size of every training set, in exact arithmetic."""
+"""Computes, in exact arithmetic, the bound that any prices prove on the size of every training set."""
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ def price_bound(
     max_copies: int = 1,
     unattributed: str = "drop",
 ) -> int:
-    """An upper bound on the size of every S in which no user is in more than `contribution_bound` copies.
+    """Returns an upper bound on the size of every S in which no user is in more than `contribution_bound` copies.
 
     A copy of an example e counts 1 <= Σ y + max(0, 1 - Σ y), summed over the users of e. Over all copies of S the
     first sum is at most k·Σ y, since nobody is in more than k of them, and the second at most

@@ -145,12 +145,12 @@ class _Problem:
         return cls(packing=packing, items=items, users=users)
 
     def largest_values(self) -> npt.NDArray[np.float32]:
-        """The value of each item that is in with all its copies."""
+        """Returns the value of each item that is in with all its copies."""
         return self.packing.limits() * self.users.scale
 
 
 def _split(problem: _Problem, values: Any, prices: Any, over: Ranges) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The items still in doubt, and those clearly in; the others are clearly out."""
+    """Returns the items still in doubt, and those clearly in; the others are clearly out."""
     reduced = np.empty_like(values)
     over(len(reduced), reduced_profits, problem.items, prices, reduced)
     out = (reduced < -_CLEAR) & (values <= 0.0)
@@ -159,7 +159,7 @@ def _split(problem: _Problem, values: Any, prices: Any, over: Ranges) -> tuple[n
 
 
 def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.NDArray[Any]) -> _Problem:
-    """The problem of the open items with the capacity that the full ones leave."""
+    """Returns the problem of the open items with the capacity that the full ones leave."""
     packing = problem.packing
     capacity = packing.capacity.copy()
     copies = np.zeros(packing.num_items, np.int32)
@@ -189,7 +189,7 @@ def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32
 
 
 def _dual_bound(problem: _Problem, prices: Any, gains: npt.NDArray[np.float32], over: Ranges) -> float:
-    """The bound of these prices; gains (num_items,) is scratch."""
+    """Returns the bound of these prices; gains (num_items,) is scratch."""
     packing = problem.packing
     prices = np.minimum(prices, np.float32(max(packing.first_profit, packing.profit)))
     over(len(gains), reduced_profits, problem.items, prices, gains)
@@ -200,7 +200,7 @@ def _dual_bound(problem: _Problem, prices: Any, gains: npt.NDArray[np.float32], 
 
 
 def _divided(num_pairs: int) -> Ranges:
-    """A function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays."""
+    """Returns a function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays."""
     number = max(1, min(threads.cores(), num_pairs // _PAIRS_PER_THREAD))
     parts = 1 if number == 1 else 4 * number  # rows differ in length
 

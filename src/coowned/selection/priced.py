@@ -138,7 +138,7 @@ def _spread(peeled: Peeled, core_prices: npt.NDArray[np.float32]) -> npt.NDArray
 def _fill_and_swap(
     core: Packing, prices: Prices, *, seed: int, enough: float, deadline: float, progress: Progress
 ) -> npt.NDArray[np.int32]:
-    """The best copies found for the core; no more than `enough` are possible."""
+    """Returns the best copies found for the core; no more than `enough` are possible."""
     largest = max(core.first_limit, core.limit)
     wanted = np.ones(core.num_items, np.int32)
     if largest > 1:
@@ -236,7 +236,7 @@ def _add_at(packing, u, room, copies):
 
 @_njit
 def _only_full_user(packing, item, room):
-    """The only user of an item who has no room; -1 if there is none or more than one."""
+    """Returns the only user of an item who has no room; -1 if there is none or more than one."""
     full = -1
     for p in range(packing.indptr[item], packing.indptr[item + 1]):
         if room[packing.users[p]] == 0:
