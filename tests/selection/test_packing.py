@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.selection.order import ordered_rows
-from coowned.selection.packing import fill, pack, peel
-from coowned.selection.packing_kernels import FREE, FULL
+from coowned.selection.packing import FREE, FULL, fill, pack, peel
 from coowned.testing.selector_checks import copies_per_user
 from coowned.testing.strategies import attribution_graphs
 

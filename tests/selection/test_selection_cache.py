@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from coowned.selection.greedy import Greedy
-from coowned.selection.selection_cache import select_once
+from coowned.selection.selection_files import select_once
 from coowned.synthetic.regular_graph import RegularGraph
 
 

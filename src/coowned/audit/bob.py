@@ -1,4 +1,4 @@
-"""The story of this package as an experiment: a secret about Bob, in e-mails he received.
+"""Measures, as an experiment, what this package is for: a secret about Bob, in e-mails he received.
 
 Attributed to senders, each of those e-mails belongs to someone else, many of them are selected, and the claimed epsilon
 does not hold for Bob. Attributed to everyone in it, Bob is in at most `contribution_bound` of what is chosen, and it
@@ -114,7 +114,7 @@ class BobTest:
             validate.integer(at_least=0, at_most=2**62, seed=self.seed)  # every model has its own seed above it
 
     def claim(self, attribution: str) -> PrivacyGuarantee:
-        """What is claimed for the users that e-mails are attributed to."""
+        """Returns what is claimed for the users that e-mails are attributed to."""
         return self._prepare(attribution)[0].guarantee  # type: ignore[return-value]
 
     def measure(self, attribution: str) -> Measured:

@@ -1,4 +1,4 @@
-"""An end-to-end audit in one training run: users who do not exist, each in the data or not by a fair coin.
+"""Audits one training run end to end, by canaries: users who do not exist, each in the data or not by a fair coin.
 
 Every canary user owns `contribution_bound` examples, as many as a real user may have in S. Whether their
 content is there is decided by a coin of the operating system; where it is not, their examples add nothing to any
@@ -108,7 +108,7 @@ class DataWithCanaries:
 
 
 def graph_with_canaries(graph: AttributionGraph, *, num_users: int, per_user: int) -> AttributionGraph:
-    """The graph and, behind it, `num_users` users with `per_user` examples each.
+    """Returns the graph and, behind it, `num_users` users with `per_user` examples each.
 
     >>> graph = AttributionGraph.from_users_per_example([[0, 1], [1]])
     >>> graph_with_canaries(graph, num_users=2, per_user=2).examples_per_user.tolist()
@@ -227,7 +227,7 @@ def _bounds(scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, alpha:
 
 
 def area_under_curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> float:
-    """The share of pairs, one of each, in which the one inside is larger; a tie is half a pair (Mann and Whitney).
+    """Returns the share of pairs in which the one inside is larger; a tie is half a pair (Mann and Whitney).
 
     Guarantees:
       - It is the count of pairs, below a half too.   (test_area_counts_pairs)

@@ -1,4 +1,4 @@
-"""Exact tests that share one false-alarm probability, and exact bounds on a probability."""
+"""Defines exact tests that share one false-alarm probability, and exact bounds on a probability."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -64,12 +64,12 @@ def binomial_check(name: str, count: int, trials: int, probability: float, *, to
 
 
 def share_check(name: str, happened: npt.ArrayLike, probability: float) -> Check:
-    """The same of an array of coins."""
+    """Checks an array of coins the same way."""
     return binomial_check(name, int(np.count_nonzero(happened)), np.size(happened), probability)
 
 
 def any_of(name: str, checks: Sequence[Check]) -> Check:
-    """The worst of several checks as one, corrected for multiple testing."""
+    """Returns the worst of several checks as one, corrected for multiple testing."""
     worst = min(checks, key=lambda check: check.p_value)
     return dataclasses.replace(worst, name=name, p_value=min(1.0, len(checks) * worst.p_value))
 

@@ -1,4 +1,4 @@
-"""What a claim says about a worst-case user: their rounds, the likelihood ratio of the claim, and delta(epsilon).
+"""Computes what a claim says about a worst-case user: their rounds, likelihood ratio and delta(epsilon).
 
 The audit does not know what may be wrong. It looks at the output in the way that would be best if the claim were
 exactly right: through the likelihood ratio of the claimed mechanism with and without its worst-case user.
@@ -55,7 +55,7 @@ class MechanismClaim:
 
     @classmethod
     def of(cls, plan: TrainingPlan, adjacency: str) -> "MechanismClaim":
-        """What a plan claims: of its mechanism, noise multiplier and strategy, independent of its trainer."""
+        """Returns what a plan claims: of its mechanism, noise multiplier and strategy, independent of its trainer."""
         return cls(
             mechanism=plan.mechanism,
             noise_multiplier=plan.noise_multiplier,
@@ -113,7 +113,7 @@ class MechanismClaim:
         return _epsilon_curve(self.mechanism, **terms, epsilons=tuple(epsilons.tolist())).copy()
 
     def epsilon_at(self, delta: float) -> float:
-        """The claimed epsilon at one delta."""
+        """Returns the claimed epsilon at one delta."""
         return _epsilon(self.mechanism, noise_multiplier=self.noise_multiplier, adjacency=self.adjacency, delta=delta)
 
     @functools.cached_property

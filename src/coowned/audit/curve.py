@@ -1,4 +1,4 @@
-"""The whole-curve audit: is P(A) - exp(epsilon) Q(A) anywhere above the delta that is claimed?
+"""Audits the whole curve: is P(A) - exp(epsilon) Q(A) anywhere above the delta that is claimed?
 
 Trials come from the trainer itself: worst-case users side by side, each with a coordinate of the model of their own,
 through the run's own plan with fresh keys. A is an event of what is released at a user's coordinate, chosen on one half
@@ -189,7 +189,7 @@ class _SideBySide:
         }
 
     def shortened(self, run_key: RunKey, seconds: float) -> Mechanism:
-        """The mechanism, of fewer steps where two portions of trials would take longer."""
+        """Returns the mechanism, of fewer steps where two portions of trials would take longer."""
         mechanism = self._plan.mechanism
         if math.isinf(seconds) or self._plan.strategy is not None:
             return mechanism

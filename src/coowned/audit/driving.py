@@ -36,7 +36,7 @@ Released = dict[str, npt.NDArray[np.float64]]
 def audited(
     plan: TrainingPlan, selected: Selection | Schedule, run_key: RunKey, *, change: float = _SMALL
 ) -> TrainingPlan:
-    """The plan with another key, on a synthetic S or schedule, with plain gradient steps; scaled where they are.
+    """Returns the plan with another key, a synthetic S or schedule, and plain gradient steps; scaled where they are.
 
     A test run stays one and a real run a real one, whatever the key: an audit claims nothing.
 
@@ -61,7 +61,7 @@ def drive(
     start_from: Mapping[str, npt.NDArray[np.float32]] | None = None,
     devices: int = 1,
 ) -> Released:
-    """What the first steps of a training release.
+    """Returns what the first steps of a training release.
 
     Guarantees:
       - It is the trainer that trains: nothing of it is replaced.   (test_the_trainer_itself_is_driven)
@@ -104,7 +104,7 @@ def drive(
 
 
 def first_scales(plan: TrainingPlan, model: Model) -> Mapping[str, Any] | None:
-    """What the first step that `drive` takes multiplies gradients by; None where it leaves them as they are."""
+    """Returns what the first step that `drive` takes multiplies gradients by; None where it leaves them as they are."""
     trainer = Trainer([plan], model)
     scales = trainer.scales(_start(trainer, plan, model.initial()))
     return None if scales is None else {name: np.asarray(array)[0] for name, array in scales.items()}
@@ -115,7 +115,7 @@ class _EnoughError(Exception):
 
 
 def _start(trainer: Trainer, plan: TrainingPlan, parameters: Mapping[str, npt.NDArray[np.float32]]) -> Any:
-    """The state before the first step; with scales, as if rows of 1% to 10,000 times the noise had been released."""
+    """Returns the state before the first step; with scales, as if rows of 0.01 to 10^4 times the noise came out."""
     own, kept = trainer.initial_state(parameters)
     if not plan.scale_gradients:
         return own, kept
@@ -128,7 +128,7 @@ def _start(trainer: Trainer, plan: TrainingPlan, parameters: Mapping[str, npt.ND
 
 
 def _noise(plan: TrainingPlan) -> float:
-    """The standard deviation in the mean gradient, as released."""
+    """Returns the standard deviation in the mean gradient, as released."""
     assert plan.clip_norm is not None
     return plan.noise_multiplier * plan.clip_norm / plan.batch_size
 

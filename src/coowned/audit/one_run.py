@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from one training run, in which each canary was in or out by a fair coin.
+"""Bounds epsilon from below by one training run, in which each canary was in or out by a fair coin.
 
 The auditor ranks all canaries by a score and says "in" of the first n. A private mechanism limits how many of these
 guesses are right; more than it allows, at level alpha, refutes the claim. The n are fixed beforehand, and alpha is
@@ -47,7 +47,7 @@ def epsilon_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delta
 
 
 def gaussian_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delta: float, alpha: float) -> float:
-    """The same for a mechanism whose trade-off curve is that of a Gaussian: the epsilon of the largest refuted mu.
+    """Bounds a mechanism with the trade-off curve of a Gaussian: the epsilon of the largest refuted mu.
 
     Example:
       >>> included = np.arange(1000) < 500
@@ -61,7 +61,7 @@ def gaussian_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delt
 def _best(
     scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, alpha: float, refutes: Callable[..., bool]
 ) -> float:
-    """The largest value that any number of guesses refutes: refutes(value, canaries, guesses, right ones, level)."""
+    """Returns the largest value that some guesses refute: refutes(value, canaries, guesses, right ones, level)."""
     known, inside = np.asarray(scores, np.float64), np.asarray(included, bool)
     validate.same_length(len(known), included=inside)
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha, delta=delta)
@@ -72,7 +72,7 @@ def _best(
 
 
 def _largest(refutes: Callable[..., bool], *seen: float) -> float:
-    """The largest value that what was seen refutes, all smaller ones being refuted too; 0 if none is."""
+    """Returns the largest value that what was seen refutes, all smaller ones being refuted too; 0 if none is."""
     if not refutes(0.0, *seen):
         return 0.0
     low, high = 0.0, 1.0
@@ -93,7 +93,7 @@ def _p_value(epsilon: float, delta: float, m: int, n: int, right: int) -> float:
 
 
 def _refutes_gaussian(mu: float, m: int, n: int, right: int, level: float) -> bool:
-    """Whether so many right guesses refute mu-Gaussian privacy (Mahloujifar et al., Algorithm 3)."""
+    """Returns whether so many right guesses refute mu-Gaussian privacy (Mahloujifar et al., Algorithm 3)."""
     hit, miss = level * right / m, level * (n - right) / m
     for count in range(right - 1, -1, -1):
         raised = max(miss, float(ndtr(ndtri(hit) - mu)))

@@ -233,7 +233,7 @@ def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
 
 
 def _extremes(what: str, counts: npt.NDArray[np.int64], trials: int, p: float) -> list[Check]:
-    """How many of the sums are above what a binomial seldom is, and how many below."""
+    """Returns how many of the sums are above what a binomial seldom is, and how many below."""
     checks = []
     for quantile in _BATCH_QUANTILES:
         limit = int(binom.ppf(quantile, trials, p))

@@ -1,4 +1,4 @@
-"""How much a model tells about one person, measured by training it many times with and without their content."""
+"""Measures how much a model tells about one person, by training it many times with and without their content."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ class MeasuredLeak:
 def measure_leak(
     scores_with: npt.NDArray[np.float64], scores_without: npt.NDArray[np.float64], *, delta: float, alpha: float = 1e-3
 ) -> MeasuredLeak:
-    """A lower bound on epsilon from the scores of models trained with a person's content and without it.
+    """Returns a lower bound on epsilon from the scores of models trained with a person's content and without it.
 
     The threshold and the direction ("high means the person was in it", or out of it) are chosen on the first half of
     the scores; on the other half the attack's two rates have Clopper-Pearson bounds at alpha / 2 each. Since
@@ -86,7 +86,7 @@ def retrain(
 def _choose(
     inside: npt.NDArray[np.float64], outside: npt.NDArray[np.float64], delta: float, alpha: float
 ) -> tuple[float, int, bool]:
-    """The threshold, direction and side for which the bound on this half would be largest."""
+    """Returns the threshold, direction and side for which the bound on this half would be largest."""
     best, chosen = -math.inf, (0.0, 1, False)
     for sign in (1, -1):
         ups, downs = np.sort(sign * inside), np.sort(sign * outside)

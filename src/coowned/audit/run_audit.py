@@ -1,4 +1,4 @@
-"""Audits of a training run: of its plan, on synthetic data, and of its data, with canaries. Writes `audit.json`."""
+"""Audits a training run: its plan on synthetic data, and its data with canaries. Writes `audit.json`."""
 
 import contextlib
 import dataclasses
@@ -103,11 +103,11 @@ class RunAudit:
         return f"It took {self.taken:.0f} s instead of {self.asked:g}: {self.longest}."
 
     def not_seen(self) -> str:
-        """What it cannot find."""
+        """Returns what it cannot find."""
         return f"{_NOT_SEEN}{_ONE_DEVICE if self.devices == 1 else ''}{_STAND_IN if self.stand_in else ''}."
 
     def to_record(self) -> AuditRecord:
-        """The content of `audit.json`."""
+        """Returns the content of `audit.json`."""
         return AuditRecord(
             holds=self.holds,
             verdict=self.verdict(),
@@ -248,7 +248,7 @@ def _devices(of_run: int) -> int:
 
 
 def plan_of(run: StoredRun) -> TrainingPlan:
-    """The plan of a finished run, with a fresh key and a synthetic S of the same shape.
+    """Returns the plan of a finished run, with a fresh key and a synthetic S of the same shape.
 
     Guarantees:
       - It is the plan that run.json describes, but for its S, or is refused.   (test_another_plan_is_refused)
@@ -374,13 +374,13 @@ class _Clock:
         self._parts[what] = self.taken() - began
 
     def longest(self) -> str:
-        """The two parts that took longest, as part of a sentence."""
+        """Returns the two parts that took longest, as part of a sentence."""
         parts = sorted(self._parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{what} took {seconds:.0f} s" for what, seconds in parts[:2])
 
 
 def _earlier(run: StoredRun) -> AuditRecord:
-    """The record of an earlier audit; anything else in the file is replaced."""
+    """Returns the record of an earlier audit; anything else in the file is replaced."""
     with contextlib.suppress(InputError):
         return run.audit() or AuditRecord()
     return AuditRecord()

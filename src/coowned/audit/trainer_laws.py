@@ -1,4 +1,4 @@
-"""What the trainer must do for any plan, tested on what it releases: full noise everywhere, one clip norm per copy.
+"""Tests what the trainer must do for any plan on what it releases: full noise everywhere, one clip norm per copy.
 
 Two trainings with the same fresh key share coins and noise, so that their difference is what users added, without any
 noise: whether a copy adds more than a clip norm, or changes what others add, is seen exactly.
@@ -165,7 +165,7 @@ class TrainerLaws:
         return audited(self.plan, self.world.selected, run_key)
 
     def _drive(self, plans: Sequence[TrainingPlan], held: int, crowd: int, **settings: Any) -> Released:
-        """What `drive` gives with these settings for worst-case users and a crowd that hold this."""
+        """Returns what `drive` gives with these settings for worst-case users and a crowd that hold this."""
         data = WorldData(world=self.world, content=worlds.content_for(self.model), held=held, crowd=crowd)
         return drive(plans, self.model, data.in_memory(), devices=self.devices, **settings)
 
@@ -183,7 +183,7 @@ class TrainerLaws:
     def _compare(
         self, empty: Released, full: Released, drawn: npt.NDArray[np.float64], held: int, what: str
     ) -> list[Check]:
-        """Of the difference of two trainings: how much a copy adds at its coordinate, and anything elsewhere."""
+        """Checks, of two trainings' difference, how much a copy adds at its coordinate, and anything elsewhere."""
         content = worlds.content_for(self.model)
         expected = content.released(drawn[: len(full[content.tensor])], held)
         moved = {name: full[name] - empty[name] for name in full}
@@ -249,7 +249,7 @@ def noise_checks(released: Released, plan: TrainingPlan, *, resumed: int = 0) ->
 
 
 def too_small(name: str, squares: Any, degrees: int) -> Check:
-    """The smallest of sums of squares, each chi-square where the noise is as large as claimed."""
+    """Returns the smallest of sums of squares, each chi-square where the noise is as large as claimed."""
     smallest = float(np.nan_to_num(np.min(squares), nan=0.0))  # what is not a number is no noise
     p_value = min(1.0, np.size(squares) * float(chi2.cdf(smallest, degrees)))
     return Check(name=name, observed=smallest / degrees, expected=1.0, p_value=p_value)

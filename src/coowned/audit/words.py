@@ -1,4 +1,4 @@
-"""Random bits at their sources: keys of the operating system, and the normals that extreme words stand for.
+"""Tests random bits at their sources: keys of the operating system, and the normals that extreme words stand for.
 
 No number of trials reaches the tail of the noise, and none sees that two keys are alike: both are looked at directly.
 """
@@ -80,7 +80,7 @@ def audit_noise_tail() -> CheckedLaw:
 
 
 def _normals(words: npt.NDArray[np.uint64], more: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """The normals that noise is rounded from, by the first of its three ways that is precise enough for each."""
+    """Returns the normals that noise is rounded from, each by the first of three ways that is precise enough."""
     found = np.empty(len(words))
     normals.approximate(words, found)
     for i in np.flatnonzero(np.isnan(found)):

@@ -1,4 +1,4 @@
-"""Made-up data of a run's shape, in which worst-case users own as many copies as the run's bound allows.
+"""Makes up data of a run's shape, in which worst-case users own as many copies as the run's bound allows.
 
 Every worst-case user has a coordinate of the model to themself: the gradient of each of their examples is far longer
 than the clip norm and lies along it, so that after clipping it is one clip norm there and nothing elsewhere. What a
@@ -138,7 +138,7 @@ def content_for(model: Model) -> WorstCase:
 
 
 def audited_model(model: Model) -> Model:
-    """The model that an audit trains: where no gradient of it is known, another one with the same clipper.
+    """Returns the model that an audit trains: where no gradient of it is known, another one with the same clipper.
 
     Whatever the loss, what a copy adds is its clipped gradient: that it is clipped, and everything after it, is tested.
     """

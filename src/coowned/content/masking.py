@@ -1,4 +1,4 @@
-"""Which tokens of a text are hidden: a pure function of a key, the example and the copy.
+"""Chooses which tokens of a text are hidden: a pure function of a key, the example and the copy.
 
 As in BERT: 15% of a text's own tokens are to be predicted; of those 80% are replaced by [MASK], 10% by a token drawn
 from the whole vocabulary, 10% left as they are. Nothing of any other example matters, so that masks are part of an
@@ -20,7 +20,7 @@ _njit = compiled()
 
 
 def max_predictions(sequence_length: int) -> int:
-    """The most tokens that are hidden in a sequence: 15% of its length, rounded up.
+    """Returns the most tokens that are hidden in a sequence: 15% of its length, rounded up.
 
     >>> max_predictions(128), max_predictions(512)
     (20, 77)

@@ -1,4 +1,4 @@
-"""Coins of an exact probability: which of many copies are drawn, at the cost of those that are.
+"""Draws copies by coins of an exact probability, at the cost of those that are drawn.
 
 Instead of one coin a copy, one 64-bit word says how many copies in a row are *not* drawn. The law is made of whole
 numbers: thresholds T_0 = 2^64 > T_1 > ... > T_K with
@@ -90,7 +90,7 @@ class PoissonCoins:
         return above.astype(np.int32), shift
 
     def draw(self, key: StreamKey, size: int) -> npt.NDArray[np.int64]:
-        """The drawn positions among `size` copies, increasing."""
+        """Returns the drawn positions among `size` copies, increasing."""
         validate.integer(at_least=0, size=size)
         if self.probability == 1:
             return np.arange(size)
@@ -107,14 +107,14 @@ class PoissonCoins:
             capacity *= 2  # nothing is dropped: the same coins into a longer array
 
     def skips(self, words: npt.ArrayLike) -> list[int]:
-        """How many copies each word skips; len(thresholds) means that none of those is drawn. For tests and audits."""
+        """Returns how many copies each word skips; len(thresholds): none is drawn. For tests and audits."""
         guide, shift = self.guide
         return [int(skip_of_word(word, self._ended, guide, shift)) for word in np.asarray(words, np.uint64)]
 
 
 @_njit
 def skip_of_word(word, thresholds, guide, shift):
-    """How many of the next copies are not drawn: the number of thresholds above the word; the last must be 0."""
+    """Returns how many copies a word skips: the thresholds above it, the last of which must be 0."""
     skip = np.uint64(guide[word >> np.uint64(shift)])  # unsigned: no index is looked at for its sign
     while word < thresholds[skip]:
         skip += np.uint64(1)
@@ -123,7 +123,7 @@ def skip_of_word(word, thresholds, guide, shift):
 
 @_njit
 def draw_positions(key, size, thresholds, guide, shift, out):
-    """Fills out with the drawn positions in [0, size), increasing; gives how many, or -1 where out might be too short.
+    """Fills out with the drawn positions in [0, size), increasing; returns how many, or -1 if out may be too short.
 
     It needs room for WORDS more than are drawn. A word that draws none (one of e) writes too, and is written over: as a
     branch, nobody could foresee it.

@@ -1,4 +1,4 @@
-"""Clipped gradients of any model, summed exactly: each copy's gradient is rounded to integers by itself.
+"""Sums clipped gradients of any model exactly: each copy's gradient is rounded to integers by itself.
 
 With d parameters and the grid's radius R, a gradient v is multiplied by min(1 / unit, (1 - 2^-16) (R - sqrt(d) / 2) /
 |v|) and rounded number by number. Nothing is assumed of how well |v| was computed: the sum of squares of the integers
@@ -35,7 +35,7 @@ class Leaf(Protocol):
         ...
 
     def add(self, factors: npt.NDArray[np.float64], totals: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Adds each copy's gradient times its factor, rounded, to totals; gives at least their squared norms.
+        """Adds each copy's gradient times its factor, rounded, to totals; returns at least their squared norms.
 
         Nothing of a copy with the factor 0 is read.
         """
@@ -98,7 +98,7 @@ class GradientSum:
         return sum(leaf.add(factors, self._totals[name]) for name, leaf in leaves.items())
 
     def integers(self) -> dict[str, npt.NDArray[np.int64]]:
-        """The sum so far, by parameter."""
+        """Returns the sum so far, by parameter."""
         return {name: total.astype(np.int64).reshape(self._shapes[name]) for name, total in self._totals.items()}
 
 
@@ -166,7 +166,7 @@ def _padded(rows: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> npt.NDArray[
 
 
 def leaf_of(gradients: Any, copies: int) -> Leaf:
-    """The leaf of (copies, ...) gradients, or of a form that makes its own."""
+    """Returns the leaf of (copies, ...) gradients, or of a form that makes its own."""
     if hasattr(gradients, "leaf"):
         return gradients.leaf()
     rows = np.ascontiguousarray(gradients, np.float32).reshape(copies, -1)
@@ -251,7 +251,7 @@ def _add_products(left, right, factors, totals, squares, counters):
 
 @_njit
 def add_rounded(row, factor, room, totals):
-    """totals += rint(factor row), every number by itself; gives the sum of squares of what was added."""
+    """totals += rint(factor row), every number by itself; returns the sum of squares of what was added."""
     for j in range(row.size):
         room[j] = (np.float64(row[j]) * factor + _ROUNDER) - _ROUNDER
         totals[j] += room[j]
@@ -261,7 +261,7 @@ def add_rounded(row, factor, room, totals):
 # Any order of the additions will do.
 @compiled(fastmath={"reassoc", "contract"})
 def square_of(row):
-    """The sum of squares in float64."""
+    """Returns the sum of squares in float64."""
     total = 0.0
     for j in range(row.size):
         total += np.float64(row[j]) * np.float64(row[j])

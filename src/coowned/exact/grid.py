@@ -1,4 +1,4 @@
-"""The public grid that clipped gradients and noise are rounded to: one for a model, so that both are integers."""
+"""Defines the public grid that clipped gradients and noise are rounded to, so that both are integers."""
 
 import dataclasses
 import math
@@ -47,7 +47,7 @@ class Grid:
         return self.clip_norm / self.unit
 
     def noise_deviation(self, noise_multiplier: float) -> float:
-        """The standard deviation of the noise in grid units, at least clip_norm * noise_multiplier / unit."""
+        """Returns the standard deviation of the noise in grid units, at least clip_norm * noise_multiplier / unit."""
         validate.in_range(0, math.inf, open_high=True, noise_multiplier=noise_multiplier)
         exact = Fraction(self.radius) * Fraction(noise_multiplier)
         rounded = float(exact)
@@ -59,12 +59,12 @@ class Grid:
 
     @classmethod
     def for_gradients(cls, clip_norm: float) -> Self:
-        """The grid of models whose gradients are rounded number by number."""
+        """Returns the grid of models whose gradients are rounded number by number."""
         return cls(float(clip_norm), 24)
 
     @classmethod
     def for_linear(cls, clip_norm: float) -> Self:
-        """The grid of linear models, finer because their gradients are an integer times an integer row."""
+        """Returns the grid of linear models, finer because their gradients are an integer times an integer row."""
         if not 1e-28 <= clip_norm <= 1e28:  # factors are float32
             raise InputError(f"clip_norm ({clip_norm:g}) of a linear model must be between 1e-28 and 1e28")
         return cls(float(clip_norm), 33)

@@ -96,12 +96,12 @@ class RunKey:
 
     @classmethod
     def from_operating_system(cls) -> Self:
-        """A fresh key from the operating system's source of entropy: the only kind a guarantee can rest on."""
+        """Returns a fresh key from the operating system's source of entropy: the only kind a guarantee can rest on."""
         return cls(secrets.token_bytes(32))
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
-        """A key anybody can repeat: for tests. Noise and coins are then known, so there is no guarantee."""
+        """Returns a key anybody can repeat: for tests. Noise and coins are then known, so there is no guarantee."""
         validate.seed(seed)
         digest = hashlib.blake2b(_encode(int(seed)), digest_size=32, person=b"coowned-seed-1")
         return cls(digest.digest(), int(seed))
@@ -126,7 +126,7 @@ class RunKey:
         tensor: str | None = None,  # the parameter the noise is for
         copy: tuple[int, int] | None = None,  # (example, copy number), of what is drawn for one copy, such as a mask
     ) -> StreamKey:
-        """The key of one stream."""
+        """Returns the key of one stream."""
         return self.derive_many(purpose, configurations=(configuration,), step=step, tensor=tensor, copy=copy)[0]
 
     def derive_many(
@@ -173,7 +173,7 @@ class RunKey:
             )
 
     def to_json(self) -> str:
-        """The secret, as a JSON text: for a file that only the trainer can read."""
+        """Returns the secret, as a JSON text: for a file that only the trainer can read."""
         stored = _StoredKey(seed=self.seed, secret=None if self.is_test_run else self.secret.hex())
         return encode_json(stored, format=self.FORMAT)
 
@@ -194,7 +194,7 @@ class RunKey:
 
 
 def random_words(key: StreamKey, count: int, *, first_chunk: int = 0) -> npt.NDArray[np.uint64]:
-    """The first `count` 64-bit words of a stream (from chunk `first_chunk` on, 512 words each), cost O(count).
+    """Returns the first `count` 64-bit words of a stream (from chunk `first_chunk` on, 512 words each), cost O(count).
 
     >>> key = RunKey.from_seed(0).derive(Purpose.MASKS, step=0, copy=(12, 0))
     >>> [hex(word) for word in random_words(key, 2)]
@@ -235,7 +235,7 @@ def _encode(value: Any) -> bytes:
 
 @_njit
 def _rounds(state, lanes):
-    """The twenty rounds of the first `lanes` blocks."""
+    """Computes the twenty rounds of the first `lanes` blocks."""
     for half in range(20):
         shift = half & 1  # columns, then diagonals
         for i in range(4):

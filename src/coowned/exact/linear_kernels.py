@@ -1,4 +1,4 @@
-"""The compiled loops of linear models' sums: rows become integers, scores become factors, both are multiplied.
+"""Compiled loops of linear models' sums: rows become integers, scores become factors, both are multiplied.
 
 A gradient is the residual (the derivative of the loss by the score) times the row: clipping it is clipping residuals.
 """
@@ -39,7 +39,7 @@ class Copies(NamedTuple):
 
 @_njit
 def row_facts(copies, begin, end, scales, inverses, labels):
-    """Of rows begin to end: 2^-e, at most 1 / |X| by a margin for a few roundings, and the label.
+    """Writes of rows begin to end: 2^-e, at most 1 / |X| by a margin for a few roundings, and the label.
 
     2^-e |(x, 1)| is in [2^19, 2^20). A row that adds nothing (padding, a label or norm that is not finite) has an
     inverse of 0, which makes its factor 0.
@@ -91,7 +91,7 @@ def fill_norms(features, rows, out):
 # Where x is an exact product, as a row's number times a power of two, it may be fused with the addition.
 @compiled(fastmath={"contract"})
 def rounded(x):
-    """The integer nearest to a float32 below 2^21; without a branch, so that loops become vector code."""
+    """Returns the integer nearest to a float32 below 2^21; without a branch, so that loops become vector code."""
     return (x + _ROUNDER) - _ROUNDER
 
 
@@ -113,7 +113,7 @@ def sigmoid(x):
 
 @_njit
 def residual(loss, score, label):
-    """Of a model with one score, in float32."""
+    """Computes the residual of a model with one score, in float32."""
     return (sigmoid(score) if loss == LOGISTIC else score) - label
 
 
@@ -125,7 +125,7 @@ def longest_factor(inverse, radius):
 
 @_njit
 def factor_of(residual, inverse_scale, longest, unit):
-    """A: the residual in grid units, over the row's scale, clipped and rounded; 0 if it is not a number."""
+    """Computes A: the residual in grid units, over the row's scale, clipped and rounded; 0 if it is not a number."""
     factor = residual * inverse_scale * unit
     factor = longest if factor > longest else factor
     factor = -longest if factor < -longest else factor
@@ -153,7 +153,7 @@ def fill_residuals(loss, scores, label, out):
 
 @_njit
 def clip_to_integers(residuals, scale, longest):
-    """Turns residuals (float64) into integers A with |A| <= longest; gives whether they had to be shortened.
+    """Turns residuals (float64) into integers A with |A| <= longest; returns whether they had to be shortened.
 
     They are multiplied by `scale`, shortened so that rounding cannot exceed the bound, and rounded. The squares of the
     integers themselves, exact below 2^53, are compared with the bound: whatever was computed before, what is longer or
@@ -226,7 +226,7 @@ def _prefetch_row(source, row):
 
 @_njit
 def _multiply_rest(source, rows, weights, begin, products):
-    """What `multiply_four` leaves, from `begin` on; of a row below 0, whose product nobody looks at, anything."""
+    """Adds what `multiply_four` leaves, from `begin` on; of a row below 0, whose product is not used, anything."""
     r0, r1, r2, r3 = max(rows[0], 0), max(rows[1], 0), max(rows[2], 0), max(rows[3], 0)
     for j in range(begin, weights.size):
         products[0] += source[r0, j] * weights[j]
@@ -323,7 +323,7 @@ def _add_products(tile, factors, sums):
 
 @_njit
 def _fill_row(copies, at, counts, scale, row):
-    """A row of the tile: X, or zeros where it adds nothing, whatever it holds."""
+    """Fills a row of the tile: X, or zeros where it adds nothing, whatever it holds."""
     width = copies.source.shape[1]
     if at + TILE < copies.rows.size:
         _prefetch_row(copies.source, copies.rows[at + TILE])

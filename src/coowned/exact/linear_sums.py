@@ -1,4 +1,4 @@
-"""Clipped gradients of linear models, summed exactly on the host, for one model and for many on one batch.
+"""Sums clipped gradients of linear models exactly on the host, for one model and for many on one batch.
 
 The gradient of a copy is its residual, or one for each class, times the row (x, 1). The row is rounded first, by
 itself, to integers
@@ -40,7 +40,7 @@ class RowsInPlace(NamedTuple):
     names = ("features",)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """A copy of them, (batch, num_features)."""
+        """Returns a copy of them, (batch, num_features)."""
         return {"features": self.source[self.rows]}
 
 
@@ -54,7 +54,7 @@ def clipped_linear_sums(
     *,
     squared_loss: bool = False,
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """The sum over a batch of clipped gradients of linear models, in units of each model's grid.
+    """Returns the sum over a batch of clipped gradients of linear models, in units of each model's grid.
 
     The loss is logistic; with an axis for classes it is softmax's cross-entropy; with `squared_loss` half the squared
     difference of score and label. Any number as a label is clipped soundly; one that is no class adds zero.
@@ -102,7 +102,7 @@ def norms_of(features: npt.ArrayLike) -> npt.NDArray[np.float32]:
 
 
 def rows_are_contiguous(source: npt.NDArray[np.float32]) -> bool:
-    """Whether each row is one piece of memory, wherever the rows are."""
+    """Returns whether each row is one piece of memory, wherever the rows are."""
     return source.flags.aligned and (source.shape[1] == 1 or source.strides[1] == source.itemsize)
 
 

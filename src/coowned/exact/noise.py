@@ -1,4 +1,4 @@
-"""Gaussian noise as integers: the ideal normal rounded to the grid, independent (DP-SGD) or correlated (DP-MF).
+"""Makes Gaussian noise in integers: the ideal normal rounded to the grid, independent (DP-SGD) or correlated (DP-MF).
 
 With Z ideal normals, s the deviation in grid units and c the strategy's coefficients, a row is
 
@@ -119,7 +119,7 @@ class NoiseStream:
         self._ready = steps.stop
 
     def _fill(self, keys: npt.NDArray[np.uint32], step: int, ring: npt.NDArray[np.int64]) -> int:
-        """Fills the ring's rows from `step` on; gives their largest absolute value, 0 where nothing is fed back."""
+        """Fills the ring's rows from `step` on; returns their largest absolute value, 0 where nothing is fed back."""
         models, _, columns = ring.shape
         size = max(WORDS, _PART // (models * len(keys)) // WORDS * WORDS)
         parts = [Part(keys, begin, min(begin + size, columns), ring, step) for begin in range(0, columns, size)]
@@ -229,7 +229,7 @@ class Rounding(NamedTuple):
 
 
 def _fill_part(part: Part, rounding: Rounding) -> int:
-    """Fills the part's rows and columns of the ring with the exact integers; gives their largest absolute value."""
+    """Fills the part's rows and columns of the ring with the exact integers; returns their largest absolute value."""
     steps, models, _ = part.keys.shape
     doubtful = np.empty((steps * models * (part.end - part.begin), 3), np.int64)
     count, largest = round_normals(part, rounding, doubtful)
@@ -362,7 +362,7 @@ def _feed_back(normals, model, rounding, part, step, begin, values, sums):
 
 @_njit
 def _round(normals, values, errors, out, doubtful):
-    """out = floor(values); gives how many have an integer within their error, their indices in `doubtful`."""
+    """out = floor(values); returns how many have an integer within their error, their indices in `doubtful`."""
     count = 0
     for j in range(normals.size):  # without a branch, so that it becomes vector code
         out[j] = np.int64(np.floor(values[j]))
@@ -377,7 +377,7 @@ def _round(normals, values, errors, out, doubtful):
 
 @_njit
 def _is_certain(normal, value, errors):
-    """Whether no integer is within the error of the value; false for what is not a number."""
+    """Returns whether no integer is within the error of the value; false for what is not a number."""
     return abs(value - np.floor(value) - 0.5) < 0.5 - _error(normal, value, errors)
 
 
@@ -388,7 +388,7 @@ def _error(normal, value, errors):
 
 @_njit
 def _settle(made, errors, model, rounding, out, doubtful):
-    """Writes those of the doubtful numbers that their words decide; gives how many are left in `doubtful`."""
+    """Writes those of the doubtful numbers that their words decide; returns how many are left in `doubtful`."""
     words, normals, values, sums = made
     deviation, first = rounding.deviations[model], rounding.coefficients[0]
     inverse = 1 / deviation

@@ -1,4 +1,4 @@
-"""Normals as exact real numbers: a float64 approximation with a proven error, and exact comparisons where it is short.
+"""Computes normals as exact real numbers: in float64 with a proven error, and by exact comparisons where that is short.
 
 A normal Z is defined by an endless string of random bits: a sign, then the binary digits of a tail probability p < 1/2;
 Z = ±Q^-1(p), where Q is the upper tail of the standard normal distribution. A 64-bit word holds the sign and digits 2
@@ -69,7 +69,7 @@ def log_of(m, exponent):
 
 @_njit
 def _log(x):
-    """The natural logarithm of a positive normal number."""
+    """Returns the natural logarithm of a positive normal number."""
     bits = np.float64(x).view(np.uint64)
     exponent = np.int64(bits >> _S52) - 1023
     m = np.uint64((bits & _MANTISSA) | _ONE).view(np.float64)  # in [1, 2)
@@ -81,7 +81,7 @@ def _log(x):
 
 @_njit
 def central_normal(q):
-    """The normal at probability 1/2 + q, 0 <= q <= 0.425 (Wichura 1988, AS 241)."""
+    """Returns the normal at probability 1/2 + q, 0 <= q <= 0.425 (Wichura 1988, AS 241)."""
     r = 0.180625 - q * q
     top, low = _CENTRAL_TOP[0], _CENTRAL_LOW[0]
     for i in range(1, 8):
@@ -92,7 +92,7 @@ def central_normal(q):
 
 @_njit
 def tail_normal(r):
-    """The z > 0 that a normal exceeds with probability e^(-r^2), 1.6 < r <= 5 (AS 241)."""
+    """Returns the z > 0 that a normal exceeds with probability e^(-r^2), 1.6 < r <= 5 (AS 241)."""
     r = r - 1.6
     top, low = _TAIL_TOP[0], _TAIL_LOW[0]
     for i in range(1, 8):
@@ -103,7 +103,7 @@ def tail_normal(r):
 
 @_njit
 def approximate(words, out):
-    """out (n,) float64: the normals of the words; gives how many are NaN because they need a second word."""
+    """out (n,) float64: the normals of the words; returns how many are NaN because they need a second word."""
     for i in range(words.size):  # without a branch, so that it becomes vector code; wrong in the tails
         q = np.float64(MAGNITUDE - (words[i] & MAGNITUDE)) * _TWO_M64 + 0.5 * _TWO_M64
         z = central_normal(q)
@@ -128,7 +128,7 @@ def approximate(words, out):
 
 @_njit
 def approximate_with(word, more):
-    """The normal of a word in the tail and of the word that carries on its digits; NaN beyond LARGEST_ROOT."""
+    """Returns the normal of a word in the tail and of the word that carries on its digits; NaN beyond LARGEST_ROOT."""
     p = (np.float64(word & MAGNITUDE) + (np.float64(more) + 0.5) * _TWO_M64) * _TWO_M64
     r = np.sqrt(-_log(p))
     z = tail_normal(r) if r <= LARGEST_ROOT else np.nan
@@ -272,7 +272,7 @@ class Digits:
         return size if self.positive else -size
 
     def exceeds(self, numerator: int, denominator: int) -> bool:
-        """Whether Z >= numerator / denominator, exactly; denominator > 0."""
+        """Returns whether Z >= numerator / denominator, exactly; denominator > 0."""
         if self.positive != (numerator > 0) or numerator == 0:
             return self.positive
         digits = 22

@@ -1,4 +1,4 @@
-"""Clipped gradients of linear models on sparse integer rows, summed exactly on the host.
+"""Sums clipped gradients of linear models on sparse integer rows exactly on the host.
 
 A row is given as integers X, a few of them not zero, in units of 1 / ONE; the intercept's feature is ONE. The gradient
 of a copy is its residual, or one for each class, times the row. What a model adds is the integer matrix A X^T, where A
@@ -78,7 +78,7 @@ class _Models(NamedTuple):
 def clipped_sparse_sums(
     coefficients: npt.ArrayLike, features: SparseRows, labels: npt.ArrayLike, mask: npt.ArrayLike, grids: Sequence[Grid]
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """The sum over a batch of clipped gradients of the logistic loss, or of softmax's, in units of each model's grid.
+    """Sums over a batch the clipped gradients of the logistic loss, or of softmax's, in units of each model's grid.
 
     Guarantees:
       - What a copy adds is an integer matrix no longer than the radius.   (test_no_copy_adds_more)
@@ -192,7 +192,7 @@ def _square(indices, values, width):
 
 @_njit
 def _is_short(values):
-    """Whether |X|^2 is at most _LONGEST; stops before it overflows. A loop of its own: the usual one has no branch."""
+    """Returns whether |X|^2 is at most _LONGEST, without overflow. A loop of its own: the usual one has no branch."""
     square = np.int64(ONE * ONE)
     for t in range(values.size):
         square += np.int64(values[t]) * np.int64(values[t])

@@ -1,4 +1,4 @@
-"""Gradients of an embedding, in factors: norms and rounded sums without building one for a whole example."""
+"""Computes norms and rounded sums of an embedding's gradients from factors, without building them."""
 
 from typing import Any, NamedTuple
 
@@ -243,7 +243,7 @@ def _add_tiles(tiles, totals):
 
 @_njit
 def _add_small(row, factor, room, totals):
-    """totals += rint(factor row), if all of these are below _SMALL; gives at least their sum of squares, else -1.
+    """totals += rint(factor row), if all of these are below _SMALL; returns at least their sum of squares, else -1.
 
     What is not below 2^22, and so perhaps not rounded to an integer, has a square above the limit too.
     """
@@ -271,7 +271,7 @@ def _square_32(row):
 
 @_njit
 def _gradients_of_words(given, copy, first, count, following, last, tiles):
-    """tiles (panels, ROWS, COLUMNS): the gradient at words from `first` on; gives the next lookup beyond them."""
+    """tiles (panels, ROWS, COLUMNS): the gradient at words from `first` on; returns the next lookup beyond them."""
     source, column, stride = given.residuals[copy], first, given.residuals.shape[2]
     if count < ROWS:  # the last words: a product reads ROWS of them
         last[:, :] = 0

@@ -35,7 +35,7 @@ _LEGEND_WIDTH = 34  # letters of two legend entries that fit side by side into a
 
 
 def colour_of(selector: str) -> str:
-    """The colour of a selector, or a neutral one for a selection of the user's own.
+    """Returns the colour of a selector, or a neutral one for a selection of the user's own.
 
     >>> colour_of("greedy"), colour_of("given")
     ('#2f7fd6', '#808894')
@@ -184,7 +184,7 @@ def _chart(rows: Sequence[Row]) -> Any:
 
 
 def _rows(marks: Any, columns: Columns) -> Any:
-    """The layer with one mark per row, each with a tooltip of the table's columns."""
+    """Returns the layer with one mark per row, each with a tooltip of the table's columns."""
     tooltip = [alt.Tooltip(f"{key}:N", title=title) for key, title in columns]
     return marks.encode(tooltip=tooltip).properties(name="rows")
 
@@ -213,7 +213,7 @@ def _scale(axis: Axis) -> Any:
 
 
 def _finish(chart: Any, *, height: int = _HEIGHT) -> Row:
-    """The specification of a chart in the style of the page."""
+    """Returns the specification of a chart in the style of the page."""
     chart = chart.properties(width="container", height=height, padding=4, background="transparent")
     chart = chart.configure(font=FONT, autosize={"type": "fit-x", "contains": "padding"})
     chart = chart.configure_view(stroke=None)

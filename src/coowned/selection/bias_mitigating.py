@@ -3,13 +3,13 @@
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
+import numba
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.options import Option
-from coowned.selection import kernels
+from coowned.selection.greedy import PassSelector
 from coowned.selection.order import OrderedRows
-from coowned.selection.passes import PassSelector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,5 +64,20 @@ class BiasMitigating(PassSelector):
 
     def _walk(self, rows: OrderedRows) -> npt.NDArray[Any]:
         walk = rows.attributed_rows()
-        kernels.interleave(*rows.split(self.threshold), self.few_user_run, self.many_user_run, walk)
+        _interleave(*rows.split(self.threshold), self.few_user_run, self.many_user_run, walk)
         return walk
+
+
+@numba.njit(cache=True, nogil=True)
+def _interleave(few, many, few_run, many_run, walk):
+    """Fills walk with few_run of few, many_run of many, and so on; what is left of the longer one follows."""
+    i = j = at = 0
+    while at < walk.shape[0]:
+        for _ in range(min(few_run, few.shape[0] - i)):
+            walk[at] = few[i]
+            i += 1
+            at += 1
+        for _ in range(min(many_run, many.shape[0] - j)):
+            walk[at] = many[j]
+            j += 1
+            at += 1

@@ -1,10 +1,11 @@
-"""Groups of users between which no selected example is shared, for DP-MF with cyclic sampling."""
+"""Divides users into groups that share no selected example, for DP-MF with cyclic sampling."""
 
 import dataclasses
 import functools
 import importlib.util
 from typing import Annotated, Any, ClassVar
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -13,11 +14,10 @@ from coowned.attribution import kernels as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.options import Option
 from coowned.progress import Progress, silent
-from coowned.selection import kernels, packing_kernels
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.order import ordered_rows, part
-from coowned.selection.packing import pack
+from coowned.selection.packing import pack, user_keys
 from coowned.selection.priced import Priced
 from coowned.selection.selector import BoundedSelector, Selection
 
@@ -25,6 +25,8 @@ _IMBALANCE = 0.1  # part by which a group may exceed the mean
 _WEIGHT = 60  # of an example, divided among its users: whole for up to six of them
 _CLUSTERS_PER_GROUP = 8  # label propagation: a cluster has at most this part of a group
 _ROUNDS = 10  # of label propagation
+
+_njit = numba.njit(cache=True, nogil=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class CyclicGroups(BoundedSelector):
     def _divide(
         self, graph: AttributionGraph, free: Selection, progress: Progress
     ) -> tuple[str, npt.NDArray[np.int64]]:
-        """The partitioner's name and the group of each user, such that few of the freely selected examples are cut.
+        """Returns the partitioner's name and the group of each user, so that few freely selected examples are cut.
 
         Users are numbered by their examples first, so that the groups do not depend on the users' labels.
         """
@@ -116,7 +118,7 @@ class CyclicGroups(BoundedSelector):
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=silent)
         packing = pack(rows, graph.num_users, contribution_bound=1, limit=1)
         keys = np.empty(graph.num_users, np.uint64)
-        packing_kernels.user_keys(packing.user_indptr, packing.items, packing.capacity, keys)
+        user_keys(packing.user_indptr, packing.items, packing.capacity, keys)
         label = np.empty(graph.num_users, np.int64)
         label[np.argsort(keys, kind="stable")] = np.arange(graph.num_users)
         chosen = free.copies[rows.examples] > 0  # (rows,)
@@ -134,7 +136,7 @@ class CyclicGroups(BoundedSelector):
         groups = np.full(graph.num_users, -1, np.int64)
         groups[active] = found
         groups = groups[label]
-        kernels.assign_rest(rows.indptr, rows.users, groups)
+        _assign_rest(rows.indptr, rows.users, groups)
         return name, np.maximum(groups, 0)
 
 
@@ -176,7 +178,7 @@ def _by_mtkahypar(
 
 @functools.cache
 def _mtkahypar() -> Any:
-    """The library can be initialized once in a process."""
+    """Initializes the library, which a process can do once."""
     import mtkahypar
 
     return mtkahypar.initialize(threads.cores(), False)
@@ -185,9 +187,9 @@ def _mtkahypar() -> Any:
 def _by_label_propagation(
     indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], num_groups: int
 ) -> npt.NDArray[np.int64]:
-    """The same without a library: users who share rows are joined to clusters, clusters to groups, and users moved."""
+    """Divides users without a library: those who share rows are joined to clusters, clusters to groups; users move."""
     mean = -(-int(weights.sum()) // num_groups)
-    cluster = kernels.join_users(indptr, users, weights, mean // _CLUSTERS_PER_GROUP)
+    cluster = _join_users(indptr, users, weights, mean // _CLUSTERS_PER_GROUP)
     names, cluster = np.unique(cluster, return_inverse=True)
     total = np.bincount(cluster, weights=weights, minlength=len(names)).astype(np.int64)
     groups = _lightest_first(total, num_groups)[cluster]
@@ -195,9 +197,7 @@ def _by_label_propagation(
     rows = np.empty(len(users), np.int64)
     user_indptr = attribution_kernels.transpose(indptr, users, len(weights), rows)
     for _ in range(_ROUNDS):
-        if not kernels.move_users(
-            indptr, users, user_indptr, rows, weights, int(mean * (1 + _IMBALANCE)), groups, held
-        ):
+        if not _move_users(indptr, users, user_indptr, rows, weights, int(mean * (1 + _IMBALANCE)), groups, held):
             break
     return groups
 
@@ -206,5 +206,97 @@ def _lightest_first(weights: npt.NDArray[np.int64], num_groups: int) -> npt.NDAr
     """Each, heaviest first, in the group that is lightest so far."""
     groups = np.empty(len(weights), np.int64)
     held = np.zeros(num_groups, np.int64)
-    kernels.fill_lightest(np.argsort(-weights, kind="stable"), weights, held, groups)
+    _fill_lightest(np.argsort(-weights, kind="stable"), weights, held, groups)
     return groups
+
+
+# ---- groups of users, compiled ---------------------------------------------------------------------------------------
+
+
+@numba.njit(inline="always")
+def _root_of(parent, a):
+    """Returns the root of a in a forest of parents, whose paths are halved on the way."""
+    while parent[a] != a:
+        parent[a] = parent[parent[a]]
+        a = parent[a]
+    return a
+
+
+@_njit
+def _join_users(indptr, users, weights, most):
+    """(num_users,) clusters: the users of each row, in order, are joined unless that would weigh more than `most`."""
+    parent, total = np.arange(weights.shape[0]), weights.copy()
+    for row in range(indptr.shape[0] - 1):
+        for p in range(indptr[row] + 1, indptr[row + 1]):
+            a, b = _root_of(parent, users[indptr[row]]), _root_of(parent, users[p])
+            if a != b and total[a] + total[b] <= most:
+                parent[max(a, b)] = min(a, b)
+                total[min(a, b)] = total[a] + total[b]
+    for u in range(parent.shape[0]):
+        parent[u] = _root_of(parent, u)
+    return parent
+
+
+@_njit
+def _assign_rest(indptr, users, groups):
+    """Gives each user without a group (-1) that of the first row whose other users are all in one group."""
+    for row in range(indptr.shape[0] - 1):
+        group = -1
+        for p in range(indptr[row], indptr[row + 1]):
+            found = groups[users[p]]
+            if found >= 0:
+                group = found if group in (-1, found) else -2
+        if group >= 0:
+            for p in range(indptr[row], indptr[row + 1]):
+                groups[users[p]] = group
+
+
+@_njit
+def _fill_lightest(order, weights, held, groups):
+    """Puts each of `order` in the group of which held (groups,) is least so far."""
+    for i in order:
+        lightest = np.argmin(held)
+        groups[i] = lightest
+        held[lightest] += weights[i]
+
+
+@_njit
+def _move_users(indptr, users, user_indptr, rows, weights, most, groups, held):
+    """Moves each user, in turn, to the group that most of their rows would be whole in, while it weighs at most `most`.
+
+    user_indptr, rows: the rows of each user. Returns how many users were moved; groups and held are changed.
+    """
+    moved = 0
+    whole = np.zeros(held.shape[0], np.int64)  # rows of the user whose other users are all in this group
+    for u in range(weights.shape[0]):
+        for j in range(user_indptr[u], user_indptr[u + 1]):
+            group = _group_of_others(indptr, users, rows[j], u, groups)
+            if group >= 0:
+                whole[group] += 1
+        own, best = groups[u], groups[u]
+        for j in range(user_indptr[u], user_indptr[u + 1]):
+            group = _group_of_others(indptr, users, rows[j], u, groups)
+            if group >= 0 and whole[group] > whole[best] and held[group] + weights[u] <= most:
+                best = group
+        for j in range(user_indptr[u], user_indptr[u + 1]):
+            group = _group_of_others(indptr, users, rows[j], u, groups)
+            if group >= 0:
+                whole[group] = 0
+        if best != own:
+            groups[u] = best
+            held[own] -= weights[u]
+            held[best] += weights[u]
+            moved += 1
+    return moved
+
+
+@_njit
+def _group_of_others(indptr, users, row, u, groups):
+    """Returns the group of all users of a row but u; -1 if they are in several or there are none."""
+    group = -1
+    for p in range(indptr[row], indptr[row + 1]):
+        if users[p] != u:
+            if group >= 0 and groups[users[p]] != group:
+                return -1
+            group = groups[users[p]]
+    return group

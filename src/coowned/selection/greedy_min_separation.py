@@ -1,8 +1,9 @@
 """Greedy batches with a minimum separation between a user's participations, for DP-MF."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -11,16 +12,16 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.options import Option
 from coowned.errors import InfeasibleScheduleError
 from coowned.progress import Progress, one_of, reporting
-from coowned.selection import kernels
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.selector import OrderedSelector, Schedule, check_is_graph
 
 _ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well under a second
+_ROWS_TOGETHER = 64  # rows of which the first batch that any of them may enter is remembered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeparatedSelector(OrderedSelector[Schedule]):
-    """The base of the selectors of schedules; refuses graphs for which no schedule exists, as far as is easily seen."""
+    """Base class of the selectors of schedules; refuses graphs that obviously have no schedule."""
 
     batch_size: Annotated[int, Option("Schedules: size of a batch.", metavar="B")]
     iterations: Annotated[int, Option("Schedules: number of batches.", metavar="T")]
@@ -125,7 +126,7 @@ def max_min_separation(
     search: str = "sweep",
     progress: Progress | None = None,
 ) -> int:
-    """The largest min separation up to which `GreedyMinSeparation` never fails: the paper's sweep, done faster.
+    """Returns the largest min separation up to which `GreedyMinSeparation` never fails: the paper's sweep, done faster.
 
     The paper raises the min separation until Algorithm 4 first fails and takes the value before that. Success at one
     value does not prove success at a smaller one, so this is what is returned: the largest b such that every one of
@@ -197,7 +198,7 @@ class _Walk:
     ) -> tuple[int, npt.NDArray[Any]]:
         """Runs Algorithm 4; returns the number of filled slots and the row in each."""
         rows, needed = len(self.examples), batch_size * iterations
-        batches = kernels.Batches(
+        batches = _Batches(
             indptr=self.indptr,
             users=self.users,
             batch_size=batch_size,
@@ -205,7 +206,7 @@ class _Walk:
             min_separation=min(min_separation, iterations),
             free_from=np.zeros(self.graph.num_users, np.int32),
             due=np.zeros(rows, np.int32),
-            first_due=np.zeros(-(-rows // kernels.ROWS_TOGETHER), np.int32),
+            first_due=np.zeros(-(-rows // _ROWS_TOGETHER), np.int32),
             slots=np.empty(needed, self.examples.dtype),
             state=np.zeros(4, np.int64),
         )
@@ -213,11 +214,11 @@ class _Walk:
         while verdict == 0:
             filled = int(batches.state[0])
             progress(filled / needed, f"min_separation {min_separation}: {filled} of {needed} slots filled")
-            verdict = kernels.fill_batches(batches, _ROWS)
+            verdict = _fill_batches(batches, _ROWS)
         return int(batches.state[0]), batches.slots
 
     def safe_separation(self, batch_size: int) -> int:
-        """A min separation up to which no run can get stuck.
+        """Returns a min separation up to which no run can get stuck.
 
         While a slot of the current batch is empty, at most batch_size * b - 1 other copies are in the last b batches,
         of different examples, each of which blocks at most the examples of its users. Where the largest that many
@@ -232,3 +233,87 @@ class _Walk:
         total = np.cumsum(np.sort(blocked)[::-1])  # (rows,) most examples that 1, 2, ... copies block
         copies = int(np.searchsorted(total, self.num_attributed, side="left"))  # so many leave an example free
         return (copies + 1) // batch_size
+
+
+# ---- Algorithm 4, compiled -------------------------------------------------------------------------------------------
+
+
+class _Batches(NamedTuple):
+    """Algorithm 4 under way: rows in walking order, the shape of the batches, and what is filled so far.
+
+    A row that cannot enter batch t cannot before the largest free_from of its users, because free_from never falls:
+    `due` remembers that batch, so that a row is examined again only then, at most once for each participation of one
+    of its users. Most groups of rows none of which is due are passed in one step.
+    """
+
+    indptr: np.ndarray  # (rows + 1,)
+    users: np.ndarray  # (pairs,)
+    batch_size: int
+    iterations: int
+    min_separation: int
+    free_from: np.ndarray  # (num_users,) int32 the first batch each user may be in again
+    due: np.ndarray  # (rows,) int32 the first batch each row may enter
+    first_due: np.ndarray  # (groups of _ROWS_TOGETHER rows,) int32 no more than the least due of each group
+    slots: np.ndarray  # (iterations * batch_size,) row in each slot
+    state: np.ndarray  # (4,) int64 slots filled, batch, next row, rows passed in vain
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_batches(batches, budget):
+    """Runs Algorithm 4 until about `budget` rows were passed. A row without users enters once.
+
+    Returns 0: budget used up; 1: all slots filled; 2: stuck, no row can enter the current batch.
+    """
+    indptr, users, due, first_due = batches.indptr, batches.users, batches.due, batches.first_due
+    free_from, slots, state = batches.free_from, batches.slots, batches.state
+    B, T, b = batches.batch_size, batches.iterations, batches.min_separation
+    filled, t, row, in_vain = state
+    rows = due.shape[0]
+    candidates = np.empty(_ROWS_TOGETHER, np.int64)
+    verdict = 2 if rows == 0 else 0
+    while verdict == 0 and budget > 0:
+        group = row // _ROWS_TOGETHER
+        end = min((group + 1) * _ROWS_TOGETHER, rows)
+        if first_due[group] > t:
+            budget -= 1
+            in_vain += end - row
+            row = end
+        else:
+            budget -= _ROWS_TOGETHER
+            count = 0
+            for r in range(row, end):  # without a branch
+                candidates[count] = r
+                count += due[r] <= t
+            in_vain -= row  # counts from the row after the one that entered last
+            row = end
+            for c in range(count):
+                r = candidates[c]
+                latest = np.int32(0)
+                for i in range(indptr[r], indptr[r + 1]):
+                    latest = max(latest, free_from[users[i]])
+                due[r] = latest
+                if latest > t:
+                    continue
+                due[r] = t + b if indptr[r] < indptr[r + 1] else 2 * T
+                for i in range(indptr[r], indptr[r + 1]):
+                    free_from[users[i]] = t + b
+                slots[filled] = r
+                filled += 1
+                in_vain = -(r + 1)
+                if filled == (t + 1) * B:  # rows that were not due in this batch may be in the next
+                    t += 1
+                    row = r + 1
+                    break
+            in_vain += row
+            least = due[group * _ROWS_TOGETHER]
+            for r in range(group * _ROWS_TOGETHER, end):
+                least = min(least, due[r])
+            first_due[group] = least
+        if row == rows:
+            row = 0
+        if t == T:
+            verdict = 1
+        elif in_vain >= rows:
+            verdict = 2
+    state[0], state[1], state[2], state[3] = filled, t, row, in_vain
+    return verdict

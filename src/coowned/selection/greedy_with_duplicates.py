@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from coowned.selection.passes import PassSelector
+from coowned.selection.greedy import PassSelector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

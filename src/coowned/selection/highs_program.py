@@ -1,4 +1,4 @@
-"""Integer programs handed to HiGHS: from sparse rows, warm-started, stopped by Ctrl-C or by what progress raises."""
+"""Solves integer programs by HiGHS: sparse rows, a warm start, and an end by Ctrl-C or by what progress raises."""
 
 import concurrent.futures
 import dataclasses
@@ -129,7 +129,7 @@ def _feasible(program: Program, values: npt.NDArray[np.int64]) -> bool:
 def distinct_rows(
     indptr: npt.NDArray[Any], entries: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The first of every set of equal rows, and for each row which of those it is equal to."""
+    """Returns the first of every set of equal rows, and for each row which of those it is equal to."""
     seen: dict[bytes, int] = {}
     which = np.empty(len(indptr) - 1, np.int64)
     first = []

@@ -1,4 +1,4 @@
-"""The paper's integer program for contribution bounding, solved by HiGHS."""
+"""Solves the paper's integer program for contribution bounding by HiGHS."""
 
 import dataclasses
 import math
@@ -98,7 +98,7 @@ class IntegerProgram(BoundedSelector):
 def _solve(
     core: Packing, start: npt.NDArray[np.int32], *, seconds: float, seed: int, progress: Progress
 ) -> tuple[npt.NDArray[Any], int]:
-    """The best copies of the core's items, and a bound on their number that no solution exceeds."""
+    """Returns the best copies of the core's items, and a bound on their number that no solution exceeds."""
     if core.num_pairs >= 2**31:
         raise InputError(f"{core.num_pairs} pairs are too many for the solver; use Priced")
     rows, which = highs_program.distinct_rows(core.user_indptr, core.items)

@@ -1,4 +1,4 @@
-"""The paper's integer program for batches with min separation, solved by HiGHS."""
+"""Solves the paper's integer program for batches with min separation by HiGHS."""
 
 import dataclasses
 import math
@@ -120,7 +120,7 @@ class MinSeparationProgram(SeparatedSelector):
         return self._schedule(graph, seed, batches, lower_bound=lowest, proven_optimal=reached == lowest)
 
     def _program(self, graph: AttributionGraph, examples: npt.NDArray[np.int64]) -> highs_program.Program:
-        """The columns are x[t, i] for every batch t and example i, and last the contribution bound."""
+        """Builds the program, whose columns are x[t, i] for batch t and example i, and last the contribution bound."""
         user_indptr, entries = graph.subgraph(examples).by_user
         users, _ = highs_program.distinct_rows(user_indptr, entries)
         own = [entries[user_indptr[u] : user_indptr[u + 1]].astype(np.int64) for u in users]

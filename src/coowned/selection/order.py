@@ -1,4 +1,4 @@
-"""The order that every greedy walks: fewest users first, ties by a keyed hash of the id or in input order.
+"""Sorts examples as every greedy selector walks them: fewest users first, ties by a keyed hash or in input order.
 
 The hash is that of Spark SQL's xxhash64(cast(seed as bigint), cast(id as string)), compared as a signed number;
 equal hashes are ordered by the id's bytes. So the order is total, the same on every engine, and depends on nothing
@@ -54,17 +54,17 @@ class OrderedRows:
         return indptr
 
     def attributed_rows(self) -> npt.NDArray[Any]:
-        """A new array of the rows with at least one user, in order."""
+        """Returns a new array of the rows with at least one user, in order."""
         return np.arange(self.num_unattributed, len(self.examples), dtype=self.examples.dtype)
 
     def split(self, threshold: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The rows with at least one and at most `threshold` users, and those with more."""
+        """Returns the rows with at least one and at most `threshold` users, and those with more."""
         few, many = np.split(self.attributed_rows(), [int(self.counts[1 : threshold + 1].sum())])
         return few, many
 
 
 def ordered_rows(graph: AttributionGraph, *, seed: int, ties: str, progress: Progress) -> OrderedRows:
-    """The examples of a graph, fewest users first, with their users laid out in that order.
+    """Returns the examples of a graph, fewest users first, with their users laid out in that order.
 
     Cost: linear time; a copy of the graph's pairs, and while it sorts by hash another.
 
@@ -99,7 +99,7 @@ def in_ranges(total: int, progress: Progress, message: str, step: int | None = N
 
 
 def part(progress: Progress, low: float, high: float) -> Progress:
-    """A progress callback for the part of the work from `low` to `high`."""
+    """Returns a progress callback for the part of the work from `low` to `high`."""
     return lambda done, message: progress(low + done * (high - low), message)
 
 

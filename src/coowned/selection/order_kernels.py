@@ -108,7 +108,7 @@ def _merge(h, lane):
 
 @_inline
 def _load(data, at, count):
-    """The next `count` (4 or 8) bytes, the first one lowest."""
+    """Returns the next `count` (4 or 8) bytes, the first one lowest."""
     word = np.uint64(0)
     for i in range(count):
         word |= np.uint64(data[at + i]) << np.uint64(8 * i)
@@ -117,7 +117,7 @@ def _load(data, at, count):
 
 @_njit
 def hash_seed(seed):
-    """The key of a seed: XXH64 of its eight bytes with key 42."""
+    """Returns the key of a seed: XXH64 of its eight bytes with key 42."""
     return _finish(_mix_8(np.uint64(42) + _PRIME_5 + np.uint64(8), np.uint64(seed)))
 
 

@@ -1,4 +1,4 @@
-"""The trade between size and users per example, over the paper's 80 settings of `BiasMitigating`."""
+"""Compares size with users per example over the paper's 80 settings of `BiasMitigating`."""
 
 from typing import Any
 

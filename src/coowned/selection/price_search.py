@@ -17,15 +17,15 @@ References:
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
 from coowned import threads
 from coowned.attribution import kernels as attribution_kernels
 from coowned.progress import Progress
-from coowned.selection import priced_kernels as kernels
 from coowned.selection.packing import Packing
 
 _MOST_ITERATIONS = 2000
@@ -41,6 +41,10 @@ _BALANCE = 0.5  # step of a user relative to the step of an item
 _SHORTEST_ANCHOR = 32  # iterations for which an anchor is kept at least
 _ANCHOR_PART = 0.4  # of all iterations so far, for which an anchor is kept at least
 _PAIRS_PER_THREAD = 1 << 18  # fewer are not worth a thread
+
+_ONE, _TWO = np.uint64(1), np.uint64(2)
+
+_njit = numba.njit(cache=True, nogil=True)
 
 Ranges = Callable[..., None]
 
@@ -79,8 +83,8 @@ def find_prices(packing: Packing, *, deadline: float, progress: Progress) -> Pri
     while iteration < _MOST_ITERATIONS:
         since = iteration - last_anchor + 1
         weight = np.float32(since / (since + 1))
-        over(len(values), kernels.move_items, active.items, weight, prices, item_anchor, values, reflected)
-        over(len(prices), kernels.move_users, active.users, weight, reflected, user_anchor, prices, reached)
+        over(len(values), move_items, active.items, weight, prices, item_anchor, values, reflected)
+        over(len(prices), move_users, active.users, weight, reflected, user_anchor, prices, reached)
         iteration += 1
         if since >= max(_SHORTEST_ANCHOR, _ANCHOR_PART * iteration):
             np.copyto(item_anchor, values)
@@ -106,7 +110,7 @@ def find_prices(packing: Packing, *, deadline: float, progress: Progress) -> Pri
             values, item_anchor = values[open_items], item_anchor[open_items]
             reflected = np.empty_like(values)
     decided[kept] = values
-    over(len(reduced), kernels.reduced_profits, whole.items, reached, reduced)
+    over(len(reduced), reduced_profits, whole.items, reached, reduced)
     return Prices(best=best, last=reached, values=decided, reduced=reduced)
 
 
@@ -115,13 +119,13 @@ class _Problem:
     """A packing problem in the form of the kernels; copies are counted in parts of the largest limit."""
 
     packing: Packing
-    items: kernels.Items
-    users: kernels.Users
+    items: "Items"
+    users: "Users"
 
     @classmethod
     def of(cls, packing: Packing) -> "_Problem":
         scale = 1.0 / max(packing.first_limit, packing.limit)
-        items = kernels.Items(
+        items = Items(
             indptr=_unsigned(packing.indptr),
             users=_unsigned(packing.users),
             num_first=np.uint64(packing.num_first),
@@ -131,7 +135,7 @@ class _Problem:
             limit=np.float32(packing.limit * scale),
             steps=_steps(packing.indptr, 1.0 / _BALANCE),
         )
-        users = kernels.Users(
+        users = Users(
             indptr=_unsigned(packing.user_indptr),
             items=_unsigned(packing.items),
             capacity=packing.capacity,
@@ -141,26 +145,26 @@ class _Problem:
         return cls(packing=packing, items=items, users=users)
 
     def largest_values(self) -> npt.NDArray[np.float32]:
-        """The value of each item that is in with all its copies."""
+        """Returns the value of each item that is in with all its copies."""
         return self.packing.limits() * self.users.scale
 
 
 def _split(problem: _Problem, values: Any, prices: Any, over: Ranges) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The items still in doubt, and those clearly in; the others are clearly out."""
+    """Returns the items still in doubt, and those clearly in; the others are clearly out."""
     reduced = np.empty_like(values)
-    over(len(reduced), kernels.reduced_profits, problem.items, prices, reduced)
+    over(len(reduced), reduced_profits, problem.items, prices, reduced)
     out = (reduced < -_CLEAR) & (values <= 0.0)
     full = (reduced > _CLEAR) & (values >= 0.999 * problem.largest_values())
     return np.flatnonzero(~(out | full)), np.flatnonzero(full)
 
 
 def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.NDArray[Any]) -> _Problem:
-    """The problem of the open items with the capacity that the full ones leave."""
+    """Returns the problem of the open items with the capacity that the full ones leave."""
     packing = problem.packing
     capacity = packing.capacity.copy()
     copies = np.zeros(packing.num_items, np.int32)
     copies[full_items] = packing.limits()[full_items]
-    kernels.loads(packing.indptr, packing.users, copies, capacity)
+    loads(packing.indptr, packing.users, copies, capacity)
     indptr, users = attribution_kernels.take_rows(packing.indptr, packing.users, open_items)
     items = np.empty(len(users), packing.items.dtype)
     return _Problem.of(
@@ -185,10 +189,10 @@ def _steps(indptr: npt.NDArray[np.int64], step: float) -> npt.NDArray[np.float32
 
 
 def _dual_bound(problem: _Problem, prices: Any, gains: npt.NDArray[np.float32], over: Ranges) -> float:
-    """The bound of these prices; gains (num_items,) is scratch."""
+    """Returns the bound of these prices; gains (num_items,) is scratch."""
     packing = problem.packing
     prices = np.minimum(prices, np.float32(max(packing.first_profit, packing.profit)))
-    over(len(gains), kernels.reduced_profits, problem.items, prices, gains)
+    over(len(gains), reduced_profits, problem.items, prices, gains)
     np.maximum(gains, 0, out=gains)
     first, further = (float(part.sum(dtype=np.float64)) for part in np.split(gains, [packing.num_first]))
     of_users = float((packing.capacity * prices).sum(dtype=np.float64))
@@ -196,7 +200,7 @@ def _dual_bound(problem: _Problem, prices: Any, gains: npt.NDArray[np.float32], 
 
 
 def _divided(num_pairs: int) -> Ranges:
-    """A function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays."""
+    """Returns a function that runs kernel(begin, end, ...) over 0..total, divided among threads where that pays."""
     number = max(1, min(threads.cores(), num_pairs // _PAIRS_PER_THREAD))
     parts = 1 if number == 1 else 4 * number  # rows differ in length
 
@@ -204,3 +208,93 @@ def _divided(num_pairs: int) -> Ranges:
         threads.over_ranges(lambda begin, end: kernel(begin, end, *arguments), total, parts=parts, threads=number)
 
     return over
+
+
+# ---- compiled loops --------------------------------------------------------------------------------------------------
+#
+# They work on a range of rows and add up each row in its own order, so that the result does not depend on how the rows
+# are divided among threads. No fastmath: sums must not be reordered. Arrays are float32 to halve what is moved through
+# memory; what is proven is summed in integers. Index arrays are unsigned views: a signed index costs a test for "from
+# the end" every time.
+
+
+class Items(NamedTuple):
+    """The items of the linear program; copies are counted in parts of the largest limit."""
+
+    indptr: np.ndarray  # (num_items + 1,) uint64
+    users: np.ndarray  # (num_pairs,) unsigned
+    num_first: np.uint64  # items that are first copies
+    first_profit: np.float32
+    first_limit: np.float32
+    profit: np.float32  # of the other items
+    limit: np.float32
+    steps: np.ndarray  # (most users + 1,) float32 the step of an item by its number of users
+
+
+class Users(NamedTuple):
+    indptr: np.ndarray  # (num_users + 1,) uint64
+    items: np.ndarray  # (num_pairs,) unsigned
+    capacity: np.ndarray  # (num_users,) int32
+    scale: np.float32  # a copy as a part of the largest limit
+    steps: np.ndarray  # (most items + 1,) float32 the step of a user by the number of items
+
+
+@_njit
+def move_items(begin, end, items, weight, prices, anchor, values, reflected):
+    """One step of the items: up by what they are worth above their users' prices, back into [0, limit].
+
+    reflected: twice the point reached less the point left. values: the mean of that and the anchor, by weight.
+    """
+    nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
+    start = items.indptr[begin]
+    for item in range(np.uint64(begin), np.uint64(end)):
+        stop = items.indptr[item + _ONE]
+        worth = items.first_profit if item < items.num_first else items.profit
+        most = items.first_limit if item < items.num_first else items.limit
+        if stop - start == _TWO:  # most rows, and two reads at once are faster than a loop
+            worth -= prices[items.users[start]] + prices[items.users[start + _ONE]]
+        else:
+            for p in range(start, stop):
+                worth -= prices[items.users[p]]
+        value = values[item]
+        reached = min(max(value + items.steps[stop - start] * worth, nothing), most)
+        reflection = two * reached - value
+        reflected[item] = reflection
+        values[item] = weight * reflection + rest * anchor[item]
+        start = stop
+
+
+@_njit
+def move_users(begin, end, users, weight, reflected, anchor, prices, reached_prices):
+    """One step of the users: prices go up where demand exceeds the capacity, and never below 0."""
+    nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
+    start = users.indptr[begin]
+    for u in range(np.uint64(begin), np.uint64(end)):
+        stop = users.indptr[u + _ONE]
+        excess = -users.scale * np.float32(users.capacity[u])
+        for j in range(start, stop):
+            excess += reflected[users.items[j]]
+        price = prices[u]
+        reached = max(price + users.steps[stop - start] * excess, nothing)
+        reached_prices[u] = reached
+        prices[u] = weight * (two * reached - price) + rest * anchor[u]
+        start = stop
+
+
+@_njit
+def reduced_profits(begin, end, items, prices, reduced):
+    """reduced[item]: its profit less its users' prices."""
+    for item in range(np.uint64(begin), np.uint64(end)):
+        worth = items.first_profit if item < items.num_first else items.profit
+        for p in range(items.indptr[item], items.indptr[item + _ONE]):
+            worth -= prices[items.users[p]]
+        reduced[item] = worth
+
+
+@_njit
+def loads(indptr, users, copies, room):
+    """Takes the copies of every item off its users' room, which starts as their capacity."""
+    for item in range(copies.shape[0]):
+        if copies[item]:
+            for p in range(indptr[item], indptr[item + 1]):
+                room[users[p]] -= copies[item]

@@ -5,6 +5,7 @@ import math
 import time
 from typing import Annotated, ClassVar
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -12,12 +13,10 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.options import Option
 from coowned.progress import Progress
-from coowned.selection import priced_kernels as kernels
 from coowned.selection.order import ordered_rows, part
-from coowned.selection.packing import Packing, Peeled, fill, pack, peel
-from coowned.selection.packing_kernels import FULL
+from coowned.selection.packing import FULL, Packing, Peeled, fill, pack, peel
 from coowned.selection.price_bound import price_bound
-from coowned.selection.price_search import Prices, find_prices
+from coowned.selection.price_search import Prices, find_prices, loads
 from coowned.selection.selector import BoundedSelector, Selection
 
 _SWAPS = 12  # in one walk
@@ -27,6 +26,8 @@ _PROGRESS = 5e-5  # relative increase of the size that counts as progress
 _MARGIN = 0.02  # reduced profit beyond which an item is surely in or out, and price up to which room costs nothing
 _MOST_FILLS = 8  # times that a small core is filled, each time in a slightly different order
 _PAIRS_OF_ALL_FILLS = 2_000_000  # a core of this many pairs or more is filled once
+
+_njit = numba.njit(cache=True, nogil=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def _spread(peeled: Peeled, core_prices: npt.NDArray[np.float32]) -> npt.NDArray
 def _fill_and_swap(
     core: Packing, prices: Prices, *, seed: int, enough: float, deadline: float, progress: Progress
 ) -> npt.NDArray[np.int32]:
-    """The best copies found for the core; no more than `enough` are possible."""
+    """Returns the best copies found for the core; no more than `enough` are possible."""
     largest = max(core.first_limit, core.limit)
     wanted = np.ones(core.num_items, np.int32)
     if largest > 1:
@@ -173,7 +174,7 @@ def _swap(
 ) -> None:
     """Improves the copies in place, round after round, until the rounds gain too little."""
     room = core.capacity.copy()
-    kernels.loads(core.indptr, core.users, copies, room)
+    loads(core.indptr, core.users, copies, room)
     size = int(copies.sum(dtype=np.int64))
     sizes = [size]
     states = random.integers(1, 2**63, _MOST_ROUNDS, dtype=np.uint64)
@@ -181,7 +182,165 @@ def _swap(
         if size >= enough or time.monotonic() > deadline:
             return
         progress(number / _MOST_ROUNDS, f"swapping, round {number + 1}")
-        size += kernels.swap_round(core, prices.reduced, prices.last, _MARGIN, _SWAPS, states[number], room, copies)
+        size += _swap_round(core, prices.reduced, prices.last, _MARGIN, _SWAPS, states[number], room, copies)
         sizes.append(size)
         if number >= _PATIENCE and size - sizes[-1 - _PATIENCE] < max(1, _PROGRESS * size):
             return
+
+
+# ---- compiled swaps --------------------------------------------------------------------------------------------------
+
+
+@_njit
+def _next(state):
+    """Returns the next number of a xorshift generator: three shifts for a choice that only has to be repeatable."""
+    state ^= state << np.uint64(13)
+    state ^= state >> np.uint64(7)
+    state ^= state << np.uint64(17)
+    return state
+
+
+@_njit
+def _pick(state, count):
+    """True with probability 1 / count: keeping the last of which it is true draws one of count evenly."""
+    return (state >> np.uint64(33)) % np.uint64(count) == 0
+
+
+@_njit
+def _limit(packing, item):
+    return packing.first_limit if item < packing.num_first else packing.limit
+
+
+@_njit
+def _add_at(packing, u, room, copies):
+    """Adds every copy of an item of u that fits; returns how many."""
+    added = 0
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        if room[u] == 0:
+            break
+        item = packing.items[j]
+        count = _limit(packing, item) - copies[item]
+        if count <= 0:
+            continue
+        for p in range(packing.indptr[item], packing.indptr[item + 1]):
+            count = min(count, room[packing.users[p]])
+            if count == 0:
+                break
+        if count > 0:
+            copies[item] += count
+            added += count
+            for p in range(packing.indptr[item], packing.indptr[item + 1]):
+                room[packing.users[p]] -= count
+    return added
+
+
+@_njit
+def _only_full_user(packing, item, room):
+    """Returns the only user of an item who has no room; -1 if there is none or more than one."""
+    full = -1
+    for p in range(packing.indptr[item], packing.indptr[item + 1]):
+        if room[packing.users[p]] == 0:
+            if full >= 0:
+                return -1
+            full = packing.users[p]
+    return full
+
+
+@_njit
+def _swap_round(packing, reduced, prices, margin, steps, state, room, copies):
+    """One round of swaps from every user who has room although their price is above `margin`; returns copies gained.
+
+    A swap adds an item of a user with room, whose other users have room but one, and drops an item of that one: the
+    size is the same, and the users of what was dropped have room. Where another item now fits it is added: one was
+    dropped, two were added. Otherwise the walk continues from one of those users, up to `steps` swaps. Items whose
+    reduced profit is beyond the margin are surely out (or in) and are left so. `packing` is a `packing.Packing`.
+    """
+    gained = 0
+    for start in range(packing.user_indptr.shape[0] - 1):
+        if room[start] == 0 or prices[start] <= margin:
+            continue
+        u = start
+        dropped = -1
+        for _ in range(steps):
+            add, full, state = _item_to_add(packing, u, dropped, reduced, margin, state, room, copies)
+            if add < 0:
+                break
+            dropped, state = _item_to_drop(packing, full, add, reduced, margin, state, copies)
+            if dropped < 0 or dropped == add:
+                break
+            added = _exchange(packing, add, dropped, room, copies)
+            gained += added
+            if added:
+                break
+            u, state = _next_user(packing, dropped, prices, margin, state, room)
+            if u < 0:
+                break
+    return gained
+
+
+@_njit
+def _item_to_add(packing, u, dropped, reduced, margin, state, room, copies):
+    """Draws an item of u with one full user; returns (item or -1, that user, the generator's state)."""
+    choices = 0
+    add, full = -1, -1
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        item = packing.items[j]
+        if copies[item] >= _limit(packing, item) or item == dropped or reduced[item] < -margin:
+            continue
+        other = _only_full_user(packing, item, room)
+        if other >= 0:
+            choices += 1
+            state = _next(state)
+            if _pick(state, choices):
+                add, full = item, other
+    return add, full, state
+
+
+@_njit
+def _item_to_drop(packing, u, add, reduced, margin, state, copies):
+    """Draws an item of u that may be given for `add`; returns (item or -1, the generator's state)."""
+    choices = 0
+    drop = -1
+    for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
+        item = packing.items[j]
+        # A first copy is never given for a further one: it may be worth more.
+        worth_more = item < packing.num_first and add >= packing.num_first
+        if copies[item] == 0 or reduced[item] > margin or worth_more:
+            continue
+        choices += 1
+        state = _next(state)
+        if _pick(state, choices):
+            drop = item
+    return drop, state
+
+
+@_njit
+def _exchange(packing, add, drop, room, copies):
+    """Adds one item, drops the other, and adds what then fits; returns how many copies that was."""
+    indptr, users = packing.indptr, packing.users
+    copies[add] += 1
+    copies[drop] -= 1
+    for p in range(indptr[add], indptr[add + 1]):
+        room[users[p]] -= 1
+    for p in range(indptr[drop], indptr[drop + 1]):
+        room[users[p]] += 1
+    added = 0
+    for p in range(indptr[drop], indptr[drop + 1]):
+        if room[users[p]] > 0:
+            added += _add_at(packing, users[p], room, copies)
+    return added
+
+
+@_njit
+def _next_user(packing, dropped, prices, margin, state, room):
+    """Draws a user of what was dropped who has room and a price; returns (user or -1, the generator's state)."""
+    choices = 0
+    u = -1
+    for p in range(packing.indptr[dropped], packing.indptr[dropped + 1]):
+        other = packing.users[p]
+        if room[other] > 0 and prices[other] > margin:
+            choices += 1
+            state = _next(state)
+            if _pick(state, choices):
+                u = other
+    return u, state

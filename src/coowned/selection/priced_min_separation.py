@@ -188,7 +188,7 @@ def _fill_batch(pacing, num_left, step, min_separation, batch):
 
 @numba.njit(inline="always")
 def _urgency(indptr, users, copy, remaining, free_from, step):
-    """The most copies that one of the users has left; -1 if one of them is not free."""
+    """Returns the most copies that one of the users has left; -1 if one of them is not free."""
     most = 0
     for pair in range(indptr[copy], indptr[copy + 1]):
         if free_from[users[pair]] > step:

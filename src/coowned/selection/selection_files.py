@@ -1,5 +1,6 @@
-"""Selections and schedules as Parquet, distinguished by their columns."""
+"""Writes selections and schedules as Parquet, told apart by their columns, and caches selections on disk."""
 
+import hashlib
 import io
 import os
 
@@ -10,8 +11,9 @@ import pyarrow.parquet
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.table_files import read_parquet_table
+from coowned.cache import cache_folder, cached
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.selection.selector import Schedule, Selection
+from coowned.selection.selector import Schedule, Selection, Selector
 
 
 def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selected: Selection | Schedule) -> None:
@@ -122,3 +124,26 @@ def _rows_of(ids: pl.Series, graph: AttributionGraph, path: str | os.PathLike[st
             f"{path}: example {ids[row]!r} at row {row} is not in the data; check the data and --example-id"
         )
     return rows.to_numpy().astype(np.int64)
+
+
+def select_once(graph: AttributionGraph, selector: Selector[Selection], *, seed: int = 0) -> Selection:
+    """Like `selector.select`, but reads back an earlier selection for this graph, these settings and this seed.
+
+    Guarantees:
+      - A cached selection equals a fresh one; a damaged file is recomputed.   (test_kept_selection_equals_a_fresh_one)
+    What it is not: a proof. A selection read back is certified like any other.
+    """
+    if cache_folder() is None:  # a graph's digest takes long
+        return selector.select(graph, seed=seed)
+    # The digest does not depend on the order of rows, the stored indices do: the ids in row order are part of the key.
+    order = hashlib.sha256()
+    if graph.example_ids is not None:
+        for value in graph.example_ids.buffers():
+            order.update(b"none" if value is None else memoryview(value))
+    return cached(
+        "selections",
+        {"graph": graph.digest, "order": order.hexdigest(), "seed": seed, **selector.settings()},
+        lambda: selector.select(graph, seed=seed),
+        encode=Selection.to_json,
+        decode=lambda text: Selection.from_json(text, graph),
+    )

@@ -1,4 +1,4 @@
-"""The base of every selector, and its results: a `Selection` or a `Schedule`.
+"""Defines what a selector is, and its results: a `Selection` or a `Schedule`.
 
 A selector is a frozen dataclass of public settings; the graph and the seed are arguments of `select`, because they
 may differ from run to run. `select` sees the graph alone, so a selector cannot leak the content of an example.
@@ -37,7 +37,7 @@ class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
     proven_optimal: bool
 
     def fields(self) -> dict[str, Any]:
-        """The entries under the names that they have in `Selected`."""
+        """Returns the entries under the names that they have in `Selected`."""
         fields = msgspec.structs.asdict(self)
         for name in ("graph_digest", "ids_digest"):
             fields[f"stored_{name}"] = fields.pop(name)
@@ -117,7 +117,7 @@ class Selected:
         return np.flatnonzero(self.copies)  # type: ignore[attr-defined]
 
     def _encode(self, kind: type[_StoredOrigin], **arrays: npt.NDArray[Any] | None) -> str:
-        """The JSON text of a `kind`: these arrays, and what this has under the names of the other entries."""
+        """Returns the JSON text of a `kind`: these arrays, and what this has under the names of the other entries."""
         entries = {name: arrays[name] if name in arrays else getattr(self, name) for name in kind.__struct_fields__}
         return encode_json(entries, format=self.FORMAT)
 
@@ -179,7 +179,7 @@ class Selection(Selected):
         return int(self.copies.sum(dtype=np.int64))
 
     def to_json(self) -> str:
-        """A JSON text that lists only what is selected."""
+        """Returns a JSON text that lists only what is selected."""
         rows = self._selected_rows()
         groups = None if self.groups is None else self.groups[rows]
         return self._encode(_StoredSelection, indices=rows, copies=self.copies[rows], groups=groups)
@@ -267,7 +267,7 @@ class Schedule(Selected):
         return _contiguous(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
 
     def to_json(self) -> str:
-        """A JSON text with the examples of every batch."""
+        """Returns a JSON text with the examples of every batch."""
         return self._encode(_StoredSchedule, batches=self.batches)
 
     @classmethod
@@ -314,7 +314,7 @@ class Selector(abc.ABC, Generic[Result]):
         return result
 
     def settings(self) -> dict[str, Any]:
-        """The selector's name and fields, as a plain dict for JSON."""
+        """Returns the selector's name and fields, as a plain dict for JSON."""
         return {"name": self.name} | to_plain(dataclasses.asdict(self))
 
     def _check(self, graph: AttributionGraph) -> None:
@@ -322,12 +322,12 @@ class Selector(abc.ABC, Generic[Result]):
 
     @abc.abstractmethod
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Result:
-        """The algorithm; arguments have been checked, and `progress` is always callable."""
+        """Runs the algorithm; arguments have been checked, and `progress` is always callable."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrderedSelector(Selector[Result]):
-    """The base of the selectors that walk the shared order (see `coowned.selection.order`).
+    """Base class of the selectors that walk the shared order (see `coowned.selection.order`).
 
     Args:
       ties: "hash" orders examples with equally many users by a keyed hash of their ids, "input" by their position.
@@ -362,7 +362,7 @@ class BoundedSelector(OrderedSelector[Selection]):
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
 
     def _selection(self, graph: AttributionGraph, seed: int, copies: npt.NDArray[np.int32], **fields: Any) -> Selection:
-        """The selection of these copies and, if they are kept, of each example without users once."""
+        """Returns the selection of these copies and, if they are kept, of each example without users once."""
         if self.unattributed == "keep":
             copies[graph.users_per_example == 0] = 1
         optimal = int(copies.sum(dtype=np.int64)) == fields.get("upper_bound")

@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from coowned.selection import kernels
 from coowned.selection.bias_mitigating import BiasMitigating
+from coowned.selection.greedy import greedy_pass
 from coowned.spark import functions as F
 from coowned.spark.checkpoints import Checkpoints
 
@@ -192,7 +192,7 @@ def finish_locally(
     taken_copies = np.zeros(len(walk), np.int32)
     kept, number = len(walk), copies
     while kept:
-        kept = kernels.greedy_pass(order, indptr, users, 0, kept, 0, room)
+        kept = greedy_pass(order, indptr, users, 0, kept, 0, room)
         taken_copies[order[:kept]] = number
         number += 1
         if not to_the_end:

@@ -37,7 +37,7 @@ def mix(state):
 
 
 def stream_key(seed: int, tag: int) -> np.uint64:
-    """The key of one stream; streams of different (seed, tag) are unrelated.
+    """Returns the key of one stream; streams of different (seed, tag) are unrelated.
 
     >>> hex(stream_key(0, 1))
     '0x2a98f501af37e97f'
@@ -58,13 +58,13 @@ def python_mix(state: int) -> int:
 
 @_inlined
 def unit(bits):
-    """A number in [0, 1) from the upper 53 bits."""
+    """Returns a number in [0, 1) from the upper 53 bits."""
     return np.float64(bits >> S11) * 1.1102230246251565e-16  # 2^-53
 
 
 @_inlined
 def below(bits, count):
-    """An integer in [0, count) for count < 2^32; each has probability 1/count to within 2^-64."""
+    """Returns an integer in [0, count) for count < 2^32; each has probability 1/count to within 2^-64."""
     size = np.uint64(count)
     return np.int64(((bits >> S32) * size + (((bits & LOW_32) * size) >> S32)) >> S32)
 

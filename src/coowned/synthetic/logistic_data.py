@@ -1,4 +1,4 @@
-"""Features and labels for a synthetic graph, whose labels depend on the number of users of an example."""
+"""Generates features and labels for a synthetic graph; labels depend on the number of users of an example."""
 
 import dataclasses
 import functools
@@ -134,12 +134,12 @@ class LogisticWorld:
         return np.flatnonzero(self.split(np.arange(self.num_examples)) == SPLITS.index(split))
 
     def materialize(self, *, limit_gigabytes: float = 4.0) -> "LogisticWorld":
-        """The same world with every feature and label in memory; refused where that passes the limit."""
+        """Returns the same world with every feature and label in memory; refused where that passes the limit."""
         self._check_size("materialize", limit_gigabytes)
         return dataclasses.replace(self, stored=self.batch(np.arange(self.num_examples)))
 
     def to_table(self, *, limit_gigabytes: float = 4.0) -> pa.Table:
-        """All examples as one Arrow table: example_id, users, features, label, split.
+        """Returns all examples as one Arrow table: example_id, users, features, label, split.
 
         >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1]])
         >>> LogisticData(num_features=2).attach(graph, seed=0).to_table().column_names

@@ -1,4 +1,4 @@
-"""The probabilistic regular graph: every user is equally likely to be on every example."""
+"""Generates the probabilistic regular graph: every user is equally likely to be on every example."""
 
 import dataclasses
 
@@ -66,7 +66,7 @@ class RegularGraph(SyntheticGraph):
     """
 
     def generate(self, *, seed: int) -> AttributionGraph:
-        """The graph of this seed."""
+        """Returns the graph of this seed."""
         validate.seed(seed)
         indptr, users = sample_regular(
             self.num_examples,

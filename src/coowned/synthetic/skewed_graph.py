@@ -1,4 +1,4 @@
-"""The skewed graph: users who are on many examples already are more likely to be on the next one."""
+"""Generates the skewed graph: users who are on many examples already are more likely to be on the next one."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ class SkewedGraph(SyntheticGraph):
         validate.in_range(0.0, 10.0, skew=self.skew)
 
     def generate(self, *, seed: int) -> AttributionGraph:
-        """The graph of this seed."""
+        """Returns the graph of this seed."""
         validate.seed(seed)
         indptr, users = sample_skewed(
             self.num_examples,

@@ -1,4 +1,4 @@
-"""Made-up e-mail: the five messages of the paper's first figure, and a small world of people who write letters."""
+"""Generates made-up e-mail: the five messages of the paper's first figure, and a small world of people who write."""
 
 import dataclasses
 import datetime
@@ -73,7 +73,7 @@ Item = TypeVar("Item")
 
 
 def five_emails() -> pa.Table:
-    """The toy data set of the paper's first figure, with texts of our own.
+    """Returns the toy data set of the paper's first figure, with texts of our own.
 
     Columns: example_id, sender, recipients, users (the sender first), text.
 
@@ -140,7 +140,7 @@ class EmailWorld:
         return [name if lap == 0 else f"{name}{lap + 1}" for name, lap in rounds[: self.num_people]]
 
     def generate(self, *, seed: int) -> pa.Table:
-        """The messages in order of date, with the columns of `MAIL_SCHEMA`."""
+        """Returns the messages in order of date, with the columns of `MAIL_SCHEMA`."""
         validate.seed(seed)
         draws = _Draws(seed)
         people = [f"{name}@{DOMAIN}" for name in self.names]
@@ -254,7 +254,7 @@ def _first_name(address: str) -> str:
 
 
 def _message(sender: str, to: list[str], cc: list[str], subject: str, body: str, label: int) -> dict:
-    """A message that starts a thread, with what is known before it is sent."""
+    """Returns a message that starts a thread, with what is known before it is sent."""
     greeting = f"Hi {' and '.join(_first_name(address) for address in to)}," if len(to) < 3 else "Hi all,"
     text = f"{greeting}\n\n{body}\n\n{_first_name(sender)}"
     message = {"sender": sender, "to": to, "cc": cc, "subject": subject, "text": text, "label": label}

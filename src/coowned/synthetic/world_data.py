@@ -1,4 +1,4 @@
-"""Training data of a synthetic world: features and labels generated with each batch."""
+"""Serves a synthetic world as training data: features and labels are generated with each batch."""
 
 import dataclasses
 from typing import Any
@@ -31,7 +31,7 @@ class WorldData(RowTable):
 
     @classmethod
     def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData | FeatureTable":
-        """All examples of a world, or those given by their indices in its graph; a table of those in memory."""
+        """Returns all examples of a world, or those given by their indices in its graph; a table of those in memory."""
         rows = None if examples is None else np.asarray(examples, np.int64)
         graph = world.graph if rows is None else world.graph.subgraph(rows)
         if world.stored is None:
