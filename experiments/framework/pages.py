@@ -67,7 +67,9 @@ def verdict_section(name: str, module: ModuleType) -> str:
     cost = (
         f"; a point took {float(f'{statistics.median(seconds):.2g}'):g} processor seconds (median)" if seconds else ""
     )
-    lines = [f"Run: {run}{cost}." if run else "", ""]
+    diverged = sum(row.get("diverged") or 0 for row in rows)
+    lost = f"; {counted(diverged, 'model')} diverged and count nowhere" if diverged else ""
+    lines = [textwrap.fill(f"Run: {run}{cost}{lost}.", 116) if run else "", ""]
     if rows:
         question, _, source = first_line(module).partition(" (")
         lines += [f"![{question}]({PICTURES.name}/{name}.svg)", "", f"({source}", ""]
