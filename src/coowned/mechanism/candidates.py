@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coowned.attribution.graph import AttributionGraph
-from coowned.selection.selection_cache import select_once
+from coowned.selection.selection_files import select_once
 from coowned.selection.selector import Schedule, Selection, Selector
 
 if TYPE_CHECKING:
