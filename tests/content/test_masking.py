@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coowned import InputError
+from coowned.attribution.graph import read_only
 from coowned.content import masking
 from coowned.content.data import random_streams
 from coowned.content.masking import Copies, Masked, Texts, Tokens, mask_texts, max_predictions
@@ -38,7 +39,7 @@ def masked(ids, offsets, rows=None, copies=0, *, key=KEY, sequence_length=32):
         "targets": np.full((len(rows), most), -1, np.int32),
         "weights": np.full((len(rows), most), -1, np.float32),
     }
-    copies = np.broadcast_to(np.asarray(copies, np.int32), len(rows)).copy()
+    copies = read_only(np.broadcast_to(np.asarray(copies, np.int32), len(rows)).copy())  # as those of a batch
     mask_texts(key, Texts(ids, offsets), Copies(rows, copies), Tokens(MASK, PAD, SIZE), Masked(**out))
     return out
 

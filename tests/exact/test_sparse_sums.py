@@ -26,7 +26,7 @@ def world(batch: int, num_features: int, shape: tuple[int, ...], seed: int = 0, 
         indices += sorted(generator.choice(num_features, count, replace=False).tolist())
         values += np.rint(size * ONE * generator.standard_normal(count)).astype(int).tolist()
         offsets.append(len(indices))
-    rows = SparseRows(np.array(indices, np.uint16), np.array(values, np.int32), np.array(offsets), np.arange(batch), 20)
+    rows = SparseRows(np.int32(indices), np.int32(values), np.array(offsets), np.arange(batch), 20)
     labels = generator.integers(0, shape[1] if len(shape) > 1 else 2, batch).astype(np.float32)
     coefficients = (0.5 * generator.standard_normal((*shape, num_features + 1))).astype(np.float32)
     grids = [Grid.for_linear(CLIP_NORMS[m % 3]) for m in range(shape[0])]
@@ -181,11 +181,11 @@ def test_unusable_rows_add_zero(shape):
     indices = [[0, 19], [4, 4], [5, 3], [3, 20], [0, 1], [0, 1], [0, 1]]
     values = [[1, 2], [1, 1], [1, 1], [1, 1], [1, 2**24 + 1], [1, 1], [1, -(2**24)]]
     offsets = np.arange(0, 15, 2)
-    rows = SparseRows(np.array(indices).ravel(), np.array(values).ravel(), offsets, np.arange(7), 2)
+    rows = SparseRows(np.int32(indices).ravel(), np.int32(values).ravel(), offsets, np.arange(7), 2)
     labels = np.float32([0, 0, 0, 0, 0, np.nan, 0])
     found = contributions(coefficients, rows, labels, np.ones(7, bool), grids)
     assert [bool(own.any()) for own in found] == [True, False, False, False, False, False, True]
-    negative = SparseRows(np.array([-1, 2]), np.array([1, 1]), np.array([0, 2]), np.array([0]), 2)
+    negative = SparseRows(np.int32([-1, 2]), np.int32([1, 1]), np.array([0, 2]), np.array([0]), 2)
     assert not sums(coefficients, negative, [0], [True], grids).any()
     coefficients[..., 0] = np.nan
     assert not sums(coefficients, some(rows, np.array([0])), [0], [True], grids).any()

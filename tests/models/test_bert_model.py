@@ -231,9 +231,8 @@ def test_without_the_cross_term_the_norm_is_another():
     """Two uses of one matrix have something in common: measured apart, a gradient may look shorter than it is."""
     rows = {name: array[:4] for name, array in make_batch().items()}
     own = {name: jnp.asarray(array) for name, array in parameters(ONE_LAYER).items()}
-    words = bert_gradients.example_gradients(ONE_LAYER.head, ONE_LAYER.config, own, rows)[
-        "bert.embeddings.word_embeddings.weight"
-    ]
+    gradients_of = functools.partial(bert_gradients.example_gradients, ONE_LAYER.head, ONE_LAYER.config)
+    words = jit(lambda *given: gradients_of(*given)["bert.embeddings.word_embeddings.weight"])(own, rows)
     whole = Embedding(words).squares()
     parts = [
         Embedding(words._replace(**{name: 0 * getattr(words, name)})).squares() for name in ("residuals", "looked_up")

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.errors import InputError
 from coowned.selection import order_kernels
 from coowned.selection.order import hash_order, ordered_rows, part
@@ -76,7 +76,8 @@ def test_hash_of_text(text, seed):
 )
 def test_hash_of_numbers_is_that_of_their_text(number, seed):
     key = np.uint64(order_kernels.hash_seed(np.int64(seed)))
-    ids = order_kernels.Ids(key, np.array([number]), np.empty(0, np.int64), np.empty(0, np.uint8))
+    none = np.empty(0, np.int64), np.empty(0, np.uint8)
+    ids = order_kernels.Ids(key, *map(read_only, (np.array([number]), *none)))  # as those of a graph
     keys = np.empty(1, np.uint32)
     order_kernels.hash_ids(ids, 0, 1, keys)
     assert keys[0] == (signed_hash(seed, str(number)) + 2**63) >> 32
