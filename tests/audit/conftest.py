@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coowned.mechanism import normals
+from coowned.exact import normals
 
 
 @pytest.fixture(scope="session", autouse=True)

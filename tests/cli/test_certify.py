@@ -115,7 +115,7 @@ def test_other_data_fail(data, capsys):
         (lambda folder: (folder / "S.certificate.json").write_bytes(b"\xff"), "S.certificate.json: is not UTF-8"),
         (
             lambda folder: (folder / "S.certificate.json").write_text("{}"),
-            "expected the format 'coowned-certificate-2'",
+            "expected the format 'coowned-certificate-3'",
         ),
         (lambda folder: (folder / "S.parquet").unlink(), "no such file or folder"),
         (lambda folder: (folder / "S.parquet").write_bytes(b"PAR1"), "cannot be read"),

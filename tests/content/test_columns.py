@@ -266,6 +266,7 @@ COLUMNS = st.lists(CELLS, min_size=4, max_size=7) | st.lists(st.sampled_from([No
 @example(cells=[None, None, None, {"a": False}], other={"a": 0.5}, row=0, peeked=1000)
 @example(cells=[None, None, None, [None, [None, False]]], other={}, row=0, peeked=1000)
 @example(cells=[None, None, None, [[], [1, 2]]], other="text", row=0, peeked=1000)
+@example(cells=[None, None, None, None], other=[None, None, None], row=0, peeked=1)
 @settings(max_examples=100)
 def test_one_cell_changes_no_other(kind, cells, other, row, peeked):
     """Whatever one person writes into their cell, and whatever that makes of the column: other rows stay the same."""

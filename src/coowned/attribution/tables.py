@@ -354,7 +354,8 @@ def join_chunks(chunks: Sequence[pa.Array | pa.ChunkedArray], text: Callable[[An
         kind = pa.unify_schemas(schemas, promote_options="permissive")[0].type
         if pa.types.is_large_binary(kind) and len(schemas) > 1:
             raise pa.ArrowInvalid("text and bytes have no common type but text")
-        return pa.chunked_array([piece.cast(kind) for piece in pieces], kind)
+        # A cast of lists of nulls to their own type loses values (pyarrow 26).
+        return pa.chunked_array([piece if piece.type == kind else piece.cast(kind) for piece in pieces], kind)
     except pa.ArrowException:  # integers that no float holds, times with and without a zone, ...
         return pa.chunked_array([values_to_text(piece.to_pylist(), text) for piece in pieces], pa.large_string())
 
