@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import gc
 import os
 import shutil
 import tempfile
@@ -37,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays until the end: it need not be looked through for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def _by_one_worker_at_a_time(compile_: Callable) -> Callable:

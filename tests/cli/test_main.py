@@ -224,7 +224,7 @@ def interrupted(data, kind, body):
 INTERRUPTED = (130, "", "coowned: interrupted; no partial files were left behind\n")
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "body",
     [

@@ -4,7 +4,10 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.full  # the quick suite trains such models in tests/training/models/test_jax_model.py
 def test_own_model(capsys):
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"), run_name="__main__")
     printed = capsys.readouterr().out

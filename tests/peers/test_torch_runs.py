@@ -131,7 +131,7 @@ def test_an_index_out_of_range_reaches_no_other_person(torch):
         settings = {"selector": co.Greedy(contribution_bound=1), "batch_size": 128, "iterations": 1, "seed": 0}
         settings |= {"noise_multiplier": 0.1, "delta": 1e-6, "adjacency": "zero-out", "splits": (1.0, 0.0, 0.0)}
         run = fit(co.from_table(data), module, loss, learning_rate=128.0, optimizer="sgd", **settings)
-        return run.stored.arrays()
+        return run.arrays()
 
     with pytest.raises(BatchCoupledLossError, match=r"use torch\.index_select"):
         trained(of_table, np.zeros(255))
