@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.public_stub import FILE, stub
 
 import coowned
 
@@ -40,3 +41,23 @@ def test_import_is_light():
     code = f"import sys, coowned; found = sorted(set('{heavy}'.split(', ')) & set(sys.modules)); sys.exit(str(found) if found else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_type_checkers_see_every_public_name():
+    assert FILE.read_text(encoding="utf-8") == stub()  # otherwise: python -m tests.public_stub
+
+
+@pytest.mark.full
+def test_a_wrong_call_is_found_by_the_type_checker(tmp_path):
+    """A call with an unknown argument is an error; the same call without it is none."""
+    right = "import coowned as co\n\nselector: co.Selector = co.Greedy(contribution_bound=2)\n"
+    for name, code, found in (("right", right, 0), ("wrong", right + "co.fit(1, 2, no_such=3)\n", 1)):
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, tmp_path / f"{name}.py"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == found, done.stdout
+        assert ("no_such" in done.stdout) == bool(found)

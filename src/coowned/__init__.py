@@ -2,11 +2,12 @@
 
     import coowned as co
 
-Every public name is loaded when it is first used, so that importing the package costs next to nothing.
+Every public name is loaded when it is first used, so that importing the package costs next to nothing. Type checkers
+read `__init__.pyi`, which `python -m tests.public_stub` writes.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.2.0"
 
@@ -61,12 +62,6 @@ def _homes() -> dict[str, str]:
 
 
 __all__ = ["__version__", *_homes()]  # pyright: ignore[reportUnsupportedDunderAll]
-
-if TYPE_CHECKING:
-    from coowned.attribution.examples import AttributedExamples as AttributedExamples
-    from coowned.attribution.examples import take as take
-    from coowned.attribution.graph import AttributionGraph as AttributionGraph
-    from coowned.attribution.tables import from_table as from_table
 
 
 def __getattr__(name: str) -> Any:
