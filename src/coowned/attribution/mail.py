@@ -99,7 +99,7 @@ def read_mail(
 
     Guarantees:
       - Ids and attribution come from headers, file names and positions alone.   (test_bodies_do_not_reach_the_graph)
-      - With a conforming writer, no text makes a message, in any dialect.                                 (test_a_body_makes_no_message)
+      - With a conforming writer, no text makes a message, in any dialect.       (test_a_body_makes_no_message)
       - Every address in the headers read is a user of the example.              (test_every_address_is_a_user)
       - Copies of a message are one example with the users of all.               (test_copies_in_several_folders)
       - Any file is either read or refused with `InputError`.                    (test_mangled_mailboxes)
