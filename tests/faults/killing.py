@@ -54,7 +54,7 @@ PHASES = {
     "report": {
         "starting": "",
         "reading": r"open RUN/run\.json",
-        "counting": r"open mail\.jsonl",
+        "reading the counts": r"open RUN/graph\.json",
         "drawing": r"open RUN/audit\.json",
         "writing": r"open RUN/\.report\.html",
         "replacing": r"os\.rename",
