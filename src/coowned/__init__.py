@@ -47,7 +47,8 @@ _NAMES = {
     "training.sweep": "grid sweep",
     "training.evaluate": "evaluate",
     "content.data": "FeatureTable",
-    "fitting": "fit Run open_run",
+    "fitting": "fit",
+    "finished_run": "Run open_run",
 }
 
 

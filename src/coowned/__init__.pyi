@@ -36,9 +36,9 @@ from coowned.errors import InputError as InputError
 from coowned.errors import MissingExtraError as MissingExtraError
 from coowned.errors import UncertifiableError as UncertifiableError
 from coowned.exact.keys import RunKey as RunKey
-from coowned.fitting import Run as Run
+from coowned.finished_run import Run as Run
+from coowned.finished_run import open_run as open_run
 from coowned.fitting import fit as fit
-from coowned.fitting import open_run as open_run
 from coowned.mechanism.banded_strategy import BandedStrategy as BandedStrategy
 from coowned.mechanism.batching import CyclicPoissonBatches as CyclicPoissonBatches
 from coowned.mechanism.batching import PoissonBatches as PoissonBatches

@@ -1,4 +1,4 @@
-"""Training in one call, and what a trained run can do: predict, evaluate, report, and be exported."""
+"""Training in one call, on data in memory."""
 
 import dataclasses
 import functools
@@ -8,132 +8,25 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.tables import examples_without_users
 from coowned.content.splits import split_examples
 from coowned.errors import InputError
-from coowned.extras import require
+from coowned.finished_run import Run, check_model
 from coowned.mechanism.registry import mechanisms
-from coowned.models.model import Model, Parameters
-from coowned.models.tasks import Specification, Table
+from coowned.models.tasks import Specification
 from coowned.progress import Progress, reporting
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder
-from coowned.runs.stored_run import StoredRun
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
-from coowned.training import evaluate as evaluation
 from coowned.training.progress import OnMetrics
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _SCHEDULE = ("batch_size", "iterations", "min_separation")  # of a selector that makes a schedule
 _NOTE = "# Written by coowned.fit: the data were in memory.\n\n"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Run(StoredRun):
-    """A finished run: its folder, read and checked, with predictions for new data.
-
-    Predictions for new data are as private as the model: they cost no further privacy.
-
-    Guarantees:
-      - A run from `fit` and the same folder opened again predict the same.   (test_open_run_gives_the_same)
-      - New data need neither users nor labels.   (test_new_data_need_neither_users_nor_labels)
-
-    Attributes:
-      specification: the model as it was given; None reads it from the run's configuration.
-    """
-
-    specification: Specification | None = None
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, {self.headline})"
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder; a temporary one is removed together with this object."""
-        return self.path
-
-    def predict(self, table: Any, *, example_id: str | None = None) -> "pl.DataFrame":
-        """Predictions for every row: columns id, prediction and probability.
-
-        Guarantees:
-          - A row with a value that is missing or not finite has a null prediction; nothing it holds stops the others.
-            (test_unusable_rows_have_no_prediction)
-
-        Args:
-          table: anything `from_table` reads, without users or label, or AttributedExamples.
-          example_id: the column with the ids; the row number by default. Rows with one id are one example.
-
-        Returns:
-          id; prediction: the class as the labels were spelled, or the number of a regression; probability: of that
-          class, null for a number.
-        """
-        import polars as pl
-
-        examples, model, parameters, data = self._read(table, example_id, labels=False)
-        found = evaluation.predictions(model, parameters, data)
-        return found.insert_column(0, pl.Series("id", examples.ids))
-
-    def evaluate(self, table: Any, *, example_id: str | None = None, split: str = "new data") -> "pl.DataFrame":
-        """Loss and accuracy on examples with labels, as `co.evaluate` gives them; by users if these are known.
-
-        What it computes is not covered by the guarantee if it is of the same people.
-
-        Args:
-          table, example_id: as for `predict`, with the label column.
-          split: what to call the data in the result.
-        """
-        examples, model, parameters, data = self._read(table, example_id, labels=True)
-        found = evaluation.evaluate(model, parameters, data, split=split)
-        return found if examples.graph.num_users else found.head(1)
-
-    def report(self, path: str | os.PathLike[str] | None = None, *, release: bool = False) -> Path:
-        """Writes the page that `coowned report` writes, by default into the run's folder; returns its path."""
-        from coowned.report.page import write_report
-
-        return write_report(self.folder, path, release=release)
-
-    def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Makes a folder with what the guarantee covers, as `coowned export-model` does; returns its path."""
-        from coowned.report.export import export_model
-
-        export_model(self.folder, folder)
-        return Path(folder)
-
-    def _read(
-        self, table: Any, example_id: str | None, *, labels: bool
-    ) -> tuple[AttributedExamples, Model, Parameters, Table]:
-        if not isinstance(table, AttributedExamples):
-            table = examples_without_users(table, example_id)
-        elif example_id is not None:
-            raise InputError("AttributedExamples have ids of their own; leave example_id out")
-        require("train", "prediction")
-        self.model_files()  # refuses what was changed, before any of it is used
-        specification = self.specification or self.config(self.folder).model
-        task = specification.from_run(self.folder).task(
-            table.payload.schema, folder=self.folder, is_private=False, labels=labels
-        )
-        model, data, _ = task.read(table)
-        return table, model, model.from_arrays(self.arrays()), data
-
-
-def open_run(folder: str | os.PathLike[str], *, model: Specification | None = None) -> Run:
-    """Opens a finished run of `fit` or `coowned train`; refuses a folder whose parts do not agree.
-
-    Args:
-      folder: of the run.
-      model: the specification it was trained with; needed only for a `JaxModel` that was created in memory.
-    """
-    if model is not None:
-        _check_model(model)
-    return dataclasses.replace(Run.open(folder), specification=model)
 
 
 def fit(
@@ -227,7 +120,7 @@ def fit(
             f"examples must be AttributedExamples, not {type(examples).__name__}; create them with from_table, "
             "read_parquet, read_mail, ..."
         )
-    _check_model(model)
+    check_model(model)
     chosen = _selector_settings(selector)
     schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
     for name, value in (("batch_size", batch_size), ("iterations", iterations)):
@@ -299,14 +192,6 @@ def _mechanism_for(*, schedules: bool, groups: bool) -> str:
     """The training kind that uses most of what the selector provides."""
     suitable = [kind for kind in mechanisms() if kind.needs_schedule == schedules and (groups or not kind.needs_groups)]
     return max(suitable, key=lambda kind: kind.needs_groups).training_kind
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, Specification):
-        raise InputError(
-            "model must be a specification such as LogisticRegression(features=[...], label=...), not "
-            f"{type(model).__name__}"
-        )
 
 
 def _selector_settings(selector: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def run(
 
         coowned predict RUN new.csv --example-id message_id -o P.parquet
     """
-    from coowned.fitting import open_run
+    from coowned.finished_run import open_run
 
     refuse_to_overwrite([folder, *files_of(source)], [output], replace=overwrite)
     check_signature(folder, verify_key)

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coowned import fitting as runs
+from coowned import fitting
 from coowned.attribution.examples import AttributedExamples
 from coowned.content.example_table import ExampleTable
 from coowned.errors import InputError
+from coowned.finished_run import Run
 from coowned.torch.model import TorchModel
 from coowned.training import loop
 from coowned.training.plan import TrainingPlan
@@ -30,7 +31,7 @@ def fit(
     memory_limit: str | int = "1GB",
     microbatch: int | None = None,
     **settings: Any,
-) -> runs.Run:
+) -> Run:
     """Splits, selects, certifies, accounts, trains and evaluates, as `coowned.fit` does, with a PyTorch module.
 
     Guarantees:
@@ -59,7 +60,7 @@ def fit(
         memory_limit=memory_limit,
         microbatch=microbatch,
     )
-    return runs.fit(examples, model, **settings)
+    return fitting.fit(examples, model, **settings)
 
 
 def train(
@@ -120,7 +121,7 @@ def _batches(plan: TrainingPlan) -> Iterator[npt.NDArray[np.int64]]:
         yield batch.examples[batch.mask].astype(np.int64)
 
 
-def load_trained(run: runs.Run, module: Any) -> Any:
+def load_trained(run: Run, module: Any) -> Any:
     """Puts the parameters that a run trained into a module of the same kind, and returns it."""
     import torch
 
