@@ -41,9 +41,7 @@ def run() -> list[Figure]:
     co.fit(
         examples,
         MODEL,
-        noise_multiplier=1.0,
-        delta=1e-6,
-        adjacency="zero-out",
+        privacy=co.PrivacySettings(noise_multiplier=1.0, delta=1e-6, adjacency="zero-out"),
         selector=co.Greedy(contribution_bound=1),
         batch_size=BATCH,
         iterations=STEPS,

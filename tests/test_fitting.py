@@ -294,7 +294,7 @@ def test_one_group_is_dp_sgd_to_the_bit(tmp_path):
 def test_options_of_the_optimizer_reach_the_run(tmp_path):
     """They are in the plan of a run, and what its guarantee is made from is not changed by them."""
     options = {"warmup": 0.2, "decay": "cosine", "weight_decay": 0.01, "average": "tail", "average_window": 0.5}
-    run, plain = fit(folder=tmp_path / "RUN", seed=3, **options), fit(seed=3)
+    run, plain = fit(folder=tmp_path / "RUN", seed=3, optimizer=co.Optimizer(**options)), fit(seed=3)
     assert (run.plan.optimizer, run.plan.learning_rate, run.plan.options()) == ("adam", 0.1, options)
     assert run.guarantee.epsilon == plain.guarantee.epsilon
     assert run.guarantee.noise_multiplier == plain.guarantee.noise_multiplier
@@ -311,9 +311,12 @@ def test_progress_says_what_is_being_done():
     assert heard[-1][0] == 1
 
 
+NOTHING = {"epsilon": None, "delta": None, "adjacency": None}
+
+
 def test_without_a_guarantee():
     assert "without privacy" in fit(epsilon="none", delta=None, adjacency=None).statement()
-    assert "declared public" in fit(epsilon=None, delta=None, adjacency=None, public=True, clip_norm=None).statement()
+    assert "declared public" in fit(**NOTHING, privacy=co.PrivacySettings(public=True), clip_norm=None).statement()
 
 
 @pytest.mark.parametrize(
@@ -329,9 +332,9 @@ def test_without_a_guarantee():
         ({"epsilon": "small"}, "epsilon must be a number"),
         ({"batch_size": None}, r"fit: \[mechanism\] needs the key 'batch_size'"),
         ({"optimizer": "none such"}, "optax has no optimizer"),
-        ({"decay": "slowly"}, r"fit: \[optimizer\] .*decay"),
-        ({"momentum": 0.9}, "momentum is an option of sgd"),
-        ({"scale_gradients": True}, "scale_gradients needs gradients computed by JAX"),
+        ({"optimizer": 3}, r"optimizer must be Optimizer\(...\) or a word, not 3"),
+        ({"run": "slowly"}, r"run must be RunSettings\(...\), not 'slowly'"),
+        ({"optimizer": co.Optimizer(scale_gradients=True)}, "scale_gradients needs gradients computed by JAX"),
         ({"splits": [0.5, 0.5]}, "splits must be three numbers"),
         ({"clip_norm": None}, r"\[mechanism\] clip_norm"),
         ({"mechanism": "dp-mf"}, "does not work with"),
@@ -345,6 +348,51 @@ def test_wrong_arguments(changes, says, tmp_path):
     with pytest.raises(co.InputError, match=says):
         fit(**changes, folder=tmp_path / "RUN")
     assert not (tmp_path / "RUN").exists()
+
+
+def test_groups_and_short_forms_are_the_same(tmp_path):
+    """The same run, whichever way it is written: by short forms, by groups, or by both."""
+    asked = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out"}
+    groups = {
+        "privacy": co.PrivacySettings(**asked),
+        "mechanism": co.MechanismSettings(kind="dp-sgd", batch_size=40, iterations=30, clip_norm=1.0),
+        "optimizer": co.Optimizer(name="adam", learning_rate=0.1),
+        "run": co.RunSettings(seed=5),
+    }
+    examples, selector = co.from_table(rows(), example_id="id"), co.Greedy(contribution_bound=2)
+    written = {
+        "short": fit(folder=tmp_path / "short", seed=5),
+        "groups": co.fit(examples, MODEL, selector=selector, folder=tmp_path / "groups", **groups),
+        "both": fit(
+            folder=tmp_path / "both", mechanism=co.MechanismSettings(clip_norm=1.0), run=co.RunSettings(seed=5)
+        ),
+    }
+    assert len({run.record.configuration for run in written.values()}) == 1
+    assert len({run.arrays()["weights"].tobytes() for run in written.values()}) == 1
+
+
+def test_what_is_given_twice_is_refused():
+    with pytest.raises(co.InputError, match=r"batch_size is 40, but mechanism=MechanismSettings\(...\) has 8"):
+        fit(mechanism=co.MechanismSettings(batch_size=8))
+    with pytest.raises(co.InputError, match=r"epsilon is 8.0, but privacy=PrivacySettings\(...\) has 2.0"):
+        fit(privacy=co.PrivacySettings(epsilon=2.0, delta=1e-6, adjacency="zero-out"))
+
+
+def test_moved_keywords_warn(tmp_path):
+    """Keywords of earlier releases mean what they meant, and the warning names their new place and the caller."""
+    with pytest.warns(DeprecationWarning, match=r"fit\(decay=.*write optimizer=co.Optimizer\(decay=\.\.\.\)") as heard:
+        old = fit(seed=5, decay="cosine", folder=tmp_path / "old")
+    assert [warning.filename for warning in heard] == [__file__]
+    new = fit(seed=5, optimizer=co.Optimizer(decay="cosine"), folder=tmp_path / "new")
+    assert old.record.configuration == new.record.configuration
+    for keyword in ({"noise_multiplier": 1.0, "epsilon": None}, {"baseline": True}, {"num_bands": None}):
+        with pytest.warns(DeprecationWarning, match=next(iter(keyword))):
+            fit(**keyword)
+
+
+def test_unknown_keywords():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'; did you mean 'batch_size'"):
+        fit(batchsize=8)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,7 @@ def configuration() -> str:
     """The configuration reference: a commented example, and the keys of every section, model and selector."""
     from coowned.models.registry import MODELS, model_class
     from coowned.runs import config
+    from coowned.runs.settings import SECTIONS
     from coowned.selection.registry import CLASSES, selector_class
 
     text = (
@@ -105,7 +106,7 @@ def configuration() -> str:
     )
     text += f"`coowned train --example` prints a commented example:\n\n```toml\n{config.example()}```\n"
     for name in ("data", "privacy", "mechanism", "optimizer", "run", "report"):
-        section = getattr(config, f"{name.capitalize()}Section")
+        section = SECTIONS[name]
         text += f"\n## `[{name}]`\n\n{_first_line(section)}\n\n| key | type | default | meaning |\n|---|---|---|---|\n"
         text += "".join(_key_row(name, field, section) for field in dataclasses.fields(section))
     kinds = [("model", "kind", {kind: model_class(kind) for kind in MODELS})]

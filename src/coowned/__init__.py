@@ -47,6 +47,7 @@ _NAMES = {
     "training.sweep": "grid sweep",
     "training.evaluate": "evaluate",
     "content.data": "FeatureTable",
+    "runs.settings": "PrivacySettings MechanismSettings Optimizer RunSettings",
     "fitting": "fit",
     "finished_run": "Run open_run",
 }

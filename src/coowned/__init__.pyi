@@ -53,6 +53,10 @@ from coowned.models.jax_model import JaxModel as JaxModel
 from coowned.models.linear_regression import LinearRegression as LinearRegression
 from coowned.models.logistic_regression import LogisticRegression as LogisticRegression
 from coowned.models.text_classifier import TextClassifier as TextClassifier
+from coowned.runs.settings import MechanismSettings as MechanismSettings
+from coowned.runs.settings import Optimizer as Optimizer
+from coowned.runs.settings import PrivacySettings as PrivacySettings
+from coowned.runs.settings import RunSettings as RunSettings
 from coowned.selection.bias_mitigating import BiasMitigating as BiasMitigating
 from coowned.selection.cyclic_groups import CyclicGroups as CyclicGroups
 from coowned.selection.greedy import Greedy as Greedy

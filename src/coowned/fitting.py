@@ -6,9 +6,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
@@ -17,13 +16,14 @@ from coowned.errors import InputError
 from coowned.finished_run import Run, check_model
 from coowned.mechanism.registry import mechanisms
 from coowned.models.tasks import Specification
-from coowned.progress import Progress, reporting
+from coowned.progress import reporting
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import run_configuration
+from coowned.runs.keywords import FitKeywords, sections_of
 from coowned.runs.run_folder import RunFolder
+from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
-from coowned.training.progress import OnMetrics
 
 _SCHEDULE = ("batch_size", "iterations", "min_separation")  # of a selector that makes a schedule
 _NOTE = "# Written by coowned.fit: the data were in memory.\n\n"
@@ -33,37 +33,16 @@ def fit(
     examples: AttributedExamples,
     model: Specification,
     *,
-    selector: Selector[Any] | Selection | Schedule,
-    batch_size: int | None = None,
-    iterations: int | None = None,
     epsilon: float | str | None = None,
-    noise_multiplier: float | None = None,
     delta: float | None = None,
     adjacency: str | None = None,
-    allow_large_delta: bool = False,
-    public: bool = False,
-    mechanism: str | None = None,
-    num_bands: int | None = None,
-    clip_norm: float | None = 1.0,
-    learning_rate: float = 0.01,
-    optimizer: str = "adam",
-    momentum: float | None = None,
-    warmup: float | None = None,
-    decay: str | None = None,
-    final_rate: float | None = None,
-    weight_decay: float | None = None,
-    average: str | None = None,
-    average_window: float | None = None,
-    scale_gradients: bool | None = None,
-    splits: Sequence[float] | None = None,
-    selection_seed: int = 0,
+    selector: Selector[Any] | Selection | Schedule,
+    privacy: PrivacySettings | None = None,
+    mechanism: MechanismSettings | str | None = None,
+    optimizer: Optimizer | str | None = None,
+    run: RunSettings | None = None,
     folder: str | os.PathLike[str] | None = None,
-    seed: int | None = None,
-    checkpoint_every: int | None = None,
-    devices: int = 1,
-    baseline: bool = False,
-    progress: Progress | None = None,
-    on_metrics: OnMetrics | None = None,
+    **keywords: Unpack[FitKeywords],
 ) -> Run:
     """Splits, selects, certifies, accounts, trains and evaluates: what `coowned train` does, on data in memory.
 
@@ -82,25 +61,19 @@ def fit(
         Selection from all examples, of which the train split's are used, or from the train split; a Schedule from the
         train split. A schedule has its own batch size and iterations. Anything that is not this package's must choose
         from the graph alone: the claim is void for an S that follows from content, and no recount can tell.
-      batch_size, iterations: expected and public; number of steps.
-      epsilon, noise_multiplier: exactly one of them; `epsilon="none"` for no guarantee.
-      delta, adjacency: of the claim; they have no default.
-      allow_large_delta: accept a delta of 0.1 or more.
-      public: the data are public, and nothing is promised.
-      mechanism: "dp-sgd", "dp-mf", "cyclic-dp-mf" or "random-allocation"; by default the one of the first three that
-        fits the selector.
-      num_bands: of the correlated noise.
-      clip_norm: longest gradient of one copy; None only without a guarantee.
-      learning_rate, optimizer: any optimizer of optax that needs only a learning rate.
-      momentum, warmup, decay, final_rate, weight_decay, average, average_window, scale_gradients: what goes around the
-        optimizer, as in `[optimizer]` of a configuration; None for the default.
+      epsilon, delta, adjacency: of the claim, without defaults; `epsilon="none"` for no guarantee.
+      privacy: in their place, for a noise multiplier or public data: `PrivacySettings(public=True)`.
+      mechanism: how batches are drawn and noise is made, or its kind alone: "dp-sgd", "dp-mf", "cyclic-dp-mf" or
+        "random-allocation"; by default the one of the first three that fits the selector.
+      optimizer: `Optimizer(learning_rate=0.1, decay="cosine")`, or a name of optax alone.
+      run: checkpoints, devices, and whether to train a baseline without privacy as well.
+      folder: of the run; None: a private temporary folder that is removed when the `Run` is no longer used.
+      batch_size, iterations, clip_norm: in short for those of `mechanism`: `batch_size=256`. Gradients of one copy are
+        clipped to 1.0 by default; to None only without a guarantee.
+      learning_rate: in short for that of `optimizer`.
       splits: shares of train, validation and test; by default the model's.
       selection_seed: public; breaks ties in the selector's order.
-      folder: of the run; None: a private temporary folder that is removed when the `Run` is no longer used.
-      seed: a test run: noise and coins are known, and nothing is promised.
-      checkpoint_every: steps between two checkpoints.
-      devices: among which a batch is split.
-      baseline: also train without privacy on the same S, to compare with in evaluations and the report.
+      seed: in short for that of `run`, of a test run: noise and coins are known, and nothing is promised.
       progress: called now and then as progress(done, message): before the first step with what is being done, and with
         advice where a few users keep most examples out of S. The same is logged under the name "coowned".
       on_metrics: called at some steps as on_metrics({"step": ..., "loss": ..., "clipped_share": ..., "copies": ...});
@@ -121,49 +94,32 @@ def fit(
             "read_parquet, read_mail, ..."
         )
     check_model(model)
+    if "clip_norm" not in keywords and getattr(mechanism, "clip_norm", None) is None:
+        keywords["clip_norm"] = 1.0
+    if "learning_rate" not in keywords and getattr(optimizer, "learning_rate", None) is None:
+        keywords["learning_rate"] = 0.01
+    groups = {"privacy": privacy, "mechanism": mechanism, "optimizer": optimizer, "run": run}
+    claim = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    sections = sections_of(groups, {**claim, **keywords})
+    asked = sections["privacy"]
+    if "adjacency" not in asked and asked.get("epsilon") != "none" and not asked.get("public"):
+        raise InputError("adjacency is required: 'zero-out' or 'replace'")
     chosen = _selector_settings(selector)
     schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
-    for name, value in (("batch_size", batch_size), ("iterations", iterations)):
-        if value is not None and schedule.setdefault(name, value) != value:
-            raise InputError(f"{name} is {value}, but the selector's is {schedule[name]}; omit one of them")
-    groups = chosen.pop("groups", "num_groups" in chosen)
-    if mechanism is None:
-        mechanism = _mechanism_for(schedules="min_separation" in schedule, groups=groups)
-    if adjacency is None and epsilon != "none" and not public:
-        raise InputError("adjacency is required: 'zero-out' or 'replace'")
-    sections = {
-        "data": {"splits": splits},
-        "selection": {"selector": chosen.pop("name"), "seed": selection_seed, **chosen},
-        "privacy": {
-            "epsilon": epsilon,
-            "noise_multiplier": noise_multiplier,
-            "delta": delta,
-            "adjacency": adjacency,
-            "public": public,
-            "allow_large_delta": allow_large_delta,
-        },
-        "mechanism": {"kind": mechanism, "clip_norm": clip_norm, "num_bands": num_bands, **schedule},
-        "model": model.settings(),
-        "optimizer": {
-            "name": optimizer,
-            "learning_rate": learning_rate,
-            "momentum": momentum,
-            "warmup": warmup,
-            "decay": decay,
-            "final_rate": final_rate,
-            "weight_decay": weight_decay,
-            "average": average,
-            "average_window": average_window,
-            "scale_gradients": scale_gradients,
-        },
-        "run": {"seed": seed, "checkpoint_every": checkpoint_every, "devices": devices, "baseline": baseline},
-    }
-    config = TrainConfig.from_sections(sections, model=model, name="fit")
+    shape = sections["mechanism"]
+    for name, value in schedule.items():
+        if shape.setdefault(name, value) != value:
+            raise InputError(f"{name} is {shape[name]}, but the selector's is {value}; omit one of them")
+    has_groups = chosen.pop("groups", "num_groups" in chosen)
+    shape.setdefault("kind", _mechanism_for(schedules="min_separation" in schedule, groups=has_groups))
+    seed = keywords.get("selection_seed", 0)
+    sections["selection"] = {"selector": chosen.pop("name"), "seed": seed, **chosen}
+    config = TrainConfig.from_sections({**sections, "model": model.settings()}, model=model, name="fit")
     config = dataclasses.replace(config, text=_NOTE + config.text)
     select = None
     if config.selection.selector == GIVEN:
         select = functools.partial(_given, selector, examples.graph, config)
-    tell = functools.partial(reporting(progress), 0.0)
+    tell = functools.partial(reporting(keywords.get("progress")), 0.0)
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     try:
@@ -173,19 +129,19 @@ def fit(
                 opened,
                 examples=examples,
                 select=select,
-                progress=progress,
-                on_metrics=on_metrics,
+                progress=keywords.get("progress"),
+                on_metrics=keywords.get("on_metrics"),
                 announce=tell,
                 advise=tell,
             )
-        run = dataclasses.replace(Run.open(path), specification=model)
+        finished = dataclasses.replace(Run.open(path), specification=model)
     except BaseException:
         if folder is None:
             shutil.rmtree(path, ignore_errors=True)
         raise
     if folder is None:
-        weakref.finalize(run, shutil.rmtree, path, ignore_errors=True)
-    return run
+        weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
+    return finished
 
 
 def _mechanism_for(*, schedules: bool, groups: bool) -> str:

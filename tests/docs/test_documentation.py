@@ -14,8 +14,8 @@ import pytest
 import typer.main
 
 from coowned.cli.main import app
-from coowned.runs import config
 from coowned.runs.config import TrainConfig
+from coowned.runs.settings import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 MARKDOWN = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
@@ -163,5 +163,5 @@ def test_the_configuration_reference_has_every_key():
     assert {f"{section}.{key}" for section, key in rows} >= set(hooks._MEANINGS)  # no meaning of a key that is gone
     assert {("privacy", "delta"), ("optimizer", "learning_rate"), ("run", "seed"), ("data", "users")} <= rows
     for section in ("privacy", "mechanism", "optimizer", "run", "report"):
-        typed = getattr(config, f"{section.capitalize()}Section")
+        typed = SECTIONS[section]
         assert {field.name for field in dataclasses.fields(typed)} == {key for name, key in rows if name == section}

@@ -89,7 +89,7 @@ def test_from_a_public_checkpoint_to_predictions(folder, tmp_path):
     masked = co.BertMaskedLM(
         text="body", vocabulary=str(folder / "vocab.txt"), architecture=str(folder / "config.json"), sequence_length=8
     )
-    co.fit(mails(), masked, public=True, folder=tmp_path / "public", **settings)
+    co.fit(mails(), masked, privacy=co.PrivacySettings(public=True), folder=tmp_path / "public", **settings)
     spec = co.BertClassifier(
         text="body", label="kind", classes=["ham", "spam"], checkpoint=str(tmp_path / "public"), sequence_length=8
     )

@@ -129,7 +129,8 @@ def test_an_index_out_of_range_reaches_no_other_person(torch):
         torch.nn.init.zeros_(module.weight)
         torch.nn.init.zeros_(module.bias)
         settings = {"selector": co.Greedy(contribution_bound=1), "batch_size": 128, "iterations": 1, "seed": 0}
-        settings |= {"noise_multiplier": 0.1, "delta": 1e-6, "adjacency": "zero-out", "splits": (1.0, 0.0, 0.0)}
+        privacy = co.PrivacySettings(noise_multiplier=0.1, delta=1e-6, adjacency="zero-out")
+        settings |= {"privacy": privacy, "splits": (1.0, 0.0, 0.0)}
         run = fit(co.from_table(data), module, loss, learning_rate=128.0, optimizer="sgd", **settings)
         return run.arrays()
 

@@ -172,6 +172,13 @@ def test_code_of_an_exported_readme_runs(tmp_path, kind):
         table = table.with_columns(label=pl.when(pl.col("label") == 0).then(pl.lit("even")).otherwise(pl.lit("odd")))
     model = kind(vocabulary=str(tmp_path / "vocab.txt"), sequence_length=16, **labelled)
     selector = co.Greedy(contribution_bound=2)
-    run = co.fit(co.from_table(table), model, public=True, selector=selector, batch_size=8, iterations=2)
+    run = co.fit(
+        co.from_table(table),
+        model,
+        privacy=co.PrivacySettings(public=True),
+        selector=selector,
+        batch_size=8,
+        iterations=2,
+    )
     printed = run_readme(run.export(tmp_path / "model"))
     assert "torch.Size([1, " in printed if kind is co.BertMaskedLM else printed.strip() in ("['even']", "['odd']")

@@ -17,8 +17,8 @@ from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.verdict import sentences
-from coowned.runs.config import ReportSection
 from coowned.runs.graph_summary import GraphSummary
+from coowned.runs.settings import ReportSettings
 from coowned.runs.stored_run import StoredRun
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
@@ -54,7 +54,7 @@ class RunPage:
 
     run: StoredRun
     claim: PrivacyGuarantee | None
-    about: ReportSection
+    about: ReportSettings
     date: str
     release: bool
     with_graph: bool
@@ -127,7 +127,7 @@ def gather(
     return RunPage(
         run=run,
         claim=claim,
-        about=run.config(run.path).report if run.config_text else ReportSection(),
+        about=run.config(run.path).report if run.config_text else ReportSettings(),
         date=datetime.date.today().isoformat(),
         release=release,
         with_graph=with_graph,

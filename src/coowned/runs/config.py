@@ -1,7 +1,6 @@
 """The configuration of a training run: one readable TOML file, in which an unknown key is an error."""
 
 import dataclasses
-import math
 import os
 import typing
 from collections.abc import Mapping
@@ -12,151 +11,24 @@ import msgspec
 import pyarrow as pa
 
 from coowned import codec, validate
-from coowned.accounting.terms import check_terms, refuse_large_delta
-from coowned.attribution.options import DataOptions
+from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.sources import DataSource, resolve_path
 from coowned.errors import ConfigError, InputError
 from coowned.exact.grid import CLIP_NORMS
-from coowned.mechanism.registry import mechanism_class, mechanisms
 from coowned.models.registry import MODELS, USUAL_MODEL, model_class
 from coowned.models.tasks import Specification, Task
+from coowned.runs.settings import (
+    DataSettings,
+    MechanismSettings,
+    Optimizer,
+    PrivacySettings,
+    ReportSettings,
+    RunSettings,
+    SelectionSettings,
+)
 from coowned.selection.registry import CLASSES, selector_class
-from coowned.training.optimizers import OptimizerOptions
 
-MOST_ITERATIONS = 10**9
 _REMEDY = "`coowned train --example` prints a configuration to start from"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataSection(DataOptions):
-    """Where the data are, how to read them, and which shares of them train, validate and test."""
-
-    path: str | None = None  # of a run whose data were in memory
-    splits: list[float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.path == "":
-            raise InputError("path is empty; name a file or folder")
-        validate.column_names(users=self.users)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SelectionSection:
-    """How S is chosen; `settings` are those of the selector."""
-
-    selector: str
-    seed: int
-    settings: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivacySection:
-    """What is promised; `epsilon = "none"` and `public = true` promise nothing."""
-
-    epsilon: float | str | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    adjacency: str = "zero-out"
-    simulated_batch_size: int | None = None
-    public: bool = False
-    allow_large_delta: bool = False
-
-    @property
-    def is_private(self) -> bool:
-        return not self.public and self.epsilon != "none"
-
-    def __post_init__(self) -> None:
-        check_terms(adjacency=self.adjacency, delta=self.delta)
-        if not self.is_private:
-            for key in ("noise_multiplier", "simulated_batch_size"):
-                if getattr(self, key) is not None:
-                    raise InputError(f"{key} does not apply without a guarantee; remove it")
-            if self.public and self.epsilon is not None:
-                raise InputError("public data have no epsilon; remove it")
-            return
-        if isinstance(self.epsilon, str):
-            raise InputError(f'epsilon must be a number, or "none" for no guarantee, not {self.epsilon!r}')
-        if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise InputError("needs exactly one of epsilon and noise_multiplier, or public = true")
-        check_terms(adjacency=self.adjacency, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
-        if self.delta is None:
-            raise InputError("needs delta: the probability that the guarantee may fail, far below 1 / users")
-        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
-        if self.simulated_batch_size is not None:
-            validate.positive(simulated_batch_size=self.simulated_batch_size)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MechanismSection:
-    """How batches are drawn and noise is made."""
-
-    kind: str
-    batch_size: int
-    iterations: int
-    clip_norm: float | None = None
-    num_bands: int | None = None
-    min_separation: int | None = None
-
-    def __post_init__(self) -> None:
-        validate.one_of(tuple(known.training_kind for known in mechanisms()), kind=self.kind)
-        validate.positive(batch_size=self.batch_size)
-        validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=self.iterations)
-        if self.clip_norm is not None:
-            validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
-        limit, limit_name = self.iterations, "iterations"
-        for key in ("min_separation", "num_bands"):
-            value = getattr(self, key)
-            if value is None:
-                continue
-            if key not in mechanism_class(self.kind).options:
-                raise InputError(f"{key} does not apply to {self.kind}; remove it or use dp-mf")
-            validate.positive(**{key: value})
-            if value > limit:
-                raise InputError(f"{key} ({value}) must be at most {limit_name} ({limit})")
-            limit, limit_name = value, key
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerSection(OptimizerOptions):
-    """Any optimizer of optax that needs only a learning rate, and what goes around it."""
-
-    learning_rate: float
-    name: str = "adam"
-
-    def __post_init__(self) -> None:
-        self.check_options(self.name, self.learning_rate)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunSection:
-    """How the run is carried out; a seed makes it a test run.
-
-    Attributes:
-      baseline: train the same model a second time, without privacy on the same batches, to compare evaluations with.
-    """
-
-    seed: int | None = None
-    checkpoint_every: int | None = None
-    devices: int = 1
-    baseline: bool = False
-
-    def __post_init__(self) -> None:
-        validate.positive(devices=self.devices)
-        if self.checkpoint_every is not None:
-            validate.positive(checkpoint_every=self.checkpoint_every)
-        if self.seed is not None:
-            validate.seed(self.seed)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportSection:
-    """What the page of the run says about it; nothing else depends on these words."""
-
-    name: str = ""
-    purpose: str = ""
-    owner: str = ""
-
-
 GIVEN = "given"  # in place of a selector's word: `fit` was given S, or a selector that is not this package's
 _OF_ALL_SELECTORS = ("selector", "seed")
 _SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run", "report")
@@ -177,14 +49,14 @@ class TrainConfig:
       ('dp-sgd', 8.0)
     """
 
-    data: DataSection
-    selection: SelectionSection
-    privacy: PrivacySection
-    mechanism: MechanismSection
+    data: DataSettings
+    selection: SelectionSettings
+    privacy: PrivacySettings
+    mechanism: MechanismSettings
     model: Specification
-    optimizer: OptimizerSection
-    run: RunSection
-    report: ReportSection
+    optimizer: Optimizer
+    run: RunSettings
+    report: ReportSettings
     folder: Path  # what relative paths are relative to
     text: str = dataclasses.field(default="", repr=False, compare=False)  # the file as it was written
 
@@ -235,9 +107,11 @@ class TrainConfig:
           name: what errors call the configuration.
         """
         written = {key: _given_values(section) for key, section in codec.to_plain(sections).items()}
+        if isinstance(privacy := written.get("privacy"), dict):
+            written["privacy"] = {"adjacency": ADJACENCIES[0]} | privacy
         file: Any = codec.decode_sections(_file_type(written), written, name=name, error=ConfigError, remedy=_REMEDY)
         read: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
-        read["selection"] = SelectionSection(
+        read["selection"] = SelectionSettings(
             selector=file.selection.selector,
             seed=file.selection.seed,
             settings={
@@ -246,6 +120,8 @@ class TrainConfig:
                 if key not in _OF_ALL_SELECTORS
             },
         )
+        read["optimizer"] = file.optimizer.filled()
+        _check_complete(read, name)
         kind = model_class(file.model.kind)
         fields = {field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)}
         read["model"] = kind(**fields) if model is None else model
@@ -284,6 +160,16 @@ class TrainConfig:
         return codec.checksum(values | {"model": self.model.settings()})
 
 
+def _check_complete(read: Mapping[str, Any], name: str) -> None:
+    """Refuses settings without a value that a run needs."""
+    try:
+        _ = read["mechanism"].sizes
+    except InputError as error:
+        raise ConfigError(f"{name}: [mechanism] {error}; {_REMEDY}") from None
+    if read["optimizer"].learning_rate is None:
+        raise ConfigError(f"{name}: [optimizer] needs the key 'learning_rate'; {_REMEDY}")
+
+
 def _parse(text: str | bytes, name: str) -> dict[str, Any]:
     return codec.decode_toml(dict[str, Any], text, name=name, error=ConfigError, remedy=_REMEDY)
 
@@ -302,14 +188,14 @@ def _word(sections: Mapping[str, Any], section: str, key: str) -> Any:
 def _file_type(sections: Mapping[str, Any]) -> type[Any]:
     """Returns the type of a configuration with this selector and kind of model."""
     needed: list[Any] = [
-        ("data", DataSection),
+        ("data", DataSettings),
         ("selection", _selection_type(_word(sections, "selection", "selector"))),
     ]
-    needed += [("privacy", PrivacySection), ("mechanism", MechanismSection), ("optimizer", OptimizerSection)]
+    needed += [("privacy", PrivacySettings), ("mechanism", MechanismSettings), ("optimizer", Optimizer)]
     # A section without needed keys may be left out.
     optional = [
         (name, section, msgspec.field(default_factory=section))
-        for name, section in (("run", RunSection), ("report", ReportSection))
+        for name, section in (("run", RunSettings), ("report", ReportSettings))
     ]
     model = _model_type(_word(sections, "model", "kind") or USUAL_MODEL)
     model_field = ("model", model) if sections.get("model") else ("model", model, msgspec.field(default_factory=model))

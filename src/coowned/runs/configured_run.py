@@ -144,6 +144,7 @@ def make_plan(
     if privacy.is_private:
         assert not isinstance(privacy.epsilon, str)
         assert privacy.delta is not None
+        assert privacy.adjacency is not None
         claimed = guarantee(
             certificate,
             mechanism,
@@ -166,16 +167,18 @@ def _plan(
     claimed: PrivacyGuarantee | None,
     run_key: RunKey,
 ) -> TrainingPlan:
-    clip_norm = config.mechanism.clip_norm
+    clip_norm, optimizer = config.mechanism.clip_norm, config.optimizer
+    assert optimizer.name is not None
+    assert optimizer.learning_rate is not None
     return TrainingPlan(
         certificate=certificate,
         selected=selected,
         mechanism=mechanism,
         guarantee=claimed,
         clip_norm=math.inf if clip_norm is None else clip_norm,
-        learning_rate=config.optimizer.learning_rate,
-        optimizer=config.optimizer.name,
-        **config.optimizer.options(),
+        learning_rate=optimizer.learning_rate,
+        optimizer=optimizer.name,
+        **optimizer.options(),
         run_key=run_key,
         public=config.privacy.public,
     )
@@ -194,16 +197,15 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
     settings = dict(chosen.settings)
     fields = {field.name for field in dataclasses.fields(kind)}
     schedules = "min_separation" in fields
-    mechanism = mechanism_class(config.mechanism.kind)
+    word, batch_size, iterations = config.mechanism.sizes
+    mechanism = mechanism_class(word)
     if schedules != mechanism.needs_schedule or (mechanism.needs_groups and "num_groups" not in fields):
         wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
         wanted = "cyclic-groups" if mechanism.needs_groups else wanted
         raise ConfigError(
-            f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {config.mechanism.kind!r}; "
-            f"use {wanted!r}"
+            f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {word!r}; use {wanted!r}"
         )
     if schedules:
-        batch_size, iterations = config.mechanism.batch_size, config.mechanism.iterations
         separation = config.mechanism.min_separation
         if separation is None and "contribution_bound" in fields:
             raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")
@@ -218,16 +220,17 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
     settings = config.mechanism
+    word, batch_size, iterations = settings.sizes
     try:
-        return mechanism_class(settings.kind).from_certificate(
+        return mechanism_class(word).from_certificate(
             certificate,
-            batch_size=settings.batch_size,
-            iterations=settings.iterations,
+            batch_size=batch_size,
+            iterations=iterations,
             num_bands=settings.min_separation if settings.num_bands is None else settings.num_bands,
             protects=config.privacy.is_private,
         )
     except InputError as error:
-        if settings.batch_size <= certificate.size:
+        if batch_size <= certificate.size:
             raise
         raise InputError(f"{error}. S is selected from the train split, {config.splits[0]:.0%} of the data") from None
 

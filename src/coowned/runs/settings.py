@@ -1,0 +1,205 @@
+"""The sections of a configuration, and the groups of arguments of `fit`: what a run is asked for."""
+
+import dataclasses
+import math
+from typing import Any
+
+from coowned import validate
+from coowned.accounting.terms import ADJACENCIES, check_terms, refuse_large_delta
+from coowned.attribution.options import DataOptions
+from coowned.errors import InputError
+from coowned.mechanism.registry import mechanism_class, mechanisms
+from coowned.training.optimizers import OptimizerOptions
+
+MOST_ITERATIONS = 10**9
+USUAL_OPTIMIZER = "adam"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings(DataOptions):
+    """Where the data are, how to read them, and which shares of them train, validate and test."""
+
+    path: str | None = None  # of a run whose data were in memory
+    splits: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.path == "":
+            raise InputError("path is empty; name a file or folder")
+        validate.column_names(users=self.users)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelectionSettings:
+    """How S is chosen; `settings` are those of the selector."""
+
+    selector: str
+    seed: int
+    settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """What is promised; `epsilon = "none"` and `public = true` promise nothing.
+
+    Example:
+      >>> PrivacySettings(noise_multiplier=1.0, delta=1e-6, adjacency="zero-out").is_private
+      True
+    """
+
+    epsilon: float | str | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    adjacency: str | None = None  # a file's default is "zero-out"; in Python there is none
+    simulated_batch_size: int | None = None
+    public: bool = False
+    allow_large_delta: bool = False
+
+    @property
+    def is_private(self) -> bool:
+        return not self.public and self.epsilon != "none"
+
+    def __post_init__(self) -> None:
+        adjacency = ADJACENCIES[0] if self.adjacency is None else self.adjacency
+        check_terms(adjacency=adjacency, delta=self.delta)
+        if not self.is_private:
+            for key in ("noise_multiplier", "simulated_batch_size"):
+                if getattr(self, key) is not None:
+                    raise InputError(f"{key} does not apply without a guarantee; remove it")
+            if self.public and self.epsilon is not None:
+                raise InputError("public data have no epsilon; remove it")
+            return
+        if isinstance(self.epsilon, str):
+            raise InputError(f'epsilon must be a number, or "none" for no guarantee, not {self.epsilon!r}')
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise InputError("needs exactly one of epsilon and noise_multiplier, or public = true")
+        if self.adjacency is None:
+            raise InputError("adjacency is required: 'zero-out' or 'replace'")
+        check_terms(adjacency=adjacency, epsilon=self.epsilon, noise_multiplier=self.noise_multiplier)
+        if self.delta is None:
+            raise InputError("needs delta: the probability that the guarantee may fail, far below 1 / users")
+        refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
+        if self.simulated_batch_size is not None:
+            validate.positive(simulated_batch_size=self.simulated_batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MechanismSettings:
+    """How batches are drawn and noise is made.
+
+    Attributes:
+      kind: "dp-sgd", "dp-mf", "cyclic-dp-mf" or "random-allocation".
+      batch_size, iterations: expected and public; number of steps.
+      clip_norm: longest gradient of one copy; None only without a guarantee.
+      num_bands, min_separation: of the correlated noise, and of the schedule it is made for.
+    """
+
+    kind: str | None = None
+    batch_size: int | None = None
+    iterations: int | None = None
+    clip_norm: float | None = None
+    num_bands: int | None = None
+    min_separation: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None:
+            validate.one_of(tuple(known.training_kind for known in mechanisms()), kind=self.kind)
+        if self.batch_size is not None:
+            validate.positive(batch_size=self.batch_size)
+        if self.iterations is not None:
+            validate.integer(at_least=1, at_most=MOST_ITERATIONS, iterations=self.iterations)
+        if self.clip_norm is not None:
+            validate.in_range(0, math.inf, open_low=True, clip_norm=self.clip_norm)
+        limit, limit_name = self.iterations, "iterations"
+        for key in ("min_separation", "num_bands"):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if self.kind is not None and key not in mechanism_class(self.kind).options:
+                raise InputError(f"{key} does not apply to {self.kind}; remove it or use dp-mf")
+            validate.positive(**{key: value})
+            if limit is not None and value > limit:
+                raise InputError(f"{key} ({value}) must be at most {limit_name} ({limit})")
+            limit, limit_name = value, key
+
+    @property
+    def sizes(self) -> tuple[str, int, int]:
+        """Returns kind, batch size and iterations, which every run has."""
+        found = (self.kind, self.batch_size, self.iterations)
+        for key, value in zip(("kind", "batch_size", "iterations"), found, strict=True):
+            if value is None:
+                raise InputError(f"needs the key {key!r}")
+        return found  # pyright: ignore[reportReturnType]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(OptimizerOptions):
+    """Any optimizer of optax that needs only a learning rate, and what goes around it (`OptimizerOptions`).
+
+    Attributes:
+      name: in optax; "adam" by default.
+      learning_rate: of the steps that are not part of a rise or fall.
+
+    Example:
+      >>> Optimizer(learning_rate=0.1, decay="cosine").filled().options()
+      {'decay': 'cosine'}
+    """
+
+    name: str | None = None
+    learning_rate: float | None = None
+    decay: str | None = None
+    average: str | None = None
+
+    def __post_init__(self) -> None:
+        filled = self.filled(learning_rate=1.0)
+        assert filled.name is not None
+        assert filled.learning_rate is not None
+        filled.check_options(filled.name, filled.learning_rate)
+
+    def filled(self, **chosen: Any) -> "Optimizer":
+        """Returns the settings with `chosen`, or else what is usual, wherever nothing was given."""
+        usual = {"name": USUAL_OPTIMIZER, "decay": "constant", "average": "none"} | chosen
+        values = {name: value for name, value in usual.items() if getattr(self, name) is None}
+        # Checked already where nothing is left to fill in.
+        return dataclasses.replace(self, **values) if values else self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How the run is carried out; a seed makes it a test run.
+
+    Attributes:
+      baseline: train the same model a second time, without privacy on the same batches, to compare evaluations with.
+    """
+
+    seed: int | None = None
+    checkpoint_every: int | None = None
+    devices: int = 1
+    baseline: bool = False
+
+    def __post_init__(self) -> None:
+        validate.positive(devices=self.devices)
+        if self.checkpoint_every is not None:
+            validate.positive(checkpoint_every=self.checkpoint_every)
+        if self.seed is not None:
+            validate.seed(self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """What the page of the run says about it; nothing else depends on these words."""
+
+    name: str = ""
+    purpose: str = ""
+    owner: str = ""
+
+
+SECTIONS: dict[str, Any] = {
+    "data": DataSettings,
+    "selection": SelectionSettings,
+    "privacy": PrivacySettings,
+    "mechanism": MechanismSettings,
+    "optimizer": Optimizer,
+    "run": RunSettings,
+    "report": ReportSettings,
+}
+"""The settings of every section but `[model]`, which are those of a specification."""
