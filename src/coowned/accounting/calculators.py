@@ -28,6 +28,7 @@ __all__ = [
     "epsilon_details",
     "epsilon_of_copies",
     "gaussian_dp",
+    "release_epsilon",
     "sweep_noise_multiplier",
     "true_positive_rate_bound",
 ]
@@ -48,7 +49,9 @@ class GaussianDp:
     largest_epsilon: float  # where the comparison ends; infinite if exact
 
 
-def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str) -> float:
+def epsilon(
+    mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str, also: Sequence[Steps] = ()
+) -> float:
     """Returns the smallest epsilon that is proven for one user at `delta`.
 
     Guarantees:
@@ -56,6 +59,9 @@ def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adja
         test_never_below_the_lower_estimate)
       - About 0.01% above it where the grid allows.   (test_close_to_dp_accounting)
       - Falls with the noise, rises with copies, probability and iterations.   (test_laws_of_epsilon)
+
+    Args:
+      also: what the same user's data go through besides, such as a covered evaluation.
 
     Raises UncertifiableError where numerical errors would take more than 1% of delta.
     Cost: 0.05 to 0.5 s; a few seconds at a million iterations with tiny probabilities. `MinSeparation` is immediate.
@@ -68,13 +74,28 @@ def epsilon(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adja
 
     References: Charles et al. (2024), https://arxiv.org/abs/2407.07737
     """
-    return epsilon_details(mechanism, noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency).epsilon
+    claim = {"noise_multiplier": noise_multiplier, "delta": delta}
+    return epsilon_details(mechanism, **claim, adjacency=adjacency, also=also).epsilon
 
 
-def epsilon_details(mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str) -> Answer:
+def epsilon_details(
+    mechanism: Mechanism, *, noise_multiplier: float, delta: float, adjacency: str, also: Sequence[Steps] = ()
+) -> Answer:
     """Returns `epsilon` with the grid it was computed on and the numerical errors that were charged."""
     check_terms(delta=delta, adjacency=adjacency, noise_multiplier=noise_multiplier)
-    return _worst([[steps] for steps in mechanism.user_steps(noise_multiplier)], delta, adjacency)
+    return _worst([[steps, *also] for steps in mechanism.user_steps(noise_multiplier)], delta, adjacency)
+
+
+def release_epsilon(steps: Steps, *, delta: float, adjacency: str) -> float:
+    """Returns the epsilon of someone whose data go through these steps alone, such as a covered evaluation.
+
+    >>> from coowned.mechanism.mechanism import Steps
+    >>> round(release_epsilon(Steps(copies=2, probability=1.0, noise_multiplier=4.0, repetitions=1), delta=1e-6,
+    ...                       adjacency="zero-out"), 3)
+    2.254
+    """
+    check_terms(delta=delta, adjacency=adjacency)
+    return compose_steps([steps], adjacency).epsilon(delta).epsilon
 
 
 def epsilon_of_copies(
@@ -85,6 +106,7 @@ def epsilon_of_copies(
     delta: float,
     adjacency: str,
     group: int | None = None,
+    also: Sequence[Steps] = (),
 ) -> float:
     """Returns the epsilon of a user who is in `copies` copies (participations for `MinSeparation`), not in all allowed.
 
@@ -97,15 +119,16 @@ def epsilon_of_copies(
       >>> round(epsilon_of_copies(m, copies=1, noise_multiplier=2.0, delta=1e-6, adjacency="zero-out"), 3)
       2.254
     """
-    return epsilon(
-        mechanism.for_copies(copies, group=group), noise_multiplier=noise_multiplier, delta=delta, adjacency=adjacency
-    )
+    fewer, claim = mechanism.for_copies(copies, group=group), {"noise_multiplier": noise_multiplier, "delta": delta}
+    return epsilon(fewer, **claim, adjacency=adjacency, also=also)
 
 
-def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, adjacency: str) -> float:
+def composed_epsilon(
+    runs: Sequence[tuple[Mechanism, float]], *, delta: float, adjacency: str, also: Sequence[Steps] = ()
+) -> float:
     """Returns the epsilon of several runs, given as (mechanism, noise multiplier), on the same people.
 
-    Coins and noise of the runs are independent.
+    Coins and noise of the runs are independent, and those of what comes `also` (as for `epsilon`).
 
     NOT for models of one sweep that share their batches: see `sweep_noise_multiplier`.
 
@@ -122,7 +145,7 @@ def composed_epsilon(runs: Sequence[tuple[Mechanism, float]], *, delta: float, a
     for _, noise_multiplier in runs:
         check_terms(delta=delta, adjacency=adjacency, noise_multiplier=noise_multiplier)
     choices = [mechanism.user_steps(noise_multiplier) for mechanism, noise_multiplier in runs]
-    return _worst([list(choice) for choice in itertools.product(*choices)], delta, adjacency).epsilon
+    return _worst([[*choice, *also] for choice in itertools.product(*choices)], delta, adjacency).epsilon
 
 
 def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
@@ -141,7 +164,12 @@ def sweep_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
 
 
 def epsilon_curve(
-    mechanism: Mechanism, *, noise_multiplier: float, adjacency: str, epsilons: Sequence[float]
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float,
+    adjacency: str,
+    epsilons: Sequence[float],
+    also: Sequence[Steps] = (),
 ) -> np.ndarray:
     """Returns an upper bound on delta at each of `epsilons`, (len(epsilons),), the largest over directions and groups.
 
@@ -159,7 +187,7 @@ def epsilon_curve(
       >>> epsilon_curve(m, noise_multiplier=2.0, adjacency="zero-out", epsilons=[0.0, 1.0]).round(4)
       array([0.3829, 0.1269])
     """
-    compositions = _compositions(mechanism, noise_multiplier, adjacency)
+    compositions = _compositions(mechanism, noise_multiplier, adjacency, also)
     for value in epsilons:
         validate.in_range(0, math.inf, open_high=True, epsilons=value)
     return _deltas(compositions, [float(value) for value in epsilons])
@@ -199,7 +227,12 @@ def gaussian_dp(
 
 
 def true_positive_rate_bound(
-    mechanism: Mechanism, *, noise_multiplier: float, adjacency: str, false_positive_rate: float
+    mechanism: Mechanism,
+    *,
+    noise_multiplier: float,
+    adjacency: str,
+    false_positive_rate: float,
+    also: Sequence[Steps] = (),
 ) -> float:
     """Returns the largest true-positive rate that a membership test with this false-positive rate can have.
 
@@ -218,7 +251,7 @@ def true_positive_rate_bound(
       0.2595
     """
     validate.in_range(0, 1, false_positive_rate=false_positive_rate)
-    compositions = _compositions(mechanism, noise_multiplier, adjacency)
+    compositions = _compositions(mechanism, noise_multiplier, adjacency, also)
     mu = _exact_mu(compositions)
     if mu is not None:
         return gaussian_true_positive_rate(mu, false_positive_rate)
@@ -237,9 +270,11 @@ def _worst(candidates: Sequence[Sequence[Steps]], delta: float, adjacency: str) 
     return max(answers, key=lambda answer: answer.epsilon)
 
 
-def _compositions(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> Compositions:
+def _compositions(
+    mechanism: Mechanism, noise_multiplier: float, adjacency: str, also: Sequence[Steps] = ()
+) -> Compositions:
     check_terms(adjacency=adjacency, noise_multiplier=noise_multiplier)
-    return [compose_steps([steps], adjacency) for steps in mechanism.user_steps(noise_multiplier)]
+    return [compose_steps([steps, *also], adjacency) for steps in mechanism.user_steps(noise_multiplier)]
 
 
 def _exact_mu(compositions: Compositions) -> float | None:

@@ -11,9 +11,10 @@ import msgspec
 import polars as pl
 
 import coowned
-from coowned import codec
+from coowned import codec, validate
 from coowned.accounting import calculators
 from coowned.accounting.calibrate import ACCOUNTANT_VERSION, refuse_if_never_drawn
+from coowned.accounting.covered import CoveredRelease
 from coowned.accounting.statement import (
     FALSE_ALARMS,
     Statement,
@@ -26,7 +27,7 @@ from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_w
 from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
-from coowned.mechanism.mechanism import Mechanism, check_mechanism
+from coowned.mechanism.mechanism import Mechanism, Steps, check_mechanism
 from coowned.mechanism.registry import mechanism_from_dict
 
 FORMAT = "coowned-guarantee-2"
@@ -51,6 +52,7 @@ class PrivacyGuarantee:
         numerical errors take.
       test_run: noise and coins come from a given seed: nothing is promised, and the statement says so.
       run_id: names the one run this is for; two runs need two guarantees.
+      evaluation: a covered evaluation; every epsilon is then of training and evaluation together. None without one.
 
     Guarantees:
       - Only `guarantee` makes one, from a certificate that the mechanism agrees with.   (test_only_guarantee_makes_one)
@@ -74,6 +76,7 @@ class PrivacyGuarantee:
     mechanism: Mechanism
     certificate: ContributionCertificate
     version: str
+    evaluation: CoveredRelease | None = None
     maker: dataclasses.InitVar[object] = None  # not kept, so that dataclasses.replace cannot pass it on
 
     def __post_init__(self, maker: object) -> None:
@@ -99,6 +102,11 @@ class PrivacyGuarantee:
         """Noise multiplier as people are shown it: as it was given where it was, else rounded down."""
         return f"{self.noise_multiplier:.12g}" if self.target_epsilon is None else rounded_down(self.noise_multiplier)
 
+    @property
+    def also(self) -> tuple[Steps, ...]:
+        """What a user's data go through beside training."""
+        return () if self.evaluation is None else (self.evaluation.steps,)
+
     def warnings(self) -> tuple[str, ...]:
         """Warns of a delta that is too large for so many users. A test run claims nothing."""
         users = self.certificate.num_users - sum(self.certificate.copies_per_user[:1])
@@ -108,7 +116,7 @@ class PrivacyGuarantee:
         """Bounds the success of any attack on this run with 1% false alarms."""
         epsilon = self.epsilon if adjacency == self.adjacency else self.other_epsilon
         by_claim = math.exp(min(epsilon, 700.0)) * FALSE_ALARMS + self.delta
-        return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency))
+        return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency, self.also))
 
     def statement(self, *, graph_statistics: bool = False) -> str:
         """Explains the guarantee in numbered sentences; with graph_statistics, also how many users have which level.
@@ -126,8 +134,9 @@ class PrivacyGuarantee:
         """Returns epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.
 
         Under a fixed graph a user in fewer copies has a better guarantee. Level 0 has no epsilon: such users have no
-        part in training, which says nothing of validation or test. For cyclic sampling there is one row for each group
-        and level. The `users` column is a statistic of the graph.
+        part in training, which says nothing of validation or test. With a covered evaluation every level, 0 too, has
+        the epsilon of a user in as many held-out copies as are allowed.   (test_levels_with_an_evaluation)
+        For cyclic sampling there is one row for each group and level. The `users` column is a statistic of the graph.
         """
         rows = [{**level, "epsilon": self._level_epsilon(level)} for level in self.mechanism.levels(self.certificate)]
         return pl.DataFrame(rows, infer_schema_length=None).select(
@@ -138,8 +147,9 @@ class PrivacyGuarantee:
         )
 
     def _level_epsilon(self, level: dict[str, Any]) -> float | None:
+        terms: dict[str, Any] = {"delta": self.delta, "adjacency": self.adjacency}
         if level["copies"] == 0:
-            return None
+            return None if self.evaluation is None else calculators.release_epsilon(self.evaluation.steps, **terms)
         if level["copies"] == self.contribution_bound and "group" not in level:
             return self.epsilon
         return calculators.epsilon_of_copies(
@@ -147,8 +157,8 @@ class PrivacyGuarantee:
             copies=level["copies"],
             group=level.get("group"),
             noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            adjacency=self.adjacency,
+            also=self.also,
+            **terms,
         )
 
     def to_json(self, *, embed_certificate: bool = True) -> str:
@@ -166,14 +176,17 @@ class PrivacyGuarantee:
           - A guarantee without its certificate is read with that one certificate alone.
             (test_guarantee_without_its_certificate)
         """
-        stored = codec.decode_json(_STORED, text, name="guarantee", format=FORMAT, remedy="run calibrate again")
+        stored: Any = codec.decode_json(_STORED, text, name="guarantee", format=FORMAT, remedy="run calibrate again")
         fields = codec.to_plain(stored)
+        if fields["evaluation"] is None:
+            del fields["evaluation"]  # as it is written
         if fields.pop("checksum") != codec.checksum(fields) or fields.pop("unit") != UNIT:
             raise CertificateMismatchError(_CHANGED)
         certificate = _certificate_of(fields.pop("certificate"), certificate)
         mechanism = mechanism_from_dict(fields.pop("mechanism"))
         mechanism.check_certificate(certificate)
         parts: dict[str, Any] = {"certificate": certificate, "mechanism": mechanism, "maker": _MADE_BY_GUARANTEE}
+        fields["evaluation"] = stored.evaluation
         guarantee = cls(**fields, **parts)
         proven = guarantee.check()
         # Within the tolerance of `check` the larger counts; a difference of rounding alone is none.
@@ -199,7 +212,8 @@ class PrivacyGuarantee:
         Returns:
           What this version proves for the same noise, by the name of the entry.
         """
-        proven = _proven(self.mechanism, self.certificate, self.noise_multiplier, self.delta, self.adjacency)[1]
+        terms: dict[str, Any] = {"delta": self.delta, "adjacency": self.adjacency}
+        proven = _proven(self.mechanism, self.certificate, self.noise_multiplier, self.evaluation, **terms)[1]
         for name, value in proven.items():
             if not getattr(self, name) >= value * (1 - 1e-3):
                 raise CertificateMismatchError(
@@ -210,6 +224,8 @@ class PrivacyGuarantee:
 
     def _fields(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in _PLAIN}
+        if self.evaluation is not None:  # a file without one is that of a version that knew none
+            plain["evaluation"] = codec.to_plain(self.evaluation)
         certificate = msgspec.json.decode(self.certificate.to_json())
         return {**plain, "unit": UNIT, "mechanism": self.mechanism.to_dict(), "certificate": certificate}
 
@@ -217,11 +233,18 @@ class PrivacyGuarantee:
 _PLAIN = {
     field.name: field.type
     for field in dataclasses.fields(PrivacyGuarantee)
-    if field.name not in ("mechanism", "certificate")
+    if field.name not in ("mechanism", "certificate", "evaluation")
 }
 _STORED = msgspec.defstruct(
     "Guarantee",
-    [*_PLAIN.items(), ("unit", str), ("mechanism", dict), ("certificate", dict | str), ("checksum", str)],
+    [
+        *_PLAIN.items(),
+        ("unit", str),
+        ("mechanism", dict),
+        ("certificate", dict | str),
+        ("evaluation", CoveredRelease | None, None),
+        ("checksum", str),
+    ],
     kw_only=True,
     frozen=True,
 )
@@ -234,6 +257,8 @@ class ClaimOptions(TypedDict, total=False):
     test_run: bool
     run_id: str | None
     allow_large_delta: bool
+    held_out: ContributionCertificate | None
+    epsilon_share: float
 
 
 def guarantee(
@@ -251,6 +276,8 @@ def guarantee(
     Guarantees:
       - Noise that is given is refused where a target would be: delta must be below the chance of ever being drawn.
         (test_delta_above_the_chance_of_being_drawn)
+      - With a held-out part the claim is for training and evaluation together, and has the epsilon that was asked for.
+        (test_joint_claim_of_every_mechanism)
       - A delta of 0.1 or more is refused unless it is allowed.   (test_very_large_delta_is_refused)
 
     Args:
@@ -264,6 +291,8 @@ def guarantee(
       test_run: noise and coins will come from a given seed.
       run_id: a name for the run; made up at random by default.
       allow_large_delta: make the claim although delta is 0.1 or more.
+      held_out: what was recounted of the examples that a covered evaluation counts on; None for none.
+      epsilon_share: of epsilon, that the evaluation may cost: training alone has the rest, at the same delta.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, PoissonSampling, certify
@@ -300,6 +329,8 @@ class _Request:
     test_run: bool = False
     run_id: str | None = None
     allow_large_delta: bool = False
+    held_out: ContributionCertificate | None = None
+    epsilon_share: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -310,6 +341,14 @@ class _Request:
         check_mechanism(self.mechanism)
         self.mechanism.check_certificate(self.certificate)
         refuse_if_never_drawn(self.mechanism, float(self.delta))
+        if self.held_out is not None:
+            validate.in_range(0, 1, open_low=True, open_high=True, epsilon_share=self.epsilon_share)
+            if self.simulated_batch_size is not None:
+                raise InputError("a simulated epsilon has no covered evaluation; remove one of the two")
+            if self.held_out.num_unprotected_users != self.certificate.num_unprotected_users:
+                raise CertificateMismatchError(
+                    "the training set and the held-out part leave out different numbers of unprotected users"
+                )
 
     def grant(self) -> PrivacyGuarantee:
         """Finds the noise if a target was given, and proves what it gives."""
@@ -318,13 +357,15 @@ class _Request:
         size, calibrated = self.simulated_batch_size, self.mechanism
         if size is not None:
             calibrated = self.mechanism.with_batch_size(size, self.certificate)
-        noise = self.noise_multiplier
-        if target is not None:
+        noise, evaluation = self.noise_multiplier, None
+        if self.held_out is not None:
+            noise, evaluation = self._share(self.held_out, terms)
+        elif target is not None:
             noise = calculators.calibrate(calibrated, epsilon=target, **terms)
         assert noise is not None
         noise = float(noise)
         simulated = None if size is None else calculators.epsilon(calibrated, noise_multiplier=noise, **terms)
-        answer, proven = _proven(self.mechanism, self.certificate, noise, **terms)
+        answer, proven = _proven(self.mechanism, self.certificate, noise, evaluation, **terms)
         if target is not None and simulated is None and answer.epsilon > target:
             raise UncertifiableError(
                 f"the noise multiplier {noise:.6g} that was found gives epsilon {answer.epsilon:.6g}, not {target:g}; "
@@ -344,8 +385,30 @@ class _Request:
             mechanism=self.mechanism,
             certificate=self.certificate,
             version=coowned.__version__,
+            evaluation=evaluation,
             maker=_MADE_BY_GUARANTEE,
         )
+
+    def _share(self, held_out: ContributionCertificate, terms: dict[str, Any]) -> tuple[float, CoveredRelease]:
+        """Returns the noise of training, which alone has a share of epsilon, and the evaluation that takes the rest."""
+        target, noise, unshared = self.epsilon, self.noise_multiplier, None
+        if target is not None:
+            unshared = calculators.calibrate(self.mechanism, epsilon=target, **terms)
+            noise = calculators.calibrate(self.mechanism, epsilon=target * (1 - self.epsilon_share), **terms)
+        assert noise is not None
+        if target is None:
+            alone = calculators.epsilon(self.mechanism, noise_multiplier=noise, **terms)
+            target = alone / (1 - self.epsilon_share)
+        evaluation = CoveredRelease.calibrated(
+            held_out,
+            self.mechanism,
+            epsilon=target,
+            epsilon_share=self.epsilon_share,
+            noise_multiplier=float(noise),
+            unshared=unshared,
+            **terms,
+        )
+        return noise, evaluation
 
 
 class _StoredComposition(msgspec.Struct, frozen=True, kw_only=True):
@@ -437,8 +500,9 @@ def compose(
     if len({run.run_id for run in guarantees}) != len(guarantees):
         raise InputError("duplicate run; compose each run once")
     runs = [(run.mechanism, run.noise_multiplier) for run in guarantees]
+    also = [steps for run in guarantees for steps in run.also]
     total, other_total = (
-        calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency)
+        calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency, also=also)
         for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
     )
     return ComposedGuarantee(
@@ -452,29 +516,42 @@ def compose(
 
 
 def _proven(
-    mechanism: Mechanism, certificate: ContributionCertificate, noise_multiplier: float, delta: float, adjacency: str
+    mechanism: Mechanism,
+    certificate: ContributionCertificate,
+    noise_multiplier: float,
+    evaluation: CoveredRelease | None,
+    *,
+    delta: float,
+    adjacency: str,
 ) -> tuple[calculators.Answer, dict[str, float]]:
     """Returns what the accountant proves for this noise: the main answer, and every epsilon by its field's name."""
     claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "delta": delta}
-    answer = calculators.epsilon_details(mechanism, adjacency=adjacency, **claim)
+    also = () if evaluation is None else (evaluation.steps,)
+    answer = calculators.epsilon_details(mechanism, adjacency=adjacency, also=also, **claim)
+    example = calculators.epsilon(mechanism.for_example(certificate), adjacency=adjacency, **claim)
+    if evaluation is not None:  # an example is trained on or held out, never both
+        alone = calculators.release_epsilon(evaluation.example_steps, delta=delta, adjacency=adjacency)
+        example = max(example, alone)
     return answer, {
         "epsilon": answer.epsilon,
-        "other_epsilon": calculators.epsilon(mechanism, adjacency=OTHER_ADJACENCY[adjacency], **claim),
-        "example_epsilon": calculators.epsilon(mechanism.for_example(certificate), adjacency=adjacency, **claim),
+        "other_epsilon": calculators.epsilon(mechanism, adjacency=OTHER_ADJACENCY[adjacency], also=also, **claim),
+        "example_epsilon": example,
     }
 
 
 @functools.lru_cache(maxsize=64)
-def _attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str) -> float:
+def _attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str, also: tuple[Steps, ...]) -> float:
     claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "adjacency": adjacency}
 
     def bound() -> float:
         try:
-            return calculators.true_positive_rate_bound(mechanism, false_positive_rate=FALSE_ALARMS, **claim)
+            return calculators.true_positive_rate_bound(mechanism, false_positive_rate=FALSE_ALARMS, also=also, **claim)
         except UncertifiableError:
             return 1.0
 
     question = {"accountant": ACCOUNTANT_VERSION, "attack": mechanism.to_dict(), "rate": FALSE_ALARMS, **claim}
+    if also:
+        question["also"] = codec.to_plain(also)
     return cached("accounting", question, bound, encode=repr, decode=float)
 
 

@@ -46,10 +46,14 @@ _NOT_RELEASED = (
     "Not released: training curves, drawn batch sizes, gradient norms, coins and keys; they depend on content or "
     "secrets."
 )
+_OTHER_RUNS = "other training runs on the same people, such as tuning runs, which must be composed with this one."
 _NOT_COVERED = (
     "Not covered for any user: validation and test examples, and every number or choice made from them (learning rate, "
-    "early stopping, reported accuracies); other training runs on the same people, such as tuning runs, which must be "
-    "composed with this one."
+    f"early stopping, reported accuracies); {_OTHER_RUNS}"
+)
+_NOT_COVERED_ELSE = (
+    "Not covered for any user: every other number or choice made from validation and test examples (learning rate, "
+    f"early stopping, accuracies not marked as covered); {_OTHER_RUNS}"
 )
 _NOT_PROMISED = (
     "Not promised: hiding that a user exists or who is attributed to what (node privacy); what is said about a user "
@@ -75,6 +79,8 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
       - A large delta is warned of.   (test_large_delta_is_warned_of)
       - Users without protection are in the headline.   (test_unprotected_users_are_counted)
       - What was asked for is shown as it was asked for, what is proven beside it.   (test_target_is_shown_as_asked)
+      - With a covered evaluation it says what is covered, what that cost training, and what is still not covered.
+        (test_covered_evaluation_is_stated)
       - A test run has "no guarantee" where its epsilon would be.   (test_test_run_has_no_epsilon)
       - Counts of users by level are there only when asked for, marked as graph statistics.
         (test_graph_statistics_are_marked)
@@ -93,6 +99,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         guarantee.adjacency: guarantee.shown_epsilon,
         OTHER_ADJACENCY[guarantee.adjacency]: rounded_up(guarantee.other_epsilon),
     }
+    not_covered = _NOT_COVERED if guarantee.evaluation is None else _NOT_COVERED_ELSE
     sentences = [
         *_simulated(guarantee),
         headline,
@@ -110,11 +117,12 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         "training set from elsewhere is assumed to be chosen without looking at content.",
         _SHAPE,
         _example_level(guarantee),
-        f"Released: the model, and optionally every noisy gradient. {_NOT_RELEASED}",
+        f"Released: the model, and optionally every noisy gradient{_released_counts(guarantee)}. {_NOT_RELEASED}",
         _accountant(guarantee),
         *(_levels(guarantee) if graph_statistics else []),
         *unprotected,
-        _NOT_COVERED,
+        *_covered(guarantee),
+        not_covered,
         _seed(guarantee),
         _NOT_PROMISED,
         f"Certificate: graph {certificate.graph_digest}, selection {certificate.selection_digest}; "
@@ -123,7 +131,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
     return Statement(
         headline=headline,
         sentences=tuple(sentences),
-        not_promised=(_NOT_RELEASED, _NOT_COVERED, _NOT_PROMISED, *unprotected),
+        not_promised=(_NOT_RELEASED, not_covered, _NOT_PROMISED, *unprotected),
         warnings=warnings,
         plain=plain,
         protection=protection,
@@ -140,8 +148,9 @@ def _headline(guarantee: "PrivacyGuarantee") -> str:
     other = OTHER_ADJACENCY[guarantee.adjacency]
     shown, proven = guarantee.shown_epsilon, rounded_up(guarantee.epsilon)
     excluded = guarantee.certificate.num_unprotected_users
+    what = "Training is" if guarantee.evaluation is None else "Training with its covered evaluation is"
     return (
-        f"Training is ({shown}, {guarantee.delta:.12g})-differentially private for every protected user (unit: {UNIT}; "
+        f"{what} ({shown}, {guarantee.delta:.12g})-differentially private for every protected user (unit: {UNIT}; "
         f"contribution bound {guarantee.contribution_bound:,}; adjacency: {guarantee.adjacency}), and "
         f"({rounded_up(guarantee.other_epsilon)}, {guarantee.delta:.12g})-differentially private under {other} "
         "adjacency."
@@ -156,6 +165,27 @@ def _simulated(guarantee: "PrivacyGuarantee") -> list[str]:
     return [
         f"Simulated epsilon {rounded_up(guarantee.simulated_epsilon)}: the noise was calibrated for a hypothetical "
         f"batch size of {guarantee.simulated_batch_size:,}, which is not the actual one. The true epsilon follows."
+    ]
+
+
+def _released_counts(guarantee: "PrivacyGuarantee") -> str:
+    return "" if guarantee.evaluation is None else ", and the noisy counts of the covered evaluation"
+
+
+def _covered(guarantee: "PrivacyGuarantee") -> list[str]:
+    """What a covered evaluation released, and what it cost."""
+    found = guarantee.evaluation
+    if found is None or guarantee.test_run:
+        return []
+    without = found.unshared_noise_multiplier
+    return [
+        "Covered, as part of the claim above: the figures marked as covered, of the evaluation on "
+        f"{counted(found.size, 'held-out copy', 'held-out copies')}. A recount found nobody in more than "
+        f"{counted(found.contribution_bound, 'copy', 'copies')} of them, who may be in the training set, too. "
+        "Released are counts with Gaussian noise, rounded and added as integers, of noise multiplier "
+        f"{rounded_down(found.noise_multiplier)} in units of the longest vector that one copy adds."
+        + ("" if without is None else f" Without it, training would have had noise multiplier {rounded_down(without)}.")
+        + f" Held-out part: graph {found.graph_digest}, selection {found.selection_digest}."
     ]
 
 
