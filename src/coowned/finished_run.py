@@ -42,7 +42,7 @@ class Run(StoredRun):
         """The run's folder; a temporary one is removed together with this object."""
         return self.path
 
-    def predict(self, table: Any, *, example_id: str | None = None) -> "pl.DataFrame":
+    def predict(self, table: Any, *, example_id: str | None = None, probabilities: bool = False) -> "pl.DataFrame":
         """Predictions for every row: columns id, prediction and probability.
 
         Guarantees:
@@ -52,6 +52,7 @@ class Run(StoredRun):
         Args:
           table: anything `from_table` reads, without users or label, or AttributedExamples.
           example_id: the column with the ids; the row number by default. Rows with one id are one example.
+          probabilities: of all classes, a column `probability_<class>` each.
 
         Returns:
           id; prediction: the class as the labels were spelled, or the number of a regression; probability: of that
@@ -60,7 +61,7 @@ class Run(StoredRun):
         import polars as pl
 
         examples, model, parameters, data = self._read(table, example_id, labels=False)
-        found = evaluation.predictions(model, parameters, data)
+        found = evaluation.predictions(model, parameters, data, probabilities=probabilities)
         return found.insert_column(0, pl.Series("id", examples.ids))
 
     def evaluate(self, table: Any, *, example_id: str | None = None, split: str = "new data") -> "pl.DataFrame":

@@ -34,6 +34,14 @@ def test_predictions_of_a_file(trained, new, tmp_path, capsys):
     assert "rows have no prediction" not in capsys.readouterr().out
 
 
+def test_probabilities_of_all_classes(trained, new, tmp_path):
+    call = ["predict", str(trained.folder), str(new), "--probabilities", "-o", str(tmp_path / "P.parquet")]
+    assert main.run(call) == 0
+    found = pl.read_parquet(tmp_path / "P.parquet")
+    assert found.columns == ["id", "prediction", "probability", "probability_0", "probability_1"]
+    assert_frame_equal(found, trained.predict(pl.read_parquet(new), probabilities=True))
+
+
 def test_rows_without_a_prediction_are_counted(trained, tmp_path, capsys):
     spoiled = rows(5).select("x1", x2=pl.Series([None, 1.0, 2.0, None, 3.0]))
     spoiled.write_parquet(tmp_path / "new.parquet")

@@ -110,6 +110,9 @@ def test_losses_and_predictions():
     assert np.isfinite(losses[2:]).all()
     assert np.isfinite(probability[0])  # a text without a label is predicted
     assert np.isnan(probability[1])  # no text is not
+    shares = np.asarray(jit(MODEL.probabilities)(own, batch))
+    assert shares.shape == (SIZE, 3)
+    np.testing.assert_allclose(shares.max(axis=1), probability, rtol=1e-5)
     assert np.array_equal(right[2:], predicted[2:] == batch["labels"][2:])
     assert right[2:].any()
     np.testing.assert_allclose(np.exp(-losses[2:])[right[2:]], probability[2:][right[2:]], rtol=1e-5)

@@ -556,6 +556,9 @@ def test_predictions():
     assert predicted.dtype == np.int32
     assert np.isnan(probability[7])
     assert np.delete(np.asarray(probability), 7) == pytest.approx(np.delete(np.asarray(expected).max(axis=1), 7))
+    shares = np.asarray(model.probabilities(model.initial(), batch))
+    assert np.isnan(shares[7]).all()
+    np.testing.assert_allclose(np.delete(shares, 7, axis=0), np.delete(np.asarray(expected), 7, axis=0), rtol=1e-5)
     losses, right = jax.jit(model.losses)(model.initial(), batch)
     assert np.isnan(losses[7])
     assert (np.asarray(right) == (np.asarray(predicted) == batch["label"])).all()
@@ -567,6 +570,9 @@ def test_predictions():
     index, chance = two.predict(two.initial(), batch)
     assert set(np.asarray(index).tolist()) == {0, 1}
     assert (np.delete(np.asarray(chance), 7) >= 0.5).all()
+    both = np.delete(np.asarray(two.probabilities(two.initial(), batch)), 7, axis=0)
+    np.testing.assert_allclose(both.sum(axis=1), 1, rtol=1e-5)
+    assert (both.argmax(axis=1) == np.delete(np.asarray(index), 7)).all()
     number = make_model(predict=lambda p, e: scores(p, e["x"])[0])
     value, chance = number.predict(number.initial(), batch)
     assert number.classes is None

@@ -67,6 +67,7 @@ def test_predictions_of_softmax():
     found, probability = jax.jit(SOFTMAX.predict)(SOFTMAX_PARAMETERS, SOFTMAX_BATCH)
     np.testing.assert_array_equal(found, chances.argmax(axis=1))
     np.testing.assert_allclose(probability, chances.max(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(SOFTMAX.probabilities(SOFTMAX_PARAMETERS, SOFTMAX_BATCH), chances, rtol=1e-4)
     loss, right = SOFTMAX.losses(SOFTMAX_PARAMETERS, SOFTMAX_BATCH)
     own = chances[np.arange(20), SOFTMAX_BATCH["labels"].astype(int)]
     np.testing.assert_allclose(loss, -np.log(own), rtol=1e-4)

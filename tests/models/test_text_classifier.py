@@ -179,8 +179,9 @@ def test_a_text_without_words_has_no_prediction():
     model = TextClassifier(num_features=64, character_ngrams=())
     task = model.task(pa.schema({"text": pa.string()}), folder=Path(), is_private=False, labels=False)
     _, table, _ = task.read(examples_without_users({"text": ["some words", None, " ... "]}))
-    found = predictions(model, model.initial(), table)
+    found = predictions(model, model.initial(), table, probabilities=True)
     assert found["prediction"].to_list() == [0, None, None]
+    assert found["probability_1"].to_list() == [0.5, None, None]
     assert found["probability"].to_list() == [0.5, None, None]
 
 

@@ -124,6 +124,32 @@ def test_labels_do_not_matter(small):
     assert one["prediction"].to_list() == (logits > 0).astype(int).tolist()
 
 
+@pytest.mark.parametrize("classes", [("spam", "ham"), (3, 5, 9)])
+def test_probabilities_of_all_classes(small, classes):
+    features, _ = small.world.batch(np.arange(300))
+    features[7, 2] = np.nan
+    table = FeatureTable(graph=small.graph, features=features, labels=np.full(300, np.nan))
+    model = LogisticRegression(num_features=6, classes=classes)
+    shape = model.shapes()["coefficients"]
+    own = {"coefficients": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    found = predictions(model, own, table, probabilities=True)
+    names = [f"probability_{name}" for name in classes]
+    assert found.columns == ["prediction", "probability", *names]
+    assert found.select("prediction", "probability").equals(predictions(model, own, table))
+    assert found.row(7) == (None,) * found.width
+    shares = np.delete(found.select(names).to_numpy(), 7, axis=0)
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-5)
+    rows = found.drop_nulls()
+    assert rows["prediction"].to_list() == [classes[place] for place in shares.argmax(axis=1)]
+    np.testing.assert_allclose(rows["probability"], shares.max(axis=1), rtol=1e-6)
+
+
+def test_a_number_has_no_probabilities(small):
+    table = FeatureTable(graph=small.graph.subgraph([0]), features=np.ones((1, 1)), labels=np.zeros(1))
+    with pytest.raises(InputError, match="there are no classes with probabilities"):
+        predictions(Answers(None), {}, table, probabilities=True)
+
+
 class Answers:
     """Gives the first feature as the answer."""
 

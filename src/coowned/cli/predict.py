@@ -19,6 +19,9 @@ def run(
     folder: RunFolder,
     source: "DataSource",
     output: Annotated[Path, typer.Option("--output", "-o", metavar="P.parquet", help="The file to write.")],
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Also write the probability of every class, a column each.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     verify_key: VerifyKey = None,
     json: Json = False,
@@ -31,7 +34,7 @@ def run(
 
         coowned predict RUN new.parquet -o P.parquet
 
-        coowned predict RUN new.csv --example-id message_id -o P.parquet
+        coowned predict RUN new.csv --example-id message_id --probabilities -o P.parquet
     """
     from coowned.finished_run import open_run
 
@@ -39,7 +42,7 @@ def run(
     check_signature(folder, verify_key)
     trained = open_run(folder)
     with whole_files(output) as (temporary,), show.progress("predicting"):
-        found = trained.predict(source.read_rows())
+        found = trained.predict(source.read_rows(), probabilities=probabilities)
         found.write_parquet(temporary)
     missing = found["prediction"].null_count()
     if json:

@@ -95,9 +95,14 @@ def example_losses(head: Head, config: Any, parameters: Arrays, batch: Arrays) -
 
 def predictions(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> tuple[Any, Any]:
     """((batch,) the first position's class, (batch,) its probability, NaN where there is no text)."""
+    shares = probabilities(head, config, parameters, batch)
+    return shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1)
+
+
+def probabilities(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Any:
+    """(batch, classes) of the first position, NaN where there is no text."""
     shares = jax.nn.softmax(scores_of(head, config, parameters, batch)[:, 0], axis=-1)
-    likely = jnp.where(batch["lengths"] > 0, shares.max(axis=-1), jnp.nan)
-    return shares.argmax(axis=-1).astype(jnp.int32), likely
+    return jnp.where(batch["lengths"][:, None] > 0, shares, jnp.nan)
 
 
 def scores_of(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Any:

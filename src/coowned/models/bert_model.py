@@ -235,9 +235,16 @@ class BertModel:
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
         """Refuses where the head fills in words, which says nothing of an example as a whole."""
+        self._check_classes()
+        return self._over_parts(bert_gradients.predictions, parameters, batch)
+
+    def probabilities(self, parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
+        self._check_classes()
+        return self._over_parts(bert_gradients.probabilities, parameters, batch)
+
+    def _check_classes(self) -> None:
         if self.classes is None:
             raise InputError("a masked language model has no classes to predict; train a bert-classifier")
-        return self._over_parts(bert_gradients.predictions, parameters, batch)
 
     def _over_parts(self, function: Callable[..., Any], parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
         whole = self._whole(parameters)

@@ -171,15 +171,23 @@ class ExampleModel:
         return None if self.classes is None or self.predictor is None else self.label
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        if self.predictor is None:
-            raise InputError("the model has no predict function; pass predict=...")
         numpy, usable = self._numpy, batch[USABLE]
-        found = self._over_rows(self._predict, parameters, batch).astype(numpy.float32)
+        found = self._predicted(parameters, batch)
         if self.classes is None:
             return numpy.where(usable, found, numpy.nan), numpy.full(len(found), numpy.nan, numpy.float32)
-        if found.ndim == 1:
-            found = numpy.stack([1 - found, found], axis=1)
         return found.argmax(axis=1).astype(numpy.int32), numpy.where(usable, found.max(axis=1), numpy.nan)
+
+    def probabilities(self, parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
+        return self._numpy.where(batch[USABLE][:, None], self._predicted(parameters, batch), self._numpy.nan)
+
+    def _predicted(self, parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
+        """(batch,) numbers, or (batch, classes) probabilities."""
+        if self.predictor is None:
+            raise InputError("the model has no predict function; pass predict=...")
+        found = self._over_rows(self._predict, parameters, batch).astype(self._numpy.float32)
+        if self.classes is not None and found.ndim == 1:
+            return self._numpy.stack([1 - found, found], axis=1)
+        return found
 
     def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
         """The trained parameters by their paths in the tree; frozen ones are where the model was made."""

@@ -269,8 +269,17 @@ class Classifier(LinearModel):
         if self.num_scores == 1:
             probability = jnp.where(jnp.isfinite(scores), jax.nn.sigmoid(jnp.abs(scores)), jnp.nan)
             return (scores > 0).astype(jnp.int32), probability
-        probabilities = jax.nn.softmax(scores)
-        return scores.argmax(axis=1).astype(jnp.int32), probabilities.max(axis=1)
+        return scores.argmax(axis=1).astype(jnp.int32), jax.nn.softmax(scores).max(axis=1)
+
+    def probabilities(self, parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        scores = self.scores(parameters["coefficients"], batch)
+        if self.num_scores > 1:
+            return jax.nn.softmax(scores)
+        both = jax.nn.sigmoid(jnp.stack([-scores, scores], axis=1))
+        return jnp.where(jnp.isfinite(scores)[:, None], both, jnp.nan)
 
     def _answer(self) -> tuple[str, str]:
         if self.num_scores == 1:

@@ -92,6 +92,10 @@ class Model(Protocol):
         """
         ...
 
+    def probabilities(self, parameters: Parameters, batch: dict[str, Any]) -> Any:
+        """(batch, classes) probability of every class, where there are classes; NaN where `predict` has NaN."""
+        ...
+
     def to_arrays(self, parameters: Parameters) -> dict[str, npt.NDArray[np.float32]]:
         """The parameters as they are stored in a model file."""
         ...

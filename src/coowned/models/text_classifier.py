@@ -137,6 +137,12 @@ class TextClassifier(Classifier):
         found, probability = super().predict(parameters, batch)
         return found, jnp.where((batch["values"] != 0).any(axis=1), probability, jnp.nan)
 
+    def probabilities(self, parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
+        import jax.numpy as jnp
+
+        some = (batch["values"] != 0).any(axis=1, keepdims=True)
+        return jnp.where(some, super().probabilities(parameters, batch), jnp.nan)
+
     def worst_case(self) -> SparseContent:
         return SparseContent(self._size, *self._worst_labels())
 

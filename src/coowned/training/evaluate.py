@@ -111,10 +111,20 @@ def example_losses(
     return loss, correct.astype(bool) & np.isfinite(loss)
 
 
-def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData) -> "pl.DataFrame":
+def predictions(
+    model: Model,
+    parameters: Mapping[str, npt.NDArray[np.float32]],
+    data: TrainingData,
+    *,
+    probabilities: bool = False,
+) -> "pl.DataFrame":
     """What the model says of every example: prediction (a class as the data spell it, or a number) and probability.
 
+    With `probabilities` a column `probability_<class>` of each class follows, in the order of the classes.
+
     Guarantees:
+      - The probabilities of all classes sum to one, and the prediction's is the largest.
+        (test_probabilities_of_all_classes)
       - Labels are not looked at.   (test_labels_do_not_matter)
       - An example with a value that is missing or not finite has no prediction; others are not touched by it.
         (test_unusable_rows_have_no_prediction)
@@ -122,6 +132,8 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
     import polars as pl
 
     model.check_data(data.shapes())
+    if model.classes is None and probabilities:
+        raise InputError("this model predicts a number: there are no classes with probabilities; leave them out")
     found, probability = _of_every_example(functools.partial(_compiled(model, "predict"), dict(parameters)), data)
     if model.classes is None:
         values = pl.Series("prediction", found.astype(np.float32)).fill_nan(None)
@@ -129,6 +141,11 @@ def predictions(model: Model, parameters: Mapping[str, npt.NDArray[np.float32]],
     usable = np.isfinite(probability)
     spelled = pl.Series("prediction", list(model.classes)).gather(pl.Series(np.where(usable, found, 0), dtype=pl.Int64))
     table = pl.DataFrame([spelled, pl.Series("probability", probability.astype(np.float32))])
+    if probabilities:
+        compute = functools.partial(_compiled(model, "probabilities"), dict(parameters))
+        (shares,) = _of_every_example(lambda batch: [compute(batch)], data)
+        names = [f"probability_{name}" for name in model.classes]
+        table = table.hstack(pl.DataFrame(shares.astype(np.float32), schema=names))
     return table.with_columns(pl.when(pl.Series(usable)).then(pl.all()))
 
 
