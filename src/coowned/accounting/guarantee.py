@@ -24,6 +24,7 @@ from coowned.accounting.statement import (
     unprotected_sentences,
 )
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
+from coowned.accounting.tuning_claim import TuningClaim
 from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
@@ -53,6 +54,7 @@ class PrivacyGuarantee:
       test_run: noise and coins come from a given seed: nothing is promised, and the statement says so.
       run_id: names the one run this is for; two runs need two guarantees.
       evaluation: a covered evaluation; every epsilon is then of training and evaluation together. None without one.
+      tuning: the run is the best of a tuning, and every epsilon is that of the whole tuning. None for a run alone.
 
     Guarantees:
       - Only `guarantee` makes one, from a certificate that the mechanism agrees with.   (test_only_guarantee_makes_one)
@@ -77,6 +79,7 @@ class PrivacyGuarantee:
     certificate: ContributionCertificate
     version: str
     evaluation: CoveredRelease | None = None
+    tuning: TuningClaim | None = None
     maker: dataclasses.InitVar[object] = None  # not kept, so that dataclasses.replace cannot pass it on
 
     def __post_init__(self, maker: object) -> None:
@@ -116,6 +119,8 @@ class PrivacyGuarantee:
         """Bounds the success of any attack on this run with 1% false alarms."""
         epsilon = self.epsilon if adjacency == self.adjacency else self.other_epsilon
         by_claim = math.exp(min(epsilon, 700.0)) * FALSE_ALARMS + self.delta
+        if self.tuning is not None:
+            return min(1.0, by_claim, _tuning_attack_bound(self.tuning, adjacency, epsilon))
         return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency, self.also))
 
     def statement(self, *, graph_statistics: bool = False) -> str:
@@ -136,6 +141,7 @@ class PrivacyGuarantee:
         Under a fixed graph a user in fewer copies has a better guarantee. Level 0 has no epsilon: such users have no
         part in training, which says nothing of validation or test. With a covered evaluation every level, 0 too, has
         the epsilon of a user in as many held-out copies as are allowed.   (test_levels_with_an_evaluation)
+        Of a tuning, whose runs may differ in their copies, every level has the epsilon of the worst-off user.
         For cyclic sampling there is one row for each group and level. The `users` column is a statistic of the graph.
         """
         rows = [{**level, "epsilon": self._level_epsilon(level)} for level in self.mechanism.levels(self.certificate)]
@@ -148,6 +154,8 @@ class PrivacyGuarantee:
 
     def _level_epsilon(self, level: dict[str, Any]) -> float | None:
         terms: dict[str, Any] = {"delta": self.delta, "adjacency": self.adjacency}
+        if self.tuning is not None:
+            return self.epsilon
         if level["copies"] == 0:
             return None if self.evaluation is None else calculators.release_epsilon(self.evaluation.steps, **terms)
         if level["copies"] == self.contribution_bound and "group" not in level:
@@ -178,15 +186,16 @@ class PrivacyGuarantee:
         """
         stored: Any = codec.decode_json(_STORED, text, name="guarantee", format=FORMAT, remedy="run calibrate again")
         fields = codec.to_plain(stored)
-        if fields["evaluation"] is None:
-            del fields["evaluation"]  # as it is written
+        for name in _LATER:
+            if fields[name] is None:
+                del fields[name]  # as it is written
         if fields.pop("checksum") != codec.checksum(fields) or fields.pop("unit") != UNIT:
             raise CertificateMismatchError(_CHANGED)
         certificate = _certificate_of(fields.pop("certificate"), certificate)
         mechanism = mechanism_from_dict(fields.pop("mechanism"))
         mechanism.check_certificate(certificate)
         parts: dict[str, Any] = {"certificate": certificate, "mechanism": mechanism, "maker": _MADE_BY_GUARANTEE}
-        fields["evaluation"] = stored.evaluation
+        fields |= {name: getattr(stored, name) for name in _LATER}
         guarantee = cls(**fields, **parts)
         proven = guarantee.check()
         # Within the tolerance of `check` the larger counts; a difference of rounding alone is none.
@@ -213,7 +222,11 @@ class PrivacyGuarantee:
           What this version proves for the same noise, by the name of the entry.
         """
         terms: dict[str, Any] = {"delta": self.delta, "adjacency": self.adjacency}
-        proven = _proven(self.mechanism, self.certificate, self.noise_multiplier, self.evaluation, **terms)[1]
+        if self.tuning is not None:
+            self.tuning.check_member(self.mechanism, self.noise_multiplier, self.evaluation)
+            proven = _proven_of_tuning(self.tuning, **terms)
+        else:
+            proven = _proven(self.mechanism, self.certificate, self.noise_multiplier, self.evaluation, **terms)[1]
         for name, value in proven.items():
             if not getattr(self, name) >= value * (1 - 1e-3):
                 raise CertificateMismatchError(
@@ -222,18 +235,34 @@ class PrivacyGuarantee:
                 )
         return proven
 
+    def of_tuning(self, tuning: TuningClaim, *, target_epsilon: float, run_id: str) -> "PrivacyGuarantee":
+        """Returns the guarantee of this run as the best of a tuning, at this delta: every epsilon is the tuning's.
+
+        Args:
+          tuning: of whose grid this run's mechanism, noise and evaluation must be.
+          target_epsilon: that was asked for, of the tuning.
+          run_id: of the tuning, which is one run to everybody else.
+        """
+        tuning.check_member(self.mechanism, self.noise_multiplier, self.evaluation)
+        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        proven = _proven_of_tuning(tuning, delta=self.delta, adjacency=self.adjacency)
+        asked: dict[str, Any] = {"target_epsilon": float(target_epsilon), "run_id": run_id, "tuning": tuning}
+        return PrivacyGuarantee(**{**kept, **proven, **asked}, maker=_MADE_BY_GUARANTEE)
+
     def _fields(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in _PLAIN}
-        if self.evaluation is not None:  # a file without one is that of a version that knew none
-            plain["evaluation"] = codec.to_plain(self.evaluation)
+        for name in _LATER:  # a file without them is that of a version that knew none
+            if getattr(self, name) is not None:
+                plain[name] = codec.to_plain(getattr(self, name))
         certificate = msgspec.json.decode(self.certificate.to_json())
         return {**plain, "unit": UNIT, "mechanism": self.mechanism.to_dict(), "certificate": certificate}
 
 
+_LATER = ("evaluation", "tuning")  # what the first version of the format did not know
 _PLAIN = {
     field.name: field.type
     for field in dataclasses.fields(PrivacyGuarantee)
-    if field.name not in ("mechanism", "certificate", "evaluation")
+    if field.name not in ("mechanism", "certificate", *_LATER)
 }
 _STORED = msgspec.defstruct(
     "Guarantee",
@@ -243,6 +272,7 @@ _STORED = msgspec.defstruct(
         ("mechanism", dict),
         ("certificate", dict | str),
         ("evaluation", CoveredRelease | None, None),
+        ("tuning", TuningClaim | None, None),
         ("checksum", str),
     ],
     kw_only=True,
@@ -499,11 +529,8 @@ def compose(
             raise InputError(f"runs {first.run_id} and {other.run_id} have different adjacencies; use one for both")
     if len({run.run_id for run in guarantees}) != len(guarantees):
         raise InputError("duplicate run; compose each run once")
-    runs = [(run.mechanism, run.noise_multiplier) for run in guarantees]
-    also = [steps for run in guarantees for steps in run.also]
     total, other_total = (
-        calculators.composed_epsilon(runs, delta=delta, adjacency=adjacency, also=also)
-        for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
+        _composed(guarantees, delta, adjacency) for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
     )
     return ComposedGuarantee(
         epsilon=total,
@@ -513,6 +540,40 @@ def compose(
         members=tuple(guarantees),
         maker=_MADE_BY_GUARANTEE,
     )
+
+
+def _composed(guarantees: Sequence[PrivacyGuarantee], delta: float, adjacency: str) -> float:
+    """Returns the epsilon of all together. Of a tuning only pairs of epsilon and delta are known, which add up."""
+    tunings = [run.tuning for run in guarantees if run.tuning is not None]
+    alone = [run for run in guarantees if run.tuning is None]
+    share = delta / (len(tunings) + bool(alone))
+    total = math.fsum(tuning.epsilon(share, adjacency) for tuning in tunings)
+    if not alone:
+        return total
+    runs = [(run.mechanism, run.noise_multiplier) for run in alone]
+    also = [steps for run in alone for steps in run.also]
+    return total + calculators.composed_epsilon(runs, delta=share, adjacency=adjacency, also=also)
+
+
+def _proven_of_tuning(tuning: TuningClaim, *, delta: float, adjacency: str) -> dict[str, float]:
+    """Returns what is proven for a tuning. One example is in no more copies than its users may be."""
+    question = {"accountant": ACCOUNTANT_VERSION, "tuning": codec.to_plain(tuning), "delta": delta}
+
+    def proven(under: str) -> float:
+        asked = {**question, "adjacency": under}
+        return cached("accounting", asked, lambda: tuning.epsilon(delta, under), encode=repr, decode=float)
+
+    epsilon = proven(adjacency)
+    return {"epsilon": epsilon, "other_epsilon": proven(OTHER_ADJACENCY[adjacency]), "example_epsilon": epsilon}
+
+
+def _tuning_attack_bound(tuning: TuningClaim, adjacency: str, epsilon: float) -> float:
+    def bound() -> float:
+        return tuning.attack_bound(adjacency, false_alarms=FALSE_ALARMS, largest=min(epsilon, 20.0))
+
+    question = {"accountant": ACCOUNTANT_VERSION, "attack": codec.to_plain(tuning), "rate": FALSE_ALARMS}
+    asked = {**question, "adjacency": adjacency, "epsilon": epsilon}
+    return cached("accounting", asked, bound, encode=repr, decode=float)
 
 
 def _proven(

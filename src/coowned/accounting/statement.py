@@ -47,6 +47,10 @@ _NOT_RELEASED = (
     "secrets."
 )
 _OTHER_RUNS = "other training runs on the same people, such as tuning runs, which must be composed with this one."
+_NOT_RELEASED_OF_TUNING = (
+    "Not released: how many runs there were, and the models, scores and settings of all but the best. How long the "
+    "tuning took tells about the number of runs and is not covered."
+)
 _NOT_COVERED = (
     "Not covered for any user: validation and test examples, and every number or choice made from them (learning rate, "
     f"early stopping, reported accuracies); {_OTHER_RUNS}"
@@ -81,6 +85,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
       - What was asked for is shown as it was asked for, what is proven beside it.   (test_target_is_shown_as_asked)
       - With a covered evaluation it says what is covered, what that cost training, and what is still not covered.
         (test_covered_evaluation_is_stated)
+      - A tuning says what was drawn and from what, and what of it stays secret.   (test_tuning_is_stated)
       - A test run has "no guarantee" where its epsilon would be.   (test_test_run_has_no_epsilon)
       - Counts of users by level are there only when asked for, marked as graph statistics.
         (test_graph_statistics_are_marked)
@@ -122,6 +127,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         *(_levels(guarantee) if graph_statistics else []),
         *unprotected,
         *_covered(guarantee),
+        *_tuning(guarantee),
         not_covered,
         _seed(guarantee),
         _NOT_PROMISED,
@@ -131,7 +137,13 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
     return Statement(
         headline=headline,
         sentences=tuple(sentences),
-        not_promised=(_NOT_RELEASED, not_covered, _NOT_PROMISED, *unprotected),
+        not_promised=(
+            _NOT_RELEASED,
+            *([] if guarantee.tuning is None else [_NOT_RELEASED_OF_TUNING]),
+            not_covered,
+            _NOT_PROMISED,
+            *unprotected,
+        ),
         warnings=warnings,
         plain=plain,
         protection=protection,
@@ -149,6 +161,8 @@ def _headline(guarantee: "PrivacyGuarantee") -> str:
     shown, proven = guarantee.shown_epsilon, rounded_up(guarantee.epsilon)
     excluded = guarantee.certificate.num_unprotected_users
     what = "Training is" if guarantee.evaluation is None else "Training with its covered evaluation is"
+    if guarantee.tuning is not None:
+        what = "The whole tuning, of which this is the best run, is"
     return (
         f"{what} ({shown}, {guarantee.delta:.12g})-differentially private for every protected user (unit: {UNIT}; "
         f"contribution bound {guarantee.contribution_bound:,}; adjacency: {guarantee.adjacency}), and "
@@ -186,6 +200,24 @@ def _covered(guarantee: "PrivacyGuarantee") -> list[str]:
         f"{rounded_down(found.noise_multiplier)} in units of the longest vector that one copy adds."
         + ("" if without is None else f" Without it, training would have had noise multiplier {rounded_down(without)}.")
         + f" Held-out part: graph {found.graph_digest}, selection {found.selection_digest}."
+    ]
+
+
+def _tuning(guarantee: "PrivacyGuarantee") -> list[str]:
+    """What the tuning did, by which theorem it is accounted for, and what about it stays secret."""
+    tuning = guarantee.tuning
+    if tuning is None or guarantee.test_run:
+        return []
+    keys = ", ".join(tuning.grid)
+    return [
+        "Tuning: the best, by covered accuracy, of a random number of runs "
+        f"({tuning.law.expected:.4g} expected, at most {tuning.law.largest:,}; geometric, cut there), each with "
+        f"its own key and one of {counted(tuning.grid_size, 'setting')} of {keys}, drawn from a grid fixed in advance. "
+        "Accounted for by the privacy curve of one run and the law of the number of runs (private selection: Papernot "
+        "and Steinke 2022; Koskela, Redberg and Wang 2024; proof in docs/accounting.md). Without tuning, the first "
+        f"setting would have had noise multiplier {rounded_down(tuning.untuned_noise_multiplier)}. The covered "
+        "accuracy is the largest of several: it is too high on average, and its interval does not allow for that.",
+        _NOT_RELEASED_OF_TUNING,
     ]
 
 

@@ -14,11 +14,11 @@ from coowned.errors import InputError, UncertifiableError
 Floats = npt.NDArray[np.float64]
 
 LARGEST_EXPECTED = 1000
+LARGEST_EPSILON = 500.0  # that is looked for
 _TIMES_EXPECTED = 4  # the law of the number of runs ends at this many times its mean
 _WEIGHT_SUM = 2**48  # about: the law's weights are whole numbers, so that it can be drawn exactly
 _CELLS = 2000  # of the tail probability of a run's rank
 _SMALLEST_TAIL = 1e-9  # where the first cell ends
-_LARGEST_EPSILON = 500.0
 _ROUNDING = 1e-9  # of delta: more than all roundings in sums of positive terms
 
 
@@ -176,7 +176,7 @@ def tuned_epsilon(profile: PrivacyProfile, law: NumberOfRuns, delta: float) -> f
         return low
     while tuned_delta(profile, law, high) > delta:
         low, high = high, 2 * high
-        if high > _LARGEST_EPSILON:
+        if high > LARGEST_EPSILON:
             raise UncertifiableError("no epsilon is proven for this tuning at this delta; use more noise")
     while high - low > 1e-4 * high:
         middle = (low + high) / 2

@@ -1,0 +1,141 @@
+"""A guarantee of the best of a random number of runs."""
+
+import dataclasses
+import functools
+import json
+
+import pytest
+
+from coowned import AttributionGraph, GreedyMinSeparation, MinSeparation, PoissonSampling, certify, codec
+from coowned.accounting.calculators import epsilon_curve
+from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
+from coowned.accounting.tuned_guarantee import tuned_guarantees
+from coowned.accounting.tuning_claim import TunedSetting, TuningClaim
+from coowned.errors import CertificateMismatchError, InputError
+
+CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
+GRID = {"learning_rate": [0.1, 0.2, 0.3], "batch_size": [2, 4]}
+
+
+@pytest.fixture(scope="module")
+def claims():
+    """Of two schedules, whose curves are closed forms."""
+    graph = AttributionGraph.from_users_per_example([[user % 25] for user in range(100)])
+    made = []
+    for size in GRID["batch_size"]:
+        chosen = GreedyMinSeparation(batch_size=size, iterations=20, min_separation=6).select(graph)
+        certificate = certify(graph, chosen)
+        mechanism = MinSeparation.from_certificate(certificate, num_bands=6)
+        made.append(functools.partial(_claim, certificate, mechanism))
+    return made
+
+
+def _claim(certificate, mechanism, epsilon):
+    return guarantee(certificate, mechanism, epsilon=epsilon, **CLAIM)
+
+
+@pytest.fixture(scope="module")
+def tuned(claims):
+    return tuned_guarantees(claims, [3, 3], grid=GRID, expected_runs=4, epsilon=4.0)
+
+
+def claim_of(run, *, weights, count=1):
+    setting = TunedSetting(count=count, mechanism=run.mechanism.to_dict(), noise_multiplier=run.noise_multiplier)
+    return TuningClaim(
+        weights=weights, settings=(setting,), grid={"learning_rate": [0.1] * count}, untuned_noise_multiplier=1.0
+    )
+
+
+def test_noise_of_a_tuning(claims, tuned):
+    alone = [claim(4.0).noise_multiplier for claim in claims]
+    for run, untuned in zip(tuned, alone, strict=True):
+        assert 4.0 * 0.997 <= run.epsilon <= 4.0
+        assert run.noise_multiplier > 1.1 * untuned
+        assert run.tuning.untuned_noise_multiplier == alone[0]
+    assert tuned[0].epsilon == tuned[1].epsilon
+    assert tuned[0].run_id == tuned[1].run_id
+    less = tuned_guarantees(claims[:1], [1], grid={"learning_rate": [0.1]}, expected_runs=2, epsilon=4.0)
+    assert alone[0] < less[0].noise_multiplier < tuned[0].noise_multiplier
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_a_tuning_of_one_run(claims, adjacency):
+    run = claims[0](4.0)
+    alone = run.epsilon if adjacency == "zero-out" else run.other_epsilon
+    assert alone <= claim_of(run, weights=(1,)).epsilon(1e-6, adjacency) <= alone * 1.005
+
+
+def test_the_curve_is_the_mean_over_settings(claims):
+    """Half of the settings reveal nothing to speak of: the other half's delta counts half."""
+    run, quiet = claims[0](4.0), claims[0](1e-3)
+    both = dataclasses.replace(
+        claim_of(run, weights=(1,), count=2),
+        settings=(*claim_of(run, weights=(1,)).settings, *claim_of(quiet, weights=(1,)).settings),
+    )
+    curve = epsilon_curve(run.mechanism, noise_multiplier=run.noise_multiplier, adjacency="zero-out", epsilons=[3.0])
+    assert both.epsilon(curve[0] / 2, "zero-out") == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_run_outside_of_the_grid_is_refused(claims, tuned):
+    with pytest.raises(CertificateMismatchError, match="not one of the tuning's grid"):
+        claims[0](4.0).of_tuning(tuned[0].tuning, target_epsilon=4.0, run_id="x")
+    stored = json.loads(tuned[0].to_json())
+    del stored["checksum"], stored["format"]
+    stored["noise_multiplier"] *= 2
+    text = codec.encode_json({**stored, "checksum": codec.checksum(stored)}, format="coowned-guarantee-2")
+    with pytest.raises(CertificateMismatchError, match="not one of the tuning's grid"):
+        PrivacyGuarantee.from_json(text)
+
+
+def test_stored_and_read_back(tuned):
+    for run in tuned:
+        assert PrivacyGuarantee.from_json(run.to_json()) == run
+
+
+def test_a_claim_with_fewer_runs_is_refused(claims):
+    run = claims[0](4.0)
+    tuned = run.of_tuning(claim_of(run, weights=(1,) * 8), target_epsilon=9.0, run_id="x")
+    assert tuned.epsilon > 4.2
+    stored = json.loads(tuned.to_json())
+    del stored["checksum"], stored["format"]
+    stored["epsilon"] = 4.0
+    text = codec.encode_json({**stored, "checksum": codec.checksum(stored)}, format="coowned-guarantee-2")
+    with pytest.raises(CertificateMismatchError, match="is proven; compute the guarantee again"):
+        PrivacyGuarantee.from_json(text)
+
+
+def test_tuning_is_stated(tuned):
+    parts = tuned[1].statement_parts()
+    assert parts.headline.startswith("The whole tuning, of which this is the best run, is (4, 1e-06)-differentially")
+    text = " ".join(parts.sentences)
+    assert "4 expected, at most 16" in text
+    assert "one of 6 settings of learning_rate, batch_size" in text
+    assert "too high on average" in text
+    assert any("how many runs there were" in sentence for sentence in parts.not_promised)
+    assert all(0 < bound <= 1 for bound in parts.attack_bounds.values())
+
+
+def test_levels_of_a_tuning_are_those_of_the_worst_off(tuned):
+    assert set(tuned[0].by_copies()["epsilon"]) == {tuned[0].epsilon}
+
+
+def test_composition_with_a_tuning_adds_epsilons(claims, tuned):
+    run = claims[0](2.0)
+    both = compose([tuned[0], run], delta=2e-6)
+    assert both.epsilon == pytest.approx(tuned[0].epsilon + run.epsilon, rel=1e-3)
+    assert compose([tuned[0]], delta=1e-6).epsilon == pytest.approx(tuned[0].epsilon)
+
+
+def test_a_grid_that_is_not_covered_is_refused(claims):
+    with pytest.raises(InputError, match="every setting of its grid"):
+        tuned_guarantees(claims, [3, 2], grid=GRID, expected_runs=4, epsilon=4.0)
+
+
+@pytest.mark.full
+def test_noise_of_a_tuning_of_sampled_runs(greedy_certificate):
+    mechanisms = [
+        PoissonSampling.from_certificate(greedy_certificate, batch_size=size, iterations=50) for size in (32, 64)
+    ]
+    claims = [functools.partial(_claim, greedy_certificate, mechanism) for mechanism in mechanisms]
+    for run in tuned_guarantees(claims, [1, 1], grid={"batch_size": [32, 64]}, expected_runs=4, epsilon=4.0):
+        assert 4.0 * 0.997 <= run.epsilon <= 4.0
