@@ -41,6 +41,8 @@ _NAMES = {
     "models.bert": "BertMaskedLM BertClassifier",
     "models.linear_regression": "LinearRegression",
     "models.text_classifier": "TextClassifier",
+    "models.embedding_classifier": "EmbeddingClassifier",
+    "models.embedding_regression": "EmbeddingRegression",
     "models.jax_model": "JaxModel",
     "training.plan": "TrainingPlan",
     "training.loop": "train",

@@ -49,6 +49,8 @@ from coowned.mechanism.poisson_sampling import PoissonSampling as PoissonSamplin
 from coowned.mechanism.random_allocation import RandomAllocation as RandomAllocation
 from coowned.models.bert import BertClassifier as BertClassifier
 from coowned.models.bert import BertMaskedLM as BertMaskedLM
+from coowned.models.embedding_classifier import EmbeddingClassifier as EmbeddingClassifier
+from coowned.models.embedding_regression import EmbeddingRegression as EmbeddingRegression
 from coowned.models.jax_model import JaxModel as JaxModel
 from coowned.models.linear_regression import LinearRegression as LinearRegression
 from coowned.models.logistic_regression import LogisticRegression as LogisticRegression

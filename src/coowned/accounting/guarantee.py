@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -123,17 +123,17 @@ class PrivacyGuarantee:
             return min(1.0, by_claim, _tuning_attack_bound(self.tuning, adjacency, epsilon))
         return min(1.0, by_claim, _attack_bound(self.mechanism, self.noise_multiplier, adjacency, self.also))
 
-    def statement(self, *, graph_statistics: bool = False) -> str:
+    def statement(self, *, graph_statistics: bool = False, model: Mapping[str, Any] | None = None) -> str:
         """Explains the guarantee in numbered sentences; with graph_statistics, also how many users have which level.
 
         Such counts are statistics of the graph, which fixed-graph privacy does not protect: leave them out of what is
-        published unless the graph is public.
+        published unless the graph is public. With a model's description it names a public encoder.
         """
-        return str(self.statement_parts(graph_statistics=graph_statistics))
+        return str(self.statement_parts(graph_statistics=graph_statistics, model=model))
 
-    def statement_parts(self, *, graph_statistics: bool = False) -> Statement:
+    def statement_parts(self, *, graph_statistics: bool = False, model: Mapping[str, Any] | None = None) -> Statement:
         """Returns the statement as data: headline, sentences, and what is not promised."""
-        return make_statement(self, graph_statistics=graph_statistics)
+        return make_statement(self, graph_statistics=graph_statistics, model=model)
 
     def by_copies(self) -> pl.DataFrame:
         """Returns epsilon for users with 0, 1, … copies (participations for a schedule), and how many users have them.

@@ -3,6 +3,7 @@
 import dataclasses
 import decimal
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -71,12 +72,30 @@ _SHAPE = (
 )
 
 
-def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> Statement:
+def encoder_sentences(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names the public encoder that a model's description has, and what its user declared; empty for most models."""
+    digest = model.get("encoder_sha256")
+    if not digest:
+        return ()
+    declared = model.get("encoder_trained_on")
+    said = (
+        f'its user declares that it was trained on "{declared}"' if declared else "what it was trained on is not said"
+    )
+    return (
+        f"Texts are embedded, each by itself, by an encoder that is assumed to be public (SHA-256 of its weights: "
+        f"{digest}); {said}. For text that it was trained on an encoder is not public, and nothing is promised.",
+    )
+
+
+def make_statement(
+    guarantee: "PrivacyGuarantee", *, graph_statistics: bool, model: Mapping[str, Any] | None = None
+) -> Statement:
     """The statement of one guarantee.
 
     Guarantees:
       - Every number in it is read from the guarantee or its certificate.   (test_numbers_are_the_guarantees)
       - What the model's shape was taken from is said.   (test_the_origin_of_the_shape_is_stated)
+      - A public encoder is named by its digest, with what was declared of it.   (test_the_statement_names_the_encoder)
       - What is not promised is a list of its own, and all of it is said.   (test_not_promised_is_data)
       - "completely different text" stands beside the replace epsilon only.   (test_sentence_matches_adjacency)
       - The plain sentences follow the bound on attacks, which is in them.   (test_plain_sentence_follows_epsilon)
@@ -90,6 +109,9 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
       - Counts of users by level are there only when asked for, marked as graph statistics.
         (test_graph_statistics_are_marked)
       - Numbers are rounded on the private side.   (test_rounding_is_on_the_private_side)
+
+    Args:
+      model: its description, of which what is said of public parts enters the statement.
     """
     certificate = guarantee.certificate
     headline, unprotected = _headline(guarantee), unprotected_sentences(certificate)
@@ -121,6 +143,7 @@ def make_statement(guarantee: "PrivacyGuarantee", *, graph_statistics: bool) -> 
         f"{counted(certificate.contribution_bound, 'copy', 'copies')}. coowned's selectors never see content; a "
         "training set from elsewhere is assumed to be chosen without looking at content.",
         _SHAPE,
+        *encoder_sentences(model or {}),
         _example_level(guarantee),
         f"Released: the model, and optionally every noisy gradient{_released_counts(guarantee)}. {_NOT_RELEASED}",
         _accountant(guarantee),

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -164,8 +164,18 @@ def read_config(path: str | os.PathLike[str]) -> BertConfig:
         raise InputError(f"{path}: {error}") from None
 
 
+class HeadParameters(Protocol):
+    """What `parameters_from` must know of a head; `bert_network.Head` says what each is."""
+
+    architecture: ClassVar[str]
+    optional: ClassVar[tuple[str, ...]]
+    ignored: ClassVar[tuple[str, ...]]
+
+    def shapes(self, config: Any) -> dict[str, tuple[int, ...]]: ...
+
+
 def parameters_from(
-    config: BertConfig, head: "Head", arrays: Mapping[str, npt.ArrayLike]
+    config: BertConfig, head: HeadParameters, arrays: Mapping[str, npt.ArrayLike]
 ) -> dict[str, npt.NDArray[np.float32]]:
     """The parameters among a checkpoint's arrays, in float32 and under today's names; InputError where they do not fit.
 

@@ -12,6 +12,8 @@ MODELS = {
     "logistic-regression": "coowned.models.logistic_regression.LogisticRegression",
     "linear-regression": "coowned.models.linear_regression.LinearRegression",
     "text-classifier": "coowned.models.text_classifier.TextClassifier",
+    "embedding-classifier": "coowned.models.embedding_classifier.EmbeddingClassifier",
+    "embedding-regression": "coowned.models.embedding_regression.EmbeddingRegression",
     "bert-masked-lm": "coowned.models.bert.BertMaskedLM",
     "bert-classifier": "coowned.models.bert.BertClassifier",
     "python": "coowned.models.python_model.PythonModel",

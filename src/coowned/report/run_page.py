@@ -131,7 +131,7 @@ def gather(
         date=datetime.date.today().isoformat(),
         release=release,
         with_graph=with_graph,
-        statement=run.guarantee.statement_parts()
+        statement=run.guarantee.statement_parts(model=run.record.model)
         if run.guarantee
         else Statement(headline=run.statement(), sentences=(run.statement(),)),
         tiles=_tiles(run, with_graph=with_graph),

@@ -18,7 +18,7 @@ FILES = (
     "run-key.json",  # the secret, readable by its owner alone; destroyed when the run has ended
     "checkpoint.safetensors",  # parameters, optimizer state and metrics after some step; removed when the run has ended
     "model.safetensors",  # the result, with the statement inside
-    "config.json", "vocab.txt", "model.py",  # what some models need besides
+    "config.json", "vocab.txt", "model.py", "encoder.json", "encoder.safetensors",  # what some models need besides
     "members.parquet",  # of a sweep: number, configuration and settings of every member
     "metrics.parquet",  # training curves: not covered by any guarantee
     "validation.parquet", "test.parquet",  # evaluation on held-out examples: not covered

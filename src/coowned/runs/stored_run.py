@@ -37,6 +37,8 @@ MODEL_FILES = {
     "config.json": "the sizes of the model.",
     "vocab.txt": "its public vocabulary.",
     "model.py": "the code that creates the model; using the model runs it.",
+    "encoder.json": "what the public encoder makes of a text besides its weights.",
+    "encoder.safetensors": "the public encoder's weights, as they were given.",
 }
 """What some models need beside their parameters, and what it is."""
 
@@ -103,7 +105,7 @@ class StoredRun:
         """The privacy statement of the model."""
         if self.guarantee is None:
             return claim_file.absent_statement(public=self.public)
-        return self.guarantee.statement()
+        return self.guarantee.statement(model=self.record.model)
 
     @property
     def claims(self) -> bool:

@@ -47,7 +47,7 @@ class TrainedModel:
         return self.model.to_arrays(self.parameters)
 
     def statement(self) -> str:
-        return self.plan.statement()
+        return self.plan.statement(self.model.describe())
 
 
 def train(
@@ -127,7 +127,7 @@ def train(
     if folder is not None:
         metadata = {
             "format": "pt",  # what transformers asks for
-            "statement": plan.statement(),
+            "statement": trained.statement(),
             "plan": plan.digest,
             "model": json.dumps(model.describe()),
         }

@@ -152,11 +152,11 @@ class RunPlan(OptimizerOptions):
             strategy=self.strategy,
         )
 
-    def statement(self) -> str:
-        """What may be said of the model."""
+    def statement(self, model: Mapping[str, Any] | None = None) -> str:
+        """What may be said of the model, and of the public parts that its description names."""
         if self.guarantee is None:
             return absent_statement(public=self.public)
-        return self.guarantee.statement()
+        return self.guarantee.statement(model=model)
 
     def describe(self) -> dict[str, Any]:
         """Every choice of the run but its data, code and key, as plain values; a run is resumed only under the same."""

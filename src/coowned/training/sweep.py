@@ -88,7 +88,7 @@ class SweptModels:
         Guarantees:
           - It names the others and says that they are not covered.   (test_statement_covers_one_model)
         """
-        text = self.plans[released].statement()
+        text = self.plans[released].statement(self.model.describe())
         if self.plans[released].guarantee is None:
             return text
         number = text.count("\n") + 2
