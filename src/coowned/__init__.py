@@ -32,6 +32,7 @@ _NAMES = {
     "accounting.calculators": "epsilon calibrate epsilon_curve gaussian_dp true_positive_rate_bound "
     "sweep_noise_multiplier",
     "accounting.guarantee": "PrivacyGuarantee guarantee ComposedGuarantee compose",
+    "accounting.covered": "CoveredEvaluation",
     "accounting.choices": "Plan",
     "accounting.planning": "plan",
     "mechanism.banded_strategy": "BandedStrategy",
@@ -48,6 +49,7 @@ _NAMES = {
     "training.loop": "train",
     "training.sweep": "grid sweep",
     "training.evaluate": "evaluate",
+    "training.covered": "CoveredFigures",
     "content.data": "FeatureTable",
     "runs.settings": "PrivacySettings MechanismSettings Optimizer RunSettings",
     "fitting": "fit",

@@ -6,6 +6,7 @@ from coowned.accounting.calculators import sweep_noise_multiplier as sweep_noise
 from coowned.accounting.calculators import true_positive_rate_bound as true_positive_rate_bound
 from coowned.accounting.calibrate import calibrate as calibrate
 from coowned.accounting.choices import Plan as Plan
+from coowned.accounting.covered import CoveredEvaluation as CoveredEvaluation
 from coowned.accounting.guarantee import ComposedGuarantee as ComposedGuarantee
 from coowned.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
 from coowned.accounting.guarantee import compose as compose
@@ -74,6 +75,7 @@ from coowned.selection.random_subset import RandomSubset as RandomSubset
 from coowned.selection.selector import Schedule as Schedule
 from coowned.selection.selector import Selection as Selection
 from coowned.selection.selector import Selector as Selector
+from coowned.training.covered import CoveredFigures as CoveredFigures
 from coowned.training.evaluate import evaluate as evaluate
 from coowned.training.loop import train as train
 from coowned.training.plan import TrainingPlan as TrainingPlan

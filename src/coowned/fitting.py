@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Unpack
 
+from coowned.accounting.covered import CoveredEvaluation
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.content.splits import split_examples
@@ -40,6 +41,7 @@ def fit(
     privacy: PrivacySettings | None = None,
     mechanism: MechanismSettings | str | None = None,
     optimizer: Optimizer | str | None = None,
+    evaluation: CoveredEvaluation | None = None,
     run: RunSettings | None = None,
     folder: str | os.PathLike[str] | None = None,
     **keywords: Unpack[FitKeywords],
@@ -66,6 +68,8 @@ def fit(
       mechanism: how batches are drawn and noise is made, or its kind alone: "dp-sgd", "dp-mf", "cyclic-dp-mf" or
         "random-allocation"; by default the one of the first three that fits the selector.
       optimizer: `Optimizer(learning_rate=0.1, decay="cosine")`, or a name of optax alone.
+      evaluation: `CoveredEvaluation(epsilon_share=0.05)`: also release an accuracy on the test split, as `run.covered`,
+        that the guarantee covers; by default nothing but the model is.
       run: checkpoints, devices, and whether to train a baseline without privacy as well.
       folder: of the run; None: a private temporary folder that is removed when the `Run` is no longer used.
       batch_size, iterations, clip_norm: in short for those of `mechanism`: `batch_size=256`. Gradients of one copy are
@@ -112,6 +116,10 @@ def fit(
             raise InputError(f"{name} is {shape[name]}, but the selector's is {value}; omit one of them")
     has_groups = chosen.pop("groups", "num_groups" in chosen)
     shape.setdefault("kind", _mechanism_for(schedules="min_separation" in schedule, groups=has_groups))
+    if evaluation is not None:
+        if not isinstance(evaluation, CoveredEvaluation):
+            raise InputError(f"evaluation must be CoveredEvaluation(...), not {evaluation!r}")
+        sections["evaluation"] = dataclasses.asdict(evaluation)
     seed = keywords.get("selection_seed", 0)
     sections["selection"] = {"selector": chosen.pop("name"), "seed": seed, **chosen}
     config = TrainConfig.from_sections({**sections, "model": model.settings()}, model=model, name="fit")

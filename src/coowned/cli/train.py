@@ -88,6 +88,7 @@ def run(
 
 
 def _show(run: "StoredRun", json: bool, seconds: float) -> None:
+    from coowned import codec
     from coowned.report.verdict import sentences
 
     splits, noise = run.evaluations(), run.signal_to_noise
@@ -99,6 +100,7 @@ def _show(run: "StoredRun", json: bool, seconds: float) -> None:
                 "guarantee": run.claims,
                 "noise_multiplier": run.plan.noise_multiplier,
                 "statement": run.statement(),
+                "covered": None if run.covered is None else codec.to_plain(run.covered),
                 "verdict": verdict,
                 **{name: table.row(0, named=True) for name, table in splits.items()},
             }
@@ -106,6 +108,9 @@ def _show(run: "StoredRun", json: bool, seconds: float) -> None:
         return
     show.line(run.statement())
     show.line()
+    if run.covered is not None:
+        show.line(f"Covered by the guarantee: {run.covered}")
+        show.line()
     for name, table in splits.items():
         head, rows = _figures(table)
         show.table(f"{name} (not covered by the guarantee; 95% intervals)", head, rows)

@@ -45,6 +45,7 @@ class Purpose(enum.Enum):
 
     COINS = "coins"  # which copies are in a batch
     NOISE = "noise"  # what is added to the sum of gradients
+    EVALUATION = "evaluation"  # what is added to the counts of a covered evaluation
     MASKS = "masks"  # which tokens of a copy are hidden
     DROPOUT = "dropout"
     PARAMETERS = "parameters"  # where training starts
@@ -141,8 +142,10 @@ class RunKey:
         """(configurations, 8) uint32: what `derive` gives for each of them.   (test_many_keys_are_those_of_each)"""
         if not isinstance(purpose, Purpose):
             raise InputError(f"purpose must be a Purpose, not {purpose!r}")
-        if purpose is Purpose.NOISE and (step is None or tensor is None or None in configurations):
-            raise InputError("a noise key needs configuration, step and tensor: no two gradients may share noise")
+        if purpose in (Purpose.NOISE, Purpose.EVALUATION) and (
+            step is None or tensor is None or None in configurations
+        ):
+            raise InputError("a noise key needs configuration, step and tensor: no two releases may share noise")
         if purpose is Purpose.COINS and step is None:
             raise InputError("a coin key needs a step: coins are drawn anew in every step")
         rest = b"".join(_encode(value) for value in (step, tensor, *(copy or (None, None))))

@@ -38,8 +38,8 @@ class NoiseStream:
     Guarantees:
       - Every number is the exact rounding of the ideal one, whatever the error bound is.   (test_rows_are_exact,
         test_rows_of_extreme_words_are_exact, test_a_worse_error_bound_changes_nothing)
-      - Z is a pure function of (run key, configuration, step, tensor, index); configurations share nothing.
-        (test_rows_follow_from_the_key, test_configurations_are_uncorrelated)
+      - Z is a pure function of (run key, purpose, configuration, step, tensor, index); configurations and purposes
+        share nothing.   (test_rows_follow_from_the_key, test_configurations_are_uncorrelated)
       - A stream that starts at any step goes on bit by bit as the uninterrupted one.   (test_resume_is_bit_identical)
       - C times the rows is s Z but for the rounding of each number.   (test_strategy_undoes_the_noise)
       - A step is given out once, so it never serves two different gradients.   (test_a_stream_never_goes_back)
@@ -64,6 +64,7 @@ class NoiseStream:
         configurations: Sequence[str] = ("",),  # names of the models; every array has a leading axis for them
         start: int = 0,  # the first step to be given out; earlier rows are replayed
         threads: int = 1,  # among which the work is split
+        purpose: Purpose = Purpose.NOISE,  # what the rows are added to; two purposes share nothing
     ):
         validate.positive(iterations=iterations, threads=threads)
         validate.integer(at_least=0, at_most=iterations, start=start)
@@ -72,7 +73,7 @@ class NoiseStream:
         validate.same_length(len(configurations), deviations=deviations)
         self._rounding = Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
         self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
-        self._configurations, self._threads = tuple(configurations), int(threads)
+        self._configurations, self._threads, self._purpose = tuple(configurations), int(threads), purpose
         self._kept = len(self._rounding.coefficients) - 1
         if self._kept:
             _check_growth(self._rounding, self._iterations)
@@ -111,7 +112,7 @@ class NoiseStream:
             if not self._kept:
                 self._rings[name] = np.empty_like(self._rings[name])  # the caller has the one before
             keys = [
-                self._run_key.derive_many(Purpose.NOISE, configurations=self._configurations, step=step, tensor=name)
+                self._run_key.derive_many(self._purpose, configurations=self._configurations, step=step, tensor=name)
                 for step in steps
             ]
             while (largest := self._fill(np.stack(keys), steps[0], self._rings[name])) > self._rounding.largest:

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from coowned import codec, validate
+from coowned.accounting.covered import CoveredEvaluation
 from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.sources import DataSource, resolve_path
 from coowned.errors import ConfigError, InputError
@@ -31,7 +32,7 @@ from coowned.selection.registry import CLASSES, selector_class
 _REMEDY = "`coowned train --example` prints a configuration to start from"
 GIVEN = "given"  # in place of a selector's word: `fit` was given S, or a selector that is not this package's
 _OF_ALL_SELECTORS = ("selector", "seed")
-_SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "run", "report")
+_SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "evaluation", "run", "report")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class TrainConfig:
     mechanism: MechanismSettings
     model: Specification
     optimizer: Optimizer
+    evaluation: CoveredEvaluation | None  # None: nothing but the model is covered
     run: RunSettings
     report: ReportSettings
     folder: Path  # what relative paths are relative to
@@ -63,6 +65,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.run.baseline and not self.privacy.is_private:
             raise ConfigError("[run] baseline: a run without privacy is its own baseline; remove it")
+        if self.evaluation is not None and not self.privacy.is_private:
+            raise ConfigError("[evaluation]: a run without a guarantee covers nothing; remove the section")
+        if self.evaluation is not None and self.splits[2] == 0:
+            raise ConfigError("[evaluation]: the test split is empty; give it a share of [data] splits")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, allow_large_delta: bool = False) -> "TrainConfig":
@@ -157,6 +163,8 @@ class TrainConfig:
     def digest(self) -> str:
         """Names the values; where the file is does not matter, since the data have a digest of their own."""
         values = {name: getattr(self, name) for name in _SECTIONS if name != "report"}
+        if self.evaluation is None:
+            del values["evaluation"]
         return codec.checksum(values | {"model": self.model.settings()})
 
 
@@ -193,10 +201,11 @@ def _file_type(sections: Mapping[str, Any]) -> type[Any]:
     ]
     needed += [("privacy", PrivacySettings), ("mechanism", MechanismSettings), ("optimizer", Optimizer)]
     # A section without needed keys may be left out.
-    optional = [
+    optional: list[Any] = [
         (name, section, msgspec.field(default_factory=section))
         for name, section in (("run", RunSettings), ("report", ReportSettings))
     ]
+    optional.append(("evaluation", CoveredEvaluation | None, None))
     model = _model_type(_word(sections, "model", "kind") or USUAL_MODEL)
     model_field = ("model", model) if sections.get("model") else ("model", model, msgspec.field(default_factory=model))
     return msgspec.defstruct("Configuration", [*needed, model_field, *optional], kw_only=True)
@@ -282,6 +291,12 @@ learning_rate = 0.05
 # average = "tail"               # release the mean of the last iterates, or "exponential"; free by post-processing
 # average_window = 0.25          # fraction of the steps that are averaged
 # scale_gradients = true         # scale-then-privatize; not for linear models, nor for dp-mf
+
+# [evaluation]                   # an accuracy that may be published: covered by the guarantee, paid for from epsilon
+# epsilon_share = 0.05           # training alone has the rest
+# contribution_bound = 1         # most copies of one user in the test split (default: the least that keeps 90%)
+# loss_bound = 5.0               # also release the mean loss, each example's clipped at this
+# confusion = true               # also release how often each class was taken for each
 
 [run]
 # seed = 0                       # TEST RUNS ONLY: with a seed noise and coins are known, and there is no guarantee

@@ -6,11 +6,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 
+from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
+from coowned.content.data import TrainingData
 from coowned.content.splits import split_examples
 from coowned.errors import ConfigError, InputError
 from coowned.exact.keys import RunKey
@@ -23,8 +25,10 @@ from coowned.runs import graph_summary
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
+from coowned.selection.held_out import select_held_out
 from coowned.selection.selection_files import encode_selection
 from coowned.selection.selector import Schedule, Selection
+from coowned.training import covered
 from coowned.training import evaluate as evaluation
 from coowned.training.loop import TrainedModel, check_devices, train, train_without_privacy
 from coowned.training.plan import TrainingPlan
@@ -59,6 +63,8 @@ def run_configuration(
       - S is chosen from the train split's graph alone.   (test_selection_sees_the_train_split_alone)
       - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
       - A run that is interrupted and resumed is the run that was not.   (test_interrupted_and_resumed)
+      - A covered evaluation is of the certified held-out part, and the same bits when a run is resumed.
+        (test_covered_evaluation_of_a_run, test_killed_covered_run_is_resumed)
       - One that ended before its record was written leaves nothing, and begins anew with a new key.
         (test_ended_before_the_record, test_corrected_configuration_in_a_folder_that_was_there)
 
@@ -86,22 +92,32 @@ def run_configuration(
         examples = config.source().read()
     task = config.task(examples.payload.schema)
     splits = split_examples(examples.graph, config.splits)
-    graph = examples.graph.subgraph(splits["train"])
+    graph, test_graph = (examples.graph.subgraph(splits[name]) for name in ("train", "test"))
     resumed = folder.is_begun
     if resumed:
         tell("recounting the selection")
         run = StoredRun.open(folder.path, finished=False)  # `train` recounts and compares everything that matters
         plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
+        held_out = run.held_out(test_graph) if config.evaluation else None
     else:
         tell("selecting")
-        plan = make_plan(config, graph, run_key, select)
+        held_out = _held_out(config, test_graph) if config.evaluation else None
+        plan = make_plan(config, graph, run_key, select, held_out=held_out and certify(test_graph, held_out))
         if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
             _LOG.info(advice)
             advise(advice)
     tell("reading content")
     content = task.load(examples, splits, plan.selected.copies)
+    digest = config.digest
+    if config.evaluation:
+        covered.check_covered(config.evaluation, content.model)
+        # The same noise must not be added to the counts of other examples.
+        digest = codec.checksum([digest, content.parts["test"].digest])
     if not resumed:
         _prepare_files(plan, folder, graph, config.text, content.private_log)
+        if held_out is not None:
+            folder.prepare("held-out.parquet", encode_selection(test_graph, held_out))
+            folder.prepare("held-out-certificate.json", (certify(test_graph, held_out).to_json() + "\n").encode())
 
     def at_end(trained: TrainedModel) -> None:
         baseline = None
@@ -115,6 +131,9 @@ def run_configuration(
             folder.write(f"{name}.parquet", parquet_bytes(found, evaluation.NOT_COVERED))
         for name, file in task.files.items():
             folder.write(name, file, mode=0o644)
+        if held_out is not None:
+            figures = _evaluate_covered(config, plan, trained, content.parts["test"], held_out)
+            folder.write(covered.NAME, (figures.to_json() + "\n").encode(), mode=0o644)
 
     noise = plan.signal_to_noise(num_parameters(content.model), num_scores(content.model))
     tell(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
@@ -124,7 +143,7 @@ def run_configuration(
         content.parts["train"],
         folder=folder,
         initial=task.initial,
-        configuration_digest=config.digest,
+        configuration_digest=digest,
         checkpoint_every=config.run.checkpoint_every,
         devices=config.run.devices,
         progress=progress,
@@ -133,10 +152,37 @@ def run_configuration(
     )
 
 
+def _evaluate_covered(
+    config: TrainConfig, plan: TrainingPlan, trained: TrainedModel, data: TrainingData, held_out: Selection
+) -> covered.CoveredFigures:
+    assert config.evaluation
+    assert plan.guarantee
+    assert plan.guarantee.evaluation
+    return covered.evaluate_covered(
+        trained.model,
+        trained.parameters,
+        data,
+        held_out,
+        settings=config.evaluation,
+        release=plan.guarantee.evaluation,
+        run_key=plan.run_key,
+        run_id=plan.guarantee.run_id,
+    )
+
+
 def make_plan(
-    config: TrainConfig, graph: AttributionGraph, run_key: RunKey, select: Select | None = None
+    config: TrainConfig,
+    graph: AttributionGraph,
+    run_key: RunKey,
+    select: Select | None = None,
+    *,
+    held_out: ContributionCertificate | None = None,
 ) -> TrainingPlan:
-    """Selects from the graph, certifies and accounts for what the configuration asks."""
+    """Selects from the graph, certifies and accounts for what the configuration asks.
+
+    Args:
+      held_out: of the part that a covered evaluation counts on.
+    """
     selected = _select(config, graph) if select is None else select(graph)
     certificate = certify(graph, selected)
     mechanism = _mechanism(config, certificate)
@@ -155,6 +201,8 @@ def make_plan(
             simulated_batch_size=privacy.simulated_batch_size,
             allow_large_delta=privacy.allow_large_delta,
             test_run=run_key.is_test_run,
+            held_out=held_out,
+            epsilon_share=config.evaluation.epsilon_share if config.evaluation else 0.0,
         )
     return _plan(config, certificate, selected, mechanism, claimed, run_key)
 
@@ -216,6 +264,12 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
             )
         settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
     return kind(**settings).select(graph, seed=chosen.seed)
+
+
+def _held_out(config: TrainConfig, graph: AttributionGraph) -> Selection:
+    assert config.evaluation is not None
+    bound = config.evaluation.contribution_bound
+    return select_held_out(graph, contribution_bound=bound, seed=config.selection.seed)
 
 
 def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:

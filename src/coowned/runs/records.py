@@ -13,6 +13,9 @@ FILES = (
     "certificate.json",  # the recount of what was selected
     "guarantee.json",  # the claim, with a digest of the certificate; or that there is none
     "S.parquet",  # what was selected
+    "held-out.parquet",  # what a covered evaluation counts on
+    "held-out-certificate.json",  # its recount
+    "covered.json",  # the figures of a covered evaluation: part of the claim
     "graph.json",  # counts of the graph before and after selection
     "run.json",  # what the run is: its plan, digests of data, code and files, and whether it has ended
     "run-key.json",  # the secret, readable by its owner alone; destroyed when the run has ended

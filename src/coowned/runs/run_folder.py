@@ -35,7 +35,7 @@ _BOUND = {
     "plan": "selection, mechanism, noise, clip norm or optimizer",
     "model": "model",
     "data": "data set (features, labels or attribution)",
-    "configuration": "configuration file",
+    "configuration": "configuration file or held-out part",
     "initial": "set of initial parameters",
     "code": "version of the code or of coowned, jax, numpy, numba or optax",
     "devices": "number of devices",

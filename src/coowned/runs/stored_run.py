@@ -28,6 +28,8 @@ from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.records import AuditRecord, RunRecord, read_json
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
+from coowned.training import covered
+from coowned.training.covered import CoveredFigures
 from coowned.training.plan import RunPlan, claim_terms, plan_digest
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class StoredRun:
         if finished:
             same_version = run.guarantee is None or run.guarantee.version == coowned.__version__
             _check_model(folder, record, run.statement() if same_version else None)
+            _ = run.covered
         return run
 
     def statement(self) -> str:
@@ -140,6 +143,42 @@ class StoredRun:
     def plan(self) -> RunPlan:
         """Every choice of the run."""
         return RunPlan.from_description(self.record.plan, self.certificate, self.mechanism, self.guarantee)
+
+    @functools.cached_property
+    def covered(self) -> CoveredFigures | None:
+        """Figures of the covered evaluation, part of the claim: they may be published. None without one.
+
+        Guarantees:
+          - Refused unless claim, certificate of the held-out part and released counts agree.
+            (test_covered_parts_must_agree)
+        """
+        release = None if self.guarantee is None else self.guarantee.evaluation
+        if self.guarantee is None or release is None:
+            if covered.NAME in self.record.files:
+                raise CertificateMismatchError(
+                    f"{self.path / covered.NAME}: the claim has no covered evaluation; restore the original files"
+                )
+            return None
+        release.check_certificate(self._held_out_certificate())
+        run_id = self.guarantee.run_id
+        return _parsed(
+            self.path,
+            self.record,
+            covered.NAME,
+            lambda text: CoveredFigures.from_json(text, release=release, run_id=run_id),
+        )
+
+    def held_out(self, graph: AttributionGraph) -> Selection:
+        """What a covered evaluation counts on, from the test split's graph."""
+        _checked(self.path, self.record, "held-out.parquet")
+        found = read_selection(self.path / "held-out.parquet", graph)
+        assert isinstance(found, Selection)
+        self._held_out_certificate().check(graph, found)
+        return found
+
+    def _held_out_certificate(self) -> ContributionCertificate:
+        name = "held-out-certificate.json"
+        return _parsed(self.path, self.record, name, ContributionCertificate.from_json)
 
     def model_files(self) -> dict[str, bytes]:
         """What stands beside model.safetensors and is needed to use it, by name; a file that was changed is refused."""

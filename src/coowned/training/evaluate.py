@@ -106,7 +106,7 @@ def example_losses(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
-    loss, correct = _of_every_example(functools.partial(_compiled(model, "losses"), dict(parameters)), data)
+    loss, correct = _of_every_example(functools.partial(compiled_method(model, "losses"), dict(parameters)), data)
     loss = loss.astype(np.float64)
     return loss, correct.astype(bool) & np.isfinite(loss)
 
@@ -134,7 +134,7 @@ def predictions(
     model.check_data(data.shapes())
     if model.classes is None and probabilities:
         raise InputError("this model predicts a number: there are no classes with probabilities; leave them out")
-    found, probability = _of_every_example(functools.partial(_compiled(model, "predict"), dict(parameters)), data)
+    found, probability = _of_every_example(functools.partial(compiled_method(model, "predict"), dict(parameters)), data)
     if model.classes is None:
         values = pl.Series("prediction", found.astype(np.float32)).fill_nan(None)
         return pl.DataFrame([values, pl.Series("probability", [None] * len(found), pl.Float32)])
@@ -142,7 +142,7 @@ def predictions(
     spelled = pl.Series("prediction", list(model.classes)).gather(pl.Series(np.where(usable, found, 0), dtype=pl.Int64))
     table = pl.DataFrame([spelled, pl.Series("probability", probability.astype(np.float32))])
     if probabilities:
-        compute = functools.partial(_compiled(model, "probabilities"), dict(parameters))
+        compute = functools.partial(compiled_method(model, "probabilities"), dict(parameters))
         (shares,) = _of_every_example(lambda batch: [compute(batch)], data)
         names = [f"probability_{name}" for name in model.classes]
         table = table.hstack(pl.DataFrame(shares.astype(np.float32), schema=names))
@@ -208,7 +208,7 @@ def _of_every_example(
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(model: Model, method: str) -> Any:
+def compiled_method(model: Model, method: str) -> Any:
     """A method of the model; compiling takes longer than most evaluations."""
     return compiled_for(model, getattr(model, method))
 

@@ -240,6 +240,8 @@ def claim_terms(
         # Epsilon follows from these and the mechanism, and is computed anew whenever a guarantee is read.
         names = ("run_id", "delta", "adjacency", "simulated_batch_size", "test_run")
         terms["claim"] = {name: getattr(guarantee, name) for name in names}
+        if guarantee.evaluation is not None:
+            terms["claim"]["evaluation"] = dataclasses.asdict(guarantee.evaluation)
     return json.loads(json.dumps(terms))  # tuples as lists, as they are read back
 
 

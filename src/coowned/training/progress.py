@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coowned.accounting import calculators
-from coowned.accounting.statement import rounded_up
+from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.errors import CoownedError
 from coowned.progress import Progress, counted, duration
 from coowned.training.plan import TrainingPlan
@@ -78,7 +78,11 @@ def claim(plan: TrainingPlan) -> str:
         return f"no guarantee, {counted(plan.iterations, 'step')}"
     steps = "its only step" if plan.iterations == 1 else f"all {plan.iterations:,} steps"
     text = f"epsilon {guarantee.shown_epsilon} in {steps} ({guarantee.terms()})"
-    return ". ".join([text, *guarantee.warnings()])
+    cost, evaluation = [], guarantee.evaluation
+    if evaluation is not None and evaluation.unshared_noise_multiplier is not None:
+        without = rounded_down(evaluation.unshared_noise_multiplier)
+        cost = [f"Noise multiplier {guarantee.shown_noise_multiplier}; without the covered evaluation: {without}"]
+    return ". ".join([text, *cost, *guarantee.warnings()])
 
 
 def privacy_so_far(plan: TrainingPlan, step: int) -> str:

@@ -1,0 +1,158 @@
+"""A run with a covered evaluation: from settings to a figure that may be published, and back from the folder."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tests.runs.run_folders import reseal
+from tests.test_fitting import CONFIGURATION, fit, rows
+
+import coowned as co
+from coowned.accounting.calculators import epsilon
+from coowned.cli import main
+from coowned.content.splits import split_examples
+from coowned.errors import CertificateMismatchError, CoownedError
+from coowned.runs import configured_run
+from coowned.runs.config import TrainConfig
+from coowned.runs.run_folder import RunFolder
+from coowned.runs.stored_run import StoredRun
+from coowned.selection.held_out import select_held_out
+
+SETTINGS = co.CoveredEvaluation(epsilon_share=0.2, loss_bound=2.0, confusion=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return fit(folder=tmp_path_factory.mktemp("runs") / "RUN", evaluation=SETTINGS, iterations=12)
+
+
+def test_covered_evaluation_of_a_run(run):
+    found, claim = run.covered, run.guarantee
+    assert 0 <= found.accuracy_low <= found.accuracy <= found.accuracy_high <= 1
+    assert 0 <= found.loss_low <= found.loss <= found.loss_high <= 2
+    assert np.shape(found.confusion) == (2, 2)
+    assert claim.epsilon <= 8.0 < claim.other_epsilon
+    alone = epsilon(claim.mechanism, noise_multiplier=claim.noise_multiplier, delta=1e-6, adjacency="zero-out")
+    assert alone == pytest.approx(6.4, rel=1e-3)
+    graph = co.from_table(rows(), example_id="id").graph
+    test = graph.subgraph(split_examples(graph)["test"])
+    assert found.size == run.held_out(test).size == select_held_out(test).size
+    assert co.open_run(run.folder).covered == found
+    assert run.covered.run_id == claim.run_id
+    assert "Covered, as part of the claim above" in run.statement()
+
+
+def test_a_run_without_one_has_none(tmp_path):
+    plain = fit(folder=tmp_path / "plain", iterations=3)
+    assert plain.covered is None
+    assert "Covered, as part" not in plain.statement()
+    assert not {"covered.json", "held-out.parquet"} & set(plain.record.files)
+
+
+def test_covered_parts_must_agree(run, tmp_path):
+    def changed(name, change):
+        folder = tmp_path / "changed"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(run.folder, folder)
+        change(folder / name)
+        return folder
+
+    def replace(old, new):
+        return lambda file: file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+    assert str(run.covered.accuracy) in (run.folder / "covered.json").read_text(encoding="utf-8")
+    better = changed("covered.json", replace(str(run.covered.accuracy), "0.999"))
+    with pytest.raises(CertificateMismatchError, match="changed since"):
+        StoredRun.open(better)
+    with pytest.raises(CertificateMismatchError, match="do not follow"):
+        StoredRun.open(reseal(better))
+    removed = changed("covered.json", lambda file: file.unlink())
+    with pytest.raises(CoownedError, match=r"covered\.json"):
+        StoredRun.open(removed)
+    foreign = changed("held-out-certificate.json", lambda file: shutil.copy(run.folder / "certificate.json", file))
+    with pytest.raises(CertificateMismatchError, match="held-out part with"):
+        StoredRun.open(reseal(foreign))
+    # The plan in run.json names the evaluation that was accounted for.
+    file = changed("run.json", lambda file: None) / "run.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    record["plan"]["claim"]["evaluation"]["noise_multiplier"] *= 2
+    file.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(CertificateMismatchError, match="do not agree with the plan"):
+        StoredRun.open(file.parent)
+
+
+def test_killed_covered_run_is_resumed(tmp_path, monkeypatch):
+    settings = {"seed": 5, "evaluation": SETTINGS, "iterations": 12}
+    whole = fit(folder=tmp_path / "whole", **settings)
+
+    def stop(self, models, files):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "finish", stop)  # after the counts were released
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder=tmp_path / "killed", **settings)
+    released = (tmp_path / "killed" / "covered.json").read_bytes()
+    table = rows().with_columns(y=1 - rows()["y"])
+    with pytest.raises(CertificateMismatchError, match="resuming would use the same noise"):
+        fit(co.from_table(table, example_id="id"), folder=tmp_path / "killed", **settings)
+    # The same training set, but other labels in the test split: the same noise on other counts.
+    examples = co.from_table(rows(), example_id="id")
+    test = split_examples(examples.graph)["test"]
+    labels = rows()["y"].to_numpy().copy()
+    labels[test] = 1 - labels[test]
+    other = co.from_table(rows().with_columns(y=labels), example_id="id")
+    with pytest.raises(CertificateMismatchError, match="resuming would use the same noise"):
+        fit(other, folder=tmp_path / "killed", **settings)
+    resumed = fit(folder=tmp_path / "killed", **settings)
+    assert resumed.covered.counts == whole.covered.counts
+    assert json.loads(released)["counts"] == list(whole.covered.counts)
+
+
+def test_a_held_out_part_beyond_its_bound_is_refused(monkeypatch, tmp_path):
+    """The bound is not enforced: what is counted on is not what was certified and accounted for."""
+    honest = configured_run.certify
+
+    def certify(graph, selected):
+        if graph.num_examples > 100:
+            return honest(graph, selected)
+        return honest(graph, select_held_out(graph, contribution_bound=1))
+
+    monkeypatch.setattr(configured_run, "certify", certify)
+    with pytest.raises(CertificateMismatchError, match="held-out part with"):
+        fit(folder=tmp_path / "RUN", evaluation=co.CoveredEvaluation(contribution_bound=3), iterations=3)
+    assert not (tmp_path / "RUN" / "covered.json").exists()
+
+
+def test_configuration_of_a_covered_evaluation(tmp_path, capsys):
+    section = "[evaluation]\nepsilon_share = 0.2\nloss_bound = 2.0\nconfusion = true\n"
+    config = TrainConfig.from_toml(CONFIGURATION + section)
+    plain = TrainConfig.from_toml(CONFIGURATION)
+    assert config.evaluation == SETTINGS
+    assert plain.evaluation is None
+    assert plain.digest != config.digest
+    assert TrainConfig.from_toml(CONFIGURATION + "[evaluation]\n").evaluation == co.CoveredEvaluation()
+    for wrong, words in (
+        (section.replace("0.2", "1.5"), "epsilon_share"),
+        (section + "share = 1\n", "share"),
+    ):
+        with pytest.raises(co.ConfigError, match=words):
+            TrainConfig.from_toml(CONFIGURATION + wrong)
+    for line, words in (
+        ("epsilon = 8.0\n", "covers nothing"),
+        ('example_id = "id"\n', "test split is empty"),
+    ):
+        changed = {
+            "epsilon = 8.0\n": 'epsilon = "none"\n',
+            'example_id = "id"\n': 'example_id = "id"\nsplits = [0.9, 0.1, 0.0]\n',
+        }
+        with pytest.raises(co.ConfigError, match=words):
+            TrainConfig.from_toml(CONFIGURATION.replace(line, changed[line]) + section)
+    rows().write_parquet(tmp_path / "data.parquet")
+    file = tmp_path / "run.toml"
+    text = CONFIGURATION.replace("seed = 3", "").replace("iterations = 30", "iterations = 12")
+    file.write_text(text + section, encoding="utf-8")
+    assert main.run(["train", str(file), "-o", str(tmp_path / "RUN"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["covered"]["accuracy"] == co.open_run(tmp_path / "RUN").covered.accuracy
