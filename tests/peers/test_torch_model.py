@@ -405,6 +405,18 @@ def unchecked(torch):
         "ctc_loss": lambda table, p: functional.ctc_loss(
             table.log_softmax(-1), p[:1], torch.tensor(3), torch.tensor(1)
         ),
+        "repeat_interleave": lambda table, p: table[:2].repeat_interleave(
+            torch.stack([p[0], 2 - p[0]]), 0, output_size=2
+        ),
+        "repeats": lambda table, p: table[torch.repeat_interleave(torch.stack([p[0], 2 - p[0]]), output_size=2)],
+        "segment_reduce": lambda table, p: torch.segment_reduce(table, "sum", offsets=p),
+        "embedding_bag": lambda table, p: functional.embedding_bag(torch.tensor([0, 1]), table, p, mode="sum"),
+        **{
+            padding: lambda table, p, padding=padding: functional.grid_sample(
+                table[None, None], p.float()[None, None, None], padding_mode=padding, align_corners=True
+            )
+            for padding in ("border", "reflection")  # a number that is none is a place far away
+        },
     }
 
 
@@ -483,6 +495,7 @@ def lookups(torch):
         "bucketize": lambda table, p: table * torch.bucketize(p, torch.arange(3))[0],
         "roll": lambda table, p: torch.roll(table, 1, 0)[p],
         "narrow": lambda table, p: torch.diagonal(table[p]),
+        "repeat_interleave": lambda table, p: table.repeat_interleave(2, 0)[p],
         "select_scatter": lambda table, p: torch.select_scatter(table, table[p[0]], 0, 1),
         "grid_sample": lambda table, p: functional.grid_sample(
             table[None, None], p.float()[None, None, None], align_corners=True

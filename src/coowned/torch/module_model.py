@@ -6,7 +6,7 @@ import functools
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -342,30 +342,53 @@ def refuse_unchecked_indices() -> Any:
     and adds to its gradient. Most functions check each index against its own table; these do not.
     """
     from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_leaves
 
     class RefuseUncheckedIndices(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs, name = kwargs or {}, getattr(func, "__name__", "").split(".")[0].rstrip("_")
-            if name in _UNCHECKED:
-                least, instead = _UNCHECKED[name]
-                if sum(map(_is_batched, tree_leaves((args, kwargs)))) >= least:
-                    raise BatchCoupledLossError(
-                        f"the loss calls {name} with indices and tensors that differ between examples: PyTorch does "
-                        f"not check such indices, and one out of range reaches into other examples; {instead}"
-                    )
+            kwargs, name = kwargs or {}, getattr(func, "__name__", "").split(".")[0].strip("_")
+            if name in _UNCHECKED and _UNCHECKED[name].is_used(args, kwargs):
+                raise BatchCoupledLossError(
+                    f"the loss calls {name} with indices that differ between examples: PyTorch does not check such "
+                    f"indices, and one out of range reaches into other examples; {_UNCHECKED[name].instead}"
+                )
             return func(*args, **kwargs)
 
     return RefuseUncheckedIndices()
 
 
+class _Unchecked(NamedTuple):
+    """Which calls of a function are refused: those with enough arguments that differ between examples."""
+
+    instead: str
+    names: tuple[str, ...] = ()  # of the arguments that count; none: all of them do
+    first: int | None = 0  # position of the first of them; None: they have names only
+    least: int = 1
+    only_with: tuple[str, ...] = ()  # of words among the arguments, without which PyTorch checks
+
+    def is_used(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        from torch.utils._pytree import tree_leaves
+
+        if self.only_with and not any(
+            value in self.only_with for value in (*args, *kwargs.values()) if isinstance(value, str)
+        ):
+            return False
+        named = [value for name, value in kwargs.items() if not self.names or name in self.names]
+        placed = () if self.first is None else args[self.first : self.first + (len(self.names) or len(args))]
+        alone = args if self.first == len(args) == 1 else ()  # repeat_interleave(repeats)
+        return sum(map(_is_batched, tree_leaves((*placed, *named) or alone))) >= self.least
+
+
 _UNCHECKED = {
-    "embedding": (2, "use torch.index_select(table, 0, indices)"),
-    "index_fill": (2, "use scatter, or torch.where"),
-    "bincount": (1, "use torch.nn.functional.one_hot(indices, count).sum(0)"),
-    "ctc_loss": (2, "it cannot be trained with a guarantee"),
+    "embedding": _Unchecked("use torch.index_select(table, 0, indices)", least=2),
+    "embedding_bag": _Unchecked("use bags of one length, without offsets", ("offsets",), first=2),
+    "index_fill": _Unchecked("use scatter, or torch.where", least=2),
+    "bincount": _Unchecked("use torch.nn.functional.one_hot(indices, count).sum(0)"),
+    "ctc_loss": _Unchecked("it cannot be trained with a guarantee", least=2),
+    "repeat_interleave": _Unchecked("use torch.index_select(table, 0, indices)", ("repeats",), first=1),
+    "segment_reduce": _Unchecked("use scatter_add", ("lengths", "indices", "offsets"), first=None),
+    "grid_sample": _Unchecked("use padding_mode='zeros'", ("grid",), first=1, only_with=("border", "reflection")),
 }
-"""By name: how many arguments that differ between examples are too many, and what to use instead."""
+"""By name, without underscores at its ends, in functions and methods alike."""
 
 
 def _is_batched(value: Any) -> bool:
