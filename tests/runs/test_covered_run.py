@@ -156,3 +156,24 @@ def test_configuration_of_a_covered_evaluation(tmp_path, capsys):
     assert main.run(["train", str(file), "-o", str(tmp_path / "RUN"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["covered"]["accuracy"] == co.open_run(tmp_path / "RUN").covered.accuracy
+
+
+def test_covered_figures_are_shown(run, tmp_path):
+    accuracy = f"{run.covered.accuracy:.1%}"
+    for release in (True, False):
+        page = run.report(tmp_path / f"{release}.html", release=release).read_text(encoding="utf-8")
+        assert "Covered evaluation on" in page
+        assert accuracy in page
+        assert f"{run.covered.accuracy_low:.1%} to {run.covered.accuracy_high:.1%}" in page
+        assert ("validation and test metrics" in page) == release  # which stay left out
+    test_run = fit(folder=tmp_path / "test", evaluation=SETTINGS, iterations=12, seed=1)
+    assert "Covered evaluation on" not in test_run.report(tmp_path / "none.html").read_text(encoding="utf-8")
+
+
+def test_covered_figures_are_exported(run, tmp_path):
+    folder = run.export(tmp_path / "exported")
+    assert (folder / "covered.json").read_bytes() == (run.folder / "covered.json").read_bytes()
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"accuracy {run.covered.accuracy:.1%}" in readme
+    assert "covered.json" in readme
+    assert not {"held-out.parquet", "test.parquet"} & {file.name for file in folder.iterdir()}

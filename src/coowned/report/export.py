@@ -8,6 +8,7 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.runs.stored_run import MODEL_FILES, StoredRun
+from coowned.training.covered import NAME as COVERED
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
 RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-2"
@@ -24,6 +25,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     Guarantees:
       - Nothing but these files is written, and none of metrics, evaluations, S or keys.
         (test_only_what_is_covered)
+      - The figures of a covered evaluation are exported with it.   (test_covered_figures_are_exported)
       - The exported certificate has no counts of users by copies, nor the group of any example.
         (test_counts_of_users_stay, test_groups_of_examples_stay)
       - Files that the model needs are exported as the run recorded them.   (test_changed_code_is_refused)
@@ -45,7 +47,8 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
     folder = Path(output)
     if folder.exists():
         raise InputError(f"{folder}: already exists; choose a new folder")
-    files = {name: (run.path / name).read_bytes() for name in FILES} | run.model_files()
+    covered = (COVERED,) if run.covered is not None else ()
+    files = {name: (run.path / name).read_bytes() for name in (*FILES, *covered)} | run.model_files()
     with whole_files(folder) as (temporary,):
         temporary.mkdir()
         for name, content in files.items():
@@ -66,6 +69,8 @@ def released_certificate(certificate: ContributionCertificate) -> str:
 
 def _readme(run: StoredRun) -> str:
     lines = ["# A model and its privacy guarantee", "", f"In short: {run.headline}.", "", run.statement(), ""]
+    if run.covered is not None:
+        lines += ["## How good it is", "", f"Covered by the guarantee: {run.covered}.", ""]
     lines += ["## How to use it", "", run.config(run.path).model.from_run(run.path).usage()]
     lines += ["## Files", "", "- `model.safetensors`: the parameters; the statement is in its metadata too."]
     if run.claims:
@@ -74,9 +79,15 @@ def _readme(run: StoredRun) -> str:
         lines.append("- `guarantee.json`: says that there is no guarantee, because the data were declared public.")
     lines += [
         "- `certificate.json`: the recount of the training set on which the claim is based.",
+        *(
+            ["- `covered.json`: the noisy counts of the covered evaluation, and figures from them."]
+            if run.covered
+            else []
+        ),
         *(f"- `{name}`: {MODEL_FILES[name]}" for name in run.model_files()),
         "",
-        "Both JSON files contain graph statistics (numbers of examples and users, digests, column names), without "
+        "`guarantee.json` and `certificate.json` contain graph statistics (numbers of examples and users, digests, "
+        "column names), without "
         "the number of users by copies. A fixed-graph guarantee does not hide them: publish them only if the graph "
         "may be known, or share them only with those who check the claim. The statement contains those that the claim "
         "rests on: the size of the training set, how many users and copies are not protected, and the digests.",

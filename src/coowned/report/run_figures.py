@@ -34,9 +34,8 @@ def delta_curve(run: StoredRun) -> Figure:
     rows = []
     names = {f"{claim.adjacency} (claimed)": claim.adjacency, other: other}
     for name, adjacency in names.items():
-        deltas = calculators.epsilon_curve(
-            claim.mechanism, noise_multiplier=claim.noise_multiplier, adjacency=adjacency, epsilons=epsilons
-        )
+        noise = {"noise_multiplier": claim.noise_multiplier, "also": claim.also}
+        deltas = calculators.epsilon_curve(claim.mechanism, adjacency=adjacency, epsilons=epsilons, **noise)
         rows += [
             {
                 "epsilon": epsilon,
@@ -73,6 +72,7 @@ def true_positives(run: StoredRun, false_positive_rate: float) -> float:
             noise_multiplier=run.claim.noise_multiplier,
             adjacency=run.claim.adjacency,
             false_positive_rate=false_positive_rate,
+            also=run.claim.also,
         )
     except UncertifiableError:  # no bound but the one that always holds
         return 1.0

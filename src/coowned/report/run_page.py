@@ -48,6 +48,7 @@ class RunPage:
       about, date: what the configuration says about the run, and when the page was written.
       verdict: whether the model is any good, from content; empty for a release.
       noise: what the signal-to-noise ratio means, from public numbers; "" without noise.
+      covered: figures of a covered evaluation: name, value, interval; empty without a claim for them.
       cost_left_out: why that section is empty; "" if it is not.
       figures: by name, in the order of the page.
     """
@@ -62,6 +63,7 @@ class RunPage:
     tiles: tuple[Tile, ...]
     verdict: tuple[str, ...]
     noise: str
+    covered: tuple[TableRow, ...]
     adjacencies: tuple[TableRow, ...]
     kept: tuple[TableRow, ...]
     cost_left_out: str
@@ -137,6 +139,7 @@ def gather(
         tiles=_tiles(run, with_graph=with_graph),
         verdict=() if release else tuple(sentences(run.evaluations(), run.metrics() if run.guarantee else None)),
         noise=run.signal_to_noise.verdict() if run.signal_to_noise else "",
+        covered=covered_rows(run),
         adjacencies=_adjacencies(claim) if claim else (),
         kept=kept,
         cost_left_out=cost_left_out,
@@ -254,6 +257,28 @@ def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:
         return (*people, noise)
     bound = Tile("copies of one person, at most", shown(run.claim.contribution_bound), Mark.COVERED)
     return (noise, bound, Tile("training steps", shown(run.mechanism.iterations), Mark.COVERED))
+
+
+def covered_rows(run: StoredRun) -> tuple[TableRow, ...]:
+    """Name, value and interval of every figure that the guarantee covers; empty where there are none.
+
+    Guarantees:
+      - They are the figures of the run's covered evaluation, shown with a claim only.
+        (test_covered_figures_are_shown)
+    """
+    found = run.covered
+    if found is None or not run.claims:
+        return ()
+    rows: list[TableRow] = []
+    if found.accuracy is not None:
+        rows.append(("accuracy", f"{found.accuracy:.1%}", f"{found.accuracy_low:.1%} to {found.accuracy_high:.1%}"))
+    if found.loss is not None:
+        name = f"mean loss, each example's at most {found.loss_bound:g}"
+        rows.append((name, f"{found.loss:.4g}", f"{found.loss_low:.4g} to {found.loss_high:.4g}"))
+    for true, row in zip(found.classes or (), found.confusion or (), strict=False):
+        for predicted, share in zip(found.classes or (), row, strict=True):
+            rows.append((f"{true} taken for {predicted}", f"{share:.1%}", f"noise ±{1.96 * found.noise_share:.1%}"))
+    return tuple(rows)
 
 
 def _adjacencies(claim: PrivacyGuarantee) -> tuple[TableRow, ...]:

@@ -105,6 +105,11 @@ class CoveredFigures:
             run_id=run_id,
         )
 
+    @property
+    def noise_share(self) -> float:
+        """Deviation of the noise on every share of the held-out part."""
+        return self.deviation / self.size
+
     def to_json(self) -> str:
         """Returns one JSON object with a checksum."""
         fields = codec.to_plain(self)
