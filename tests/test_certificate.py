@@ -1,5 +1,6 @@
 """The certificate: every number is recounted here in plain Python, and nothing that was changed gets through."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -8,6 +9,7 @@ import re
 from pathlib import Path
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -16,6 +18,7 @@ from coowned import (
     AttributionGraph,
     CertificateMismatchError,
     ContributionCertificate,
+    Greedy,
     InputError,
     Schedule,
     Selection,
@@ -24,6 +27,8 @@ from coowned import (
     codec,
 )
 from coowned import certificate as module
+from coowned.selection.selection_files import read_selection, write_selection
+from coowned.selection.user_bounds import UserBounds
 
 NUM_USERS = 5
 rows_of_users = st.lists(st.sets(st.integers(0, NUM_USERS - 1), max_size=3), min_size=1, max_size=7)
@@ -157,6 +162,7 @@ def chosen_examples(graph):
         Selection.from_copies(graph, [1, 0, 0, 1, 1]),
         grouped,
         Schedule.from_batches(graph, [[0], [4], [0]]),
+        tiered(graph),
         coowned.Greedy(contribution_bound=2).select(graph, seed=3),
     ]
 
@@ -224,8 +230,8 @@ def test_tampering_is_refused(graph):
             missing = json.dumps({key: value for key, value in stored.items() if key != name})
             with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
                 ContributionCertificate.from_json(missing)
-        for name in ("schedule", "groups", "origin"):
-            for key, value in (stored[name] or {}).items():
+        for name in ("schedule", "groups", "origin", "tiers"):
+            for key, value in (stored.get(name) or {}).items():
                 tampered = json.dumps({**stored, name: {**stored[name], key: changed(value)}})
                 with pytest.raises((CertificateMismatchError, InputError), match="certify the selection again"):
                     ContributionCertificate.from_json(tampered)
@@ -248,7 +254,8 @@ COUNTED = [
     "contribution_bound", "size", "num_distinct", "most_copies_of_one_example", "num_copies_without_users",
     "copies_per_user", "num_examples", "num_users", "num_unprotected_users", "graph_digest", "selection_digest",
     "schedule.min_separation", "schedule.iterations", "schedule.batch_size", "groups.of_examples", "groups.sizes",
-    "groups.bounds", "groups.copies_per_user",
+    "groups.bounds", "groups.copies_per_user", "tiers.bounds", "tiers.copies_per_user", "tiers.digest",
+    "tiers.num_examples_opted_out", "tiers.num_unknown_keys",
 ]  # fmt: skip
 
 
@@ -319,10 +326,8 @@ def test_every_counted_field_is_compared(graph):
     for chosen in chosen_examples(graph):
         claim = certify(graph, chosen)
         claim.check_recount(claim)
-        parts = [name for name in ("schedule", "groups", "origin") if getattr(claim, name) is not None]
-        names = [
-            field.name for field in dataclasses.fields(claim) if field.name not in ("schedule", "groups", "origin")
-        ]
+        parts = [name for name in module._PARTS if getattr(claim, name) is not None]
+        names = [field.name for field in dataclasses.fields(claim) if field.name not in module._PARTS]
         names += [f"{part}.{field.name}" for part in parts for field in dataclasses.fields(getattr(claim, part))]
         for name in names:
             recount = copy.deepcopy(claim)
@@ -380,3 +385,70 @@ def test_contradicting_counts_are_refused(graph):
             dataclasses.replace(made, contribution_bound=made.contribution_bound + 1)
         with pytest.raises(CertificateMismatchError, match="contradict each other"):
             dataclasses.replace(made, num_users=made.num_users + 1)
+
+
+TIERS = [{"user": "0", "bound": 1, "tier": "careful"}, {"user": "3", "bound": 0, "tier": "out"}]
+
+
+def tiered(graph, contribution_bounds=TIERS, contribution_bound=2):
+    return Greedy(contribution_bound=contribution_bound, contribution_bounds=contribution_bounds).select(graph)
+
+
+@given(rows_of_users, st.dictionaries(st.integers(0, NUM_USERS), st.integers(0, 3)), st.integers(1, 3))
+@settings(max_examples=80)
+def test_every_user_is_recounted_against_their_own_bound(rows, own, others):
+    graph = AttributionGraph.from_users_per_example(rows, num_users=NUM_USERS)
+    selection = tiered(graph, own, others)
+    tiers = certify(graph, selection).tiers
+    counts = in_copies(rows, selection.copies.tolist())
+    assert tiers is not None
+    bounds = [own.get(user, others) for user in range(NUM_USERS)]
+    for bound, users, levels in zip(tiers.bounds, tiers.users, tiers.levels(), strict=True):
+        held = [count for count, of_user in zip(counts, bounds, strict=True) if of_user == bound]
+        assert users == len(held)
+        assert [held.count(level) for level in range(len(levels))] == list(levels)
+    assert tiers.num_unknown_keys == sum(user >= NUM_USERS for user in own)
+    assert tiers.num_opted_out == bounds.count(0)
+    assert tiers.num_examples_opted_out == sum(any(bounds[user] == 0 for user in row) for row in rows)
+    for example in range(len(rows)):  # one copy more is refused exactly where somebody's own bound is exceeded
+        more = selection.copies.copy()
+        more[example] += 1
+        over = any(n > bound for n, bound in zip(in_copies(rows, more.tolist()), bounds, strict=True))
+        with pytest.raises(UncertifiableError, match="than their bound") if over else contextlib.nullcontext():
+            certify(graph, dataclasses.replace(selection, copies=more))
+
+
+def test_a_tier_that_is_not_held_to_its_bound_is_caught(graph, monkeypatch):
+    """The planted bug: everybody is selected with the bound of the rest."""
+
+    def one_for_all(self, graph):
+        return np.full(graph.num_users, self.contribution_bound, np.int32)
+
+    monkeypatch.setattr(Greedy, "capacities", one_for_all)
+    with pytest.raises(UncertifiableError, match=r"of tier '(careful|out)', in [12]\)"):
+        certify(graph, tiered(graph))
+
+
+def test_tiers_are_stored_and_bound(graph, tmp_path):
+    selection = tiered(graph)
+    certificate = certify(graph, selection)
+    text = certificate.to_json()
+    assert json.loads(text)["format"] == "coowned-certificate-4"
+    assert json.loads(certify(graph, Greedy(contribution_bound=2).select(graph)).to_json())["format"].endswith("-3")
+    assert ContributionCertificate.from_json(text) == certificate
+    assert certificate.digests()[0] == codec.checksum(json.loads(text))
+    write_selection(tmp_path / "S.parquet", graph, selection)
+    back = read_selection(tmp_path / "S.parquet", graph)
+    certificate.check(graph, back)  # bounds travel with S
+    assert isinstance(back, Selection)
+    with pytest.raises(CertificateMismatchError, match="tiers"):
+        certificate.check(graph, dataclasses.replace(back, user_bounds=None))
+    other = dataclasses.replace(back, user_bounds=UserBounds.of({"0": 1, "3": 0}, others=2))
+    with pytest.raises(CertificateMismatchError, match="tiers"):
+        certificate.check(graph, other)
+    with pytest.raises(UncertifiableError, match="kept apart"):
+        certify(graph, dataclasses.replace(selection, user_bounds=None))
+    assert certificate.tiers is not None
+    wrong = dataclasses.replace(certificate.tiers, bounds=(2, 0, 0))
+    with pytest.raises(CertificateMismatchError, match="contradict"):
+        dataclasses.replace(certificate, tiers=wrong)

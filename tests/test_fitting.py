@@ -106,6 +106,62 @@ def test_fit_is_what_train_does(tmp_path):
         assert_frame_equal(*(pl.read_parquet(tmp_path / folder / f"{name}.parquet") for folder in ("fit", "train")))
 
 
+TIERS = [{"user": f"u{i}", "bound": 1, "tier": "careful"} for i in range(40)]
+TIERS += [{"user": "u41", "bound": 0, "tier": "out"}]
+TARGETS = {"bound 2": 8.0, "careful": 3.0}
+
+
+def test_fit_and_train_with_bounds_of_single_users(tmp_path):
+    rows().write_parquet(tmp_path / "data.parquet")
+    pl.DataFrame(TIERS).write_csv(tmp_path / "tiers.csv")
+    text = CONFIGURATION.replace("contribution_bound = 2", 'contribution_bound = 2\ncontribution_bounds = "tiers.csv"')
+    text = text.replace("epsilon = 8.0", 'epsilon = {"bound 2" = 8.0, careful = 3.0}')
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    assert main.run(["train", str(tmp_path / "run.toml"), "-o", str(tmp_path / "train")]) == 0
+    examples = co.read_parquet(tmp_path / "data.parquet", example_id="id")
+    selector = co.Greedy(contribution_bound=2, contribution_bounds=TIERS)
+    ours = fit(examples, folder=tmp_path / "fit", seed=3, selector=selector, epsilon=TARGETS)
+    theirs = co.open_run(tmp_path / "train")
+    for name, array in load_file(tmp_path / "train" / "model.safetensors").items():
+        np.testing.assert_array_equal(array, load_file(tmp_path / "fit" / "model.safetensors")[name])
+    assert ours.certificate.tiers == theirs.certificate.tiers
+    assert ours.guarantee is not None
+    found = dict(ours.guarantee.by_tier().select("tier", "epsilon").iter_rows())
+    assert all(found[tier] <= target for tier, target in TARGETS.items())
+    assert found["out"] is None
+    config = (tmp_path / "fit" / "config.toml").read_text(encoding="utf-8")
+    assert "u41" not in config
+    assert "digest" in config
+    certify = ["certify", str(tmp_path / "data.parquet"), str(tmp_path / "fit" / "S.parquet"), "--example-id", "id"]
+    assert main.run(certify) == 0
+
+
+def test_killed_fit_with_a_rule_is_resumed(tmp_path, monkeypatch):
+    def stop(self, step, tensors):
+        save(self, step, tensors)
+        raise KeyboardInterrupt
+
+    def rule(key):
+        return 1 if key in {"u1", "u2", "u3"} else 2
+
+    save = RunFolder.save
+    arguments = {"seed": 5, "run": co.RunSettings(checkpoint_every=10), "folder": tmp_path / "RUN"}
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(selector=co.Greedy(contribution_bound=2, contribution_bounds=rule), **arguments)
+    with pytest.raises(co.CertificateMismatchError, match="started with a different configuration"):
+        fit(selector=co.Greedy(contribution_bound=2, contribution_bounds=lambda key: 1), **arguments)
+    with pytest.raises(co.InputError, match="call `fit` again"):
+        configured_run.make_plan(
+            TrainConfig.read(tmp_path / "RUN" / "config.toml"),
+            co.from_table(rows(), example_id="id").graph,
+            RunKey.from_seed(5),
+        )
+    resumed = fit(selector=co.Greedy(contribution_bound=2, contribution_bounds=rule), **arguments)
+    assert resumed.certificate.tiers.users == (147, 3)
+
+
 def test_predictions_are_those_of_the_formula(run):
     table = rows(100, seed=1)
     found = run.predict(table, example_id="id")

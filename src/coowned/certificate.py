@@ -20,8 +20,10 @@ from coowned.attribution.identifiers import is_text, utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.progress import counted
 from coowned.selection.selector import Schedule, Selection
+from coowned.tier_counts import CertifiedTiers, count_tiers
 
 FORMAT = "coowned-certificate-3"
+_TIERS_FORMAT = "coowned-certificate-4"  # with tiers; without any, a certificate is what it always was
 _FLAT_FORMAT = "coowned-certificate-2"  # written by 0.1.0, without parts; 1 had other digests
 _PAIRS_AT_ONCE = 1 << 24
 MOST_COPIES = 1 << 24  # of one user; the histogram lists every number up to the largest
@@ -92,8 +94,10 @@ class ContributionCertificate:
       schedule: None for a set.
       groups: None if there are none.
       origin: where the selection came from.
+      tiers: None where one bound is for everybody.
 
     Guarantees:
+      - Every user is recounted against their own bound.   (test_every_user_is_recounted_against_their_own_bound)
       - Every count equals a recount in plain Python.                       (test_counts_equal_a_plain_recount)
       - A changed file, another graph or another selection is refused.      (test_tampering_is_refused)
       - A file of format version 2 is read, and has the digest that guarantees of its time name.
@@ -121,6 +125,7 @@ class ContributionCertificate:
     schedule: CertifiedSchedule | None
     groups: CertifiedGroups | None
     origin: SelectionOrigin
+    tiers: CertifiedTiers | None = None
 
     def __post_init__(self) -> None:
         """Refuses counts that contradict each other: such a certificate does not come from a recount."""
@@ -134,6 +139,7 @@ class ContributionCertificate:
             groups is None or sum(groups.sizes) == self.size,
             groups is None or max(groups.bounds, default=0) == self.contribution_bound,
             schedule is None or schedule.iterations * schedule.batch_size == self.size,
+            self.tiers is None or self.tiers.check(levels),
         ]
         if not all(agree):
             raise CertificateMismatchError(f"the certificate's counts contradict each other; {_REMEDY}")
@@ -145,14 +151,14 @@ class ContributionCertificate:
 
     def to_json(self) -> str:
         """Returns one JSON object with a checksum over all of it."""
-        return codec.encode_json(_sealed(codec.to_plain(self)), indent=2, format=FORMAT)
+        return codec.encode_json(_sealed(_plain(self)), indent=2, format=_format_of(self))
 
     @classmethod
     def from_json(cls, text: str | bytes, *, name: str = "certificate") -> "ContributionCertificate":
-        """Reads `to_json()` back, also of format version 2; refuses a file that was changed. Errors call it `name`."""
-        kinds = {FORMAT: _StoredCertificate, _FLAT_FORMAT: _FlatCertificate}
+        """Reads `to_json()` back, also of older formats; refuses a file that was changed. Errors call it `name`."""
+        kinds = {FORMAT: _StoredCertificate, _TIERS_FORMAT: _TieredCertificate, _FLAT_FORMAT: _FlatCertificate}
         stored: Any = codec.decode_versions(kinds, text, name=name, remedy=_REMEDY)
-        fields = codec.to_plain(stored)
+        fields = _plain(stored)
         if fields.pop("checksum") != codec.checksum(fields):
             raise CertificateMismatchError(
                 f"{name}: the certificate was changed after it was written (its checksum is wrong); {_REMEDY}"
@@ -165,7 +171,7 @@ class ContributionCertificate:
         """Returns the digests of the stored certificate in this format and in version 2, which older runs name."""
         current, flat = (
             codec.checksum({"format": format, **_sealed(fields)})
-            for format, fields in ((FORMAT, codec.to_plain(self)), (_FLAT_FORMAT, _flat(self)))
+            for format, fields in ((_format_of(self), _plain(self)), (_FLAT_FORMAT, _flat(self)))
         )
         return current, flat
 
@@ -200,7 +206,7 @@ class ContributionCertificate:
         counts = dict(vars(self))
         for name in ("origin", "columns_read"):
             del counts[name]
-        for name in ("schedule", "groups"):
+        for name in ("schedule", "groups", "tiers"):
             part = counts.pop(name)
             counts |= {} if part is None else {f"{name}.{key}": value for key, value in vars(part).items()}
         return counts
@@ -212,6 +218,23 @@ class _StoredCertificate(ContributionCertificate):
 
     def __post_init__(self) -> None:
         """Leaves the counts unchecked: the checksum comes first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TieredCertificate(_StoredCertificate):
+    """Of version 4, which is that of 3 with tiers."""
+
+    tiers: CertifiedTiers  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+
+
+def _format_of(certificate: ContributionCertificate) -> str:
+    return FORMAT if certificate.tiers is None else _TIERS_FORMAT
+
+
+def _plain(certificate: Any) -> dict[str, Any]:
+    """Returns the plain fields, without tiers where there are none."""
+    fields = codec.to_plain(certificate)
+    return {name: value for name, value in fields.items() if name != "tiers" or value is not None}
 
 
 _GROUP_KEYS = {  # of version 2
@@ -230,9 +253,8 @@ def _types(kind: type) -> dict[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(kind)}
 
 
-_WHOLE = {
-    name: kind for name, kind in _types(ContributionCertificate).items() if name not in ("schedule", "groups", "origin")
-}
+_PARTS = ("schedule", "groups", "origin", "tiers")
+_WHOLE = {name: kind for name, kind in _types(ContributionCertificate).items() if name not in _PARTS}
 _FlatCertificate = msgspec.defstruct(
     "Certificate",
     [
@@ -325,6 +347,9 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
     selected.check_graph(graph)
     copies = np.asarray(selected.copies)  # (num_examples,) int32
     per_user = _copies_per_user(graph, copies)  # (num_users,)
+    bounds = selected.user_bounds if isinstance(selected, Selection) else None
+    if bounds is None and "contribution_bounds" in selected.selector:
+        raise UncertifiableError("bounds of single users were kept apart from this selection; pass it as it was made")
     if per_user.max(initial=0) > MOST_COPIES:
         raise UncertifiableError(
             f"user {per_user.argmax()} is in more than {MOST_COPIES:,} copies; select with a contribution bound"
@@ -351,6 +376,7 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
             proven_optimal=selected.proven_optimal,
             version=coowned.__version__,
         ),
+        tiers=None if bounds is None else count_tiers(graph, copies, per_user, bounds),
     )
 
 

@@ -34,7 +34,7 @@ def fit(
     examples: AttributedExamples,
     model: Specification,
     *,
-    epsilon: float | str | None = None,
+    epsilon: float | dict[str, float] | str | None = None,
     delta: float | None = None,
     adjacency: str | None = None,
     selector: Selector[Any] | Selection | Schedule,
@@ -63,7 +63,8 @@ def fit(
         Selection from all examples, of which the train split's are used, or from the train split; a Schedule from the
         train split. A schedule has its own batch size and iterations. Anything that is not this package's must choose
         from the graph alone: the claim is void for an S that follows from content, and no recount can tell.
-      epsilon, delta, adjacency: of the claim, without defaults; `epsilon="none"` for no guarantee.
+      epsilon, delta, adjacency: of the claim, without defaults; `epsilon="none"` for no guarantee, a dict for each tier
+        where users have bounds of their own.
       privacy: in their place, for a noise multiplier or public data: `PrivacySettings(public=True)`.
       mechanism: how batches are drawn and noise is made, or its kind alone: "dp-sgd", "dp-mf", "cyclic-dp-mf" or
         "random-allocation"; by default the one of the first three that fits the selector.
@@ -108,6 +109,9 @@ def fit(
     asked = sections["privacy"]
     if "adjacency" not in asked and asked.get("epsilon") != "none" and not asked.get("public"):
         raise InputError("adjacency is required: 'zero-out' or 'replace'")
+    for_graph = getattr(selector, "for_graph", None)
+    if for_graph is not None:
+        selector = for_graph(examples.graph)  # a rule's answers have a digest, which the configuration names
     chosen = _selector_settings(selector)
     schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
     shape = sections["mechanism"]
@@ -125,7 +129,7 @@ def fit(
     config = TrainConfig.from_sections({**sections, "model": model.settings()}, model=model, name="fit")
     config = dataclasses.replace(config, text=_NOTE + config.text)
     select = None
-    if config.selection.selector == GIVEN:
+    if config.selection.selector == GIVEN or getattr(selector, "contribution_bounds", None) is not None:
         select = functools.partial(_given, selector, examples.graph, config)
     tell = functools.partial(reporting(keywords.get("progress")), 0.0)
     # A temporary folder is readable by its owner alone.
@@ -194,4 +198,5 @@ def _given(
             "the train split"
         )
     train, groups = split_examples(everybody, config.splits)["train"], selector.groups
-    return Selection.from_copies(graph, selector.copies[train], None if groups is None else groups[train])
+    own = Selection.from_copies(graph, selector.copies[train], None if groups is None else groups[train])
+    return dataclasses.replace(own, user_bounds=selector.user_bounds)

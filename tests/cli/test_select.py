@@ -37,6 +37,27 @@ def select(data, *more, output="S.parquet", bound="2"):
     )
 
 
+def test_bounds_of_single_users(data, capsys):
+    tiers = data.parent / "tiers.csv"
+    tiers.write_text("user,bound,tier\nu1,0,\nU2,1,careful\nstranger,1,careful\n")
+    assert select(data, "--contribution-bounds-file", str(tiers)) == 0
+    out = capsys.readouterr().out
+    assert "1 user is of tier 'careful': none in more than 1\n" in out
+    assert "1 user opted out (bound 0), and with them " in out
+    assert "1 listed key is of nobody in the data" in out
+    graph = read_csv(data, example_id="id", separator=";").graph
+    expected = Greedy(contribution_bound=2, contribution_bounds={"u1": 0, "u2": 1}).select(graph)
+    table = pyarrow.parquet.read_table(data.parent / "S.parquet")
+    assert table["example_id"].to_pylist() == [f"m{i}" for i in range(60) if expected.copies[i]]
+    certify = ["certify", str(data), str(data.parent / "S.parquet"), "--separator", ";", "--example-id", "id"]
+    assert run(certify) == 0  # bounds are in S.parquet
+    assert select(data, "--contribution-bounds-file", str(data), output="other.parquet") == 2
+    assert "'bound' is missing" in capsys.readouterr().err
+    pyarrow.parquet.write_table(table.replace_schema_metadata(None), data.parent / "S.parquet")
+    assert run(certify) == 1
+    assert "the certificate says tiers." in capsys.readouterr().err
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 

@@ -24,6 +24,7 @@ from coowned.accounting.statement import (
     unprotected_sentences,
 )
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
+from coowned.accounting.tiers import check_met, check_targets, copies_of_tiers, noise_for_targets
 from coowned.accounting.tuning_claim import TuningClaim
 from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
@@ -142,24 +143,62 @@ class PrivacyGuarantee:
         part in training, which says nothing of validation or test. With a covered evaluation every level, 0 too, has
         the epsilon of a user in as many held-out copies as are allowed.   (test_levels_with_an_evaluation)
         Of a tuning, whose runs may differ in their copies, every level has the epsilon of the worst-off user.
-        For cyclic sampling there is one row for each group and level. The `users` column is a statistic of the graph.
+        For cyclic sampling there is one row for each group and level; otherwise, where users have bounds of their own,
+        one for each tier and level. The `users` column is a statistic of the graph.
         """
-        rows = [{**level, "epsilon": self._level_epsilon(level)} for level in self.mechanism.levels(self.certificate)]
+        rows = [{**level, "epsilon": self._level_epsilon(level)} for level in self._levels()]
         return pl.DataFrame(rows, infer_schema_length=None).select(
-            *(name for name in ("group", "sampling_probability") if rows and name in rows[0]),
+            *(name for name in ("tier", "group", "sampling_probability") if rows and name in rows[0]),
             "copies",
             "epsilon",
             "users",
         )
 
-    def _level_epsilon(self, level: dict[str, Any]) -> float | None:
-        terms: dict[str, Any] = {"delta": self.delta, "adjacency": self.adjacency}
+    def by_tier(self) -> pl.DataFrame:
+        """Returns name, bound, epsilon, epsilon under the other adjacency and number of users of each tier.
+
+        Empty where one bound is for everybody; a user who opted out (bound 0) has no epsilon of training. The `users`
+        column is a statistic of the graph.
+
+        Guarantees:
+          - Every epsilon is that of an independent accountant for so many copies.   (test_epsilons_of_tiers)
+        """
+        kinds = {"tier": pl.String, "contribution_bound": pl.Int64, "epsilon": pl.Float64, "other_epsilon": pl.Float64}
+        tiers = self.certificate.tiers
+        if tiers is None:
+            return pl.DataFrame(schema={**kinds, "users": pl.Int64})
+        levels = [{"copies": copies} for copies in copies_of_tiers(self.certificate, self.mechanism).values()]
+        columns = (
+            tiers.names,
+            tiers.bounds,
+            [self._level_epsilon(level) for level in levels],
+            [self._level_epsilon(level, other=True) for level in levels],
+            tiers.users,
+        )
+        return pl.DataFrame(dict(zip((*kinds, "users"), columns, strict=True)), schema={**kinds, "users": pl.Int64})
+
+    def _levels(self) -> list[dict[str, Any]]:
+        """Returns the mechanism's levels; without groups, those of each tier."""
+        levels, tiers = self.mechanism.levels(self.certificate), self.certificate.tiers
+        if tiers is None or "group" in levels[0]:
+            return levels
+        return [
+            {"tier": name, "copies": copies, "users": users}
+            for name, bound, of_tier in zip(tiers.names, tiers.bounds, tiers.levels(), strict=True)
+            for copies, users in enumerate(of_tier[: bound + 1])
+        ]
+
+    def _level_epsilon(self, level: dict[str, Any], *, other: bool = False) -> float | None:
+        adjacency, worst = self.adjacency, self.epsilon
+        if other:
+            adjacency, worst = OTHER_ADJACENCY[adjacency], self.other_epsilon
+        terms: dict[str, Any] = {"delta": self.delta, "adjacency": adjacency}
         if self.tuning is not None:
-            return self.epsilon
+            return worst
         if level["copies"] == 0:
             return None if self.evaluation is None else calculators.release_epsilon(self.evaluation.steps, **terms)
         if level["copies"] == self.contribution_bound and "group" not in level:
-            return self.epsilon
+            return worst
         return calculators.epsilon_of_copies(
             self.mechanism,
             copies=level["copies"],
@@ -295,7 +334,7 @@ def guarantee(
     certificate: ContributionCertificate,
     mechanism: Mechanism,
     *,
-    epsilon: float | None = None,
+    epsilon: float | Mapping[str, float] | None = None,
     noise_multiplier: float | None = None,
     delta: float,
     adjacency: str,
@@ -313,7 +352,7 @@ def guarantee(
     Args:
       certificate: what was recounted of the selection that will be trained on.
       mechanism: how batches are drawn; refused where the certificate does not cover it.
-      epsilon: the target; the smallest noise multiplier that meets it is found. Or
+      epsilon: the target, or one for each tier by name; the smallest noise multiplier that meets it is found. Or
       noise_multiplier: as it is; its epsilon is computed. Exactly one of the two.
       delta, adjacency: the rest of the claim; neither has a default.
       simulated_batch_size: calibrate the noise as if batches were this large (Poisson sampling only). The result is
@@ -351,7 +390,7 @@ class _Request:
 
     certificate: ContributionCertificate
     mechanism: Mechanism
-    epsilon: float | None
+    epsilon: float | Mapping[str, float] | None
     noise_multiplier: float | None
     delta: float
     adjacency: str
@@ -371,6 +410,10 @@ class _Request:
         check_mechanism(self.mechanism)
         self.mechanism.check_certificate(self.certificate)
         refuse_if_never_drawn(self.mechanism, float(self.delta))
+        if isinstance(self.epsilon, Mapping):
+            check_targets(self.epsilon, self.certificate)
+            if self.held_out is not None:
+                raise InputError("a covered evaluation shares one epsilon with training; give one, not tiers")
         if self.held_out is not None:
             validate.in_range(0, 1, open_low=True, open_high=True, epsilon_share=self.epsilon_share)
             if self.simulated_batch_size is not None:
@@ -382,16 +425,18 @@ class _Request:
 
     def grant(self) -> PrivacyGuarantee:
         """Finds the noise if a target was given, and proves what it gives."""
-        delta, target = float(self.delta), self.epsilon
+        delta, target = float(self.delta), None if isinstance(self.epsilon, Mapping) else self.epsilon
         terms: dict[str, Any] = {"delta": delta, "adjacency": self.adjacency}
         size, calibrated = self.simulated_batch_size, self.mechanism
         if size is not None:
             calibrated = self.mechanism.with_batch_size(size, self.certificate)
         noise, evaluation = self.noise_multiplier, None
         if self.held_out is not None:
-            noise, evaluation = self._share(self.held_out, terms)
+            noise, evaluation = self._share(self.held_out, target, terms)
         elif target is not None:
             noise = calculators.calibrate(calibrated, epsilon=target, **terms)
+        elif isinstance(self.epsilon, Mapping):
+            noise = noise_for_targets(self.epsilon, self.certificate, calibrated, **terms)
         assert noise is not None
         noise = float(noise)
         simulated = None if size is None else calculators.epsilon(calibrated, noise_multiplier=noise, **terms)
@@ -401,7 +446,7 @@ class _Request:
                 f"the noise multiplier {noise:.6g} that was found gives epsilon {answer.epsilon:.6g}, not {target:g}; "
                 "was it stored by another version? Empty the cache (COOWNED_CACHE) and calibrate again"
             )
-        return PrivacyGuarantee(
+        made = PrivacyGuarantee(
             **proven,
             **terms,
             target_epsilon=None if target is None else float(target),
@@ -418,10 +463,15 @@ class _Request:
             evaluation=evaluation,
             maker=_MADE_BY_GUARANTEE,
         )
+        if isinstance(self.epsilon, Mapping) and simulated is None:
+            check_met(self.epsilon, dict(made.by_tier().select("tier", "epsilon").iter_rows()), noise)
+        return made
 
-    def _share(self, held_out: ContributionCertificate, terms: dict[str, Any]) -> tuple[float, CoveredRelease]:
+    def _share(
+        self, held_out: ContributionCertificate, target: float | None, terms: dict[str, Any]
+    ) -> tuple[float, CoveredRelease]:
         """Returns the noise of training, which alone has a share of epsilon, and the evaluation that takes the rest."""
-        target, noise, unshared = self.epsilon, self.noise_multiplier, None
+        noise, unshared = self.noise_multiplier, None
         if target is not None:
             unshared = calculators.calibrate(self.mechanism, epsilon=target, **terms)
             noise = calculators.calibrate(self.mechanism, epsilon=target * (1 - self.epsilon_share), **terms)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
+from coowned.accounting.tiers import tier_sentences
 from coowned.certificate import ContributionCertificate
 from coowned.progress import counted
 
@@ -142,6 +143,7 @@ def make_statement(
         f"{counted(certificate.num_distinct, 'example')}; a recount found nobody in more than "
         f"{counted(certificate.contribution_bound, 'copy', 'copies')}. coowned's selectors never see content; a "
         "training set from elsewhere is assumed to be chosen without looking at content.",
+        *_tiers(guarantee),
         _SHAPE,
         *encoder_sentences(model or {}),
         _example_level(guarantee),
@@ -276,6 +278,12 @@ EXACT_RELEASE = (
     "copies of its batch, nor on its position among them (tested on examples, for models of your own before each "
     "training; not proven). Timing is not covered."
 )
+
+
+def _tiers(guarantee: "PrivacyGuarantee") -> list[str]:
+    """Epsilon by tier, and who opted out; a test run promises nothing to any tier."""
+    rows = [] if guarantee.test_run else guarantee.by_tier().to_dicts()
+    return tier_sentences(guarantee.certificate, rows, rounded_up)
 
 
 def _accountant(guarantee: "PrivacyGuarantee") -> str:

@@ -1,5 +1,7 @@
 """Names what an epsilon is never shown without, and checks what a claim is asked for."""
 
+from collections.abc import Mapping
+
 from coowned import validate
 from coowned.errors import InputError
 
@@ -14,15 +16,15 @@ def check_terms(
     *,
     adjacency: str,
     delta: float | None = None,
-    epsilon: float | None = None,
+    epsilon: float | Mapping[str, float] | None = None,
     noise_multiplier: float | None = None,
 ) -> None:
     """Raises InputError for an unknown adjacency, and for whatever else is given but impossible."""
     validate.one_of(ADJACENCIES, adjacency=adjacency)
     if delta is not None:
         validate.in_range(0, 1, open_low=True, open_high=True, delta=delta)
-    if epsilon is not None:
-        validate.positive_number(epsilon=epsilon)
+    for target in epsilon.values() if isinstance(epsilon, Mapping) else [] if epsilon is None else [epsilon]:
+        validate.positive_number(epsilon=target)
     if noise_multiplier is not None:
         validate.positive_number(noise_multiplier=noise_multiplier)
 

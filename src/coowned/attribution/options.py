@@ -29,6 +29,7 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()  # the values it can have, if they are few
     is_path: bool = False  # it names a file
     is_flag: bool = False  # it is true or false
+    flag: str | None = None  # on the command line, where it is not its name
 
 
 _TableOption = functools.partial(Option, formats=TABLES)

@@ -99,6 +99,13 @@ def read_parquet_table(path: str | os.PathLike[str]) -> pa.Table:
     return _read_all("parquet", path, DataOptions())[0]
 
 
+def read_small_table(path: str | os.PathLike[str]) -> pa.Table:
+    """A Parquet, CSV or JSON-lines file that goes with the data, told by its suffix; columns of a CSV file are text."""
+    suffix = os.path.splitext(path)[1].lower()
+    kind = next((kind for kind, known in SUFFIXES.items() if suffix in known), "csv")
+    return _read_all(kind, path, DataOptions())[0]
+
+
 def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> tuple[pa.Table, Location]:
     """The rows of all files, and where they came from."""
     read = {"parquet": _read_parquet_file, "csv": _read_csv_file, "jsonl": _read_json_file}[kind]

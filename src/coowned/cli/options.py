@@ -79,6 +79,7 @@ def check_engine(engine: str, master: str | None, *paths: str) -> None:
 def declared_parameter(name: str, kind: type, option: Option, panel: str) -> inspect.Parameter:
     """A keyword parameter of a verb, None by default, for a declared option."""
     described = typer.Option(
+        *([] if option.flag is None else [option.flag]),
         metavar=option.metavar,
         help=option.help,
         autocompletion=complete_with(option.choices) if option.choices else None,

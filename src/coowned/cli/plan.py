@@ -165,6 +165,8 @@ def _settings_of(config: "TrainConfig") -> dict[str, Any]:
     from coowned.selection.registry import selectors_by_bound
 
     selection, privacy, sizes = config.selection, config.privacy, config.mechanism
+    if isinstance(privacy.epsilon, dict):
+        raise InputError("[privacy] epsilon: a plan compares choices at one epsilon, not at one for each tier")
     settings: dict[str, Any] = {
         "epsilon": None if isinstance(privacy.epsilon, str) else privacy.epsilon,
         "delta": privacy.delta,

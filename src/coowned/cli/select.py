@@ -116,6 +116,15 @@ def run(
             )
     if certificate.min_separation:
         show.line(separation_in_words(certificate.min_separation))
+    if tiers := certificate.tiers:
+        for name, bound, users in zip(tiers.names, tiers.bounds, tiers.users, strict=True):
+            show.line(f"{counted(users, 'user is', 'users are')} of tier {name!r}: none in more than {bound:,}")
+        if tiers.num_opted_out:
+            lost = counted(tiers.num_examples_opted_out, "example")
+            show.line(f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0), and with them {lost}")
+        if tiers.num_unknown_keys:
+            keys = counted(tiers.num_unknown_keys, "listed key is", "listed keys are")
+            show.line(f"{keys} of nobody in the data; `coowned inspect --show-keys` lists the keys that there are")
     if unprotected := certificate.num_unprotected_users:
         without = counted(certificate.num_copies_without_users, "copy has", "copies have")
         show.line(f"{counted(unprotected, 'user is', 'users are')} not protected; {without} no protected user")

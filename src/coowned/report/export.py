@@ -64,6 +64,9 @@ def released_certificate(certificate: ContributionCertificate) -> str:
     counts = {name: value for name, value in stored.items() if name not in (*_LEFT_OUT, "format", "checksum")}
     if counts["groups"] is not None:
         counts["groups"] = {name: value for name, value in counts["groups"].items() if name not in _LEFT_OUT}
+    if "tiers" in counts:  # nor their digest: whoever guesses a short list of people could confirm it
+        private = (*_LEFT_OUT, "digest")
+        counts["tiers"] = {name: value for name, value in counts["tiers"].items() if name not in private}
     return json.dumps({"format": RELEASED_CERTIFICATE_FORMAT, **counts}, indent=2) + "\n"
 
 

@@ -10,6 +10,7 @@ from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.sources import resolve_path
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.data import TrainingData
@@ -263,6 +264,8 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
                 graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
             )
         settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
+    if isinstance(bounds := settings.get("contribution_bounds"), str):
+        settings["contribution_bounds"] = resolve_path(config.folder, bounds)
     return kind(**settings).select(graph, seed=chosen.seed)
 
 

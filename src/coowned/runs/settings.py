@@ -46,7 +46,7 @@ class PrivacySettings:
       True
     """
 
-    epsilon: float | str | None = None
+    epsilon: float | dict[str, float] | str | None = None  # a dict: for each tier by name
     noise_multiplier: float | None = None
     delta: float | None = None
     adjacency: str | None = None  # a file's default is "zero-out"; in Python there is none

@@ -101,7 +101,7 @@ class CyclicGroups(BoundedSelector):
         )
 
     def _selector_within(self) -> BoundedSelector:
-        shared: dict[str, Any] = {"contribution_bound": self.contribution_bound, "ties": self.ties}
+        shared = {name: getattr(self, name) for name in ("contribution_bound", "contribution_bounds", "ties")}
         if self.within == "priced":
             return Priced(**shared, allow_duplicates=self.allow_duplicates)
         return GreedyWithDuplicates(**shared) if self.allow_duplicates else Greedy(**shared)
@@ -116,7 +116,8 @@ class CyclicGroups(BoundedSelector):
         progress(0.0, "dividing users into groups")
         seed = free.seed or 0
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=silent)
-        packing = pack(rows, graph.num_users, contribution_bound=1, limit=1)
+        alike = 1 if self.contribution_bounds is None else self.capacities(graph)
+        packing = pack(rows, graph.num_users, contribution_bound=alike, limit=1)
         keys = np.empty(graph.num_users, np.uint64)
         user_keys(packing.user_indptr, packing.items, packing.capacity, keys)
         label = np.empty(graph.num_users, np.int64)

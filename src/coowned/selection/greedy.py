@@ -27,18 +27,22 @@ class PassSelector(BoundedSelector):
 
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Selection:
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.5))
-        return self._selection(graph, seed, self.run_passes(rows, graph.num_users, part(progress, 0.5, 1.0)))
+        return self._selection(graph, seed, self.run_passes(rows, self.capacities(graph), part(progress, 0.5, 1.0)))
 
-    def run_passes(self, rows: OrderedRows, num_users: int, progress: Progress) -> npt.NDArray[np.int32]:
+    def run_passes(
+        self, rows: OrderedRows, capacities: npt.NDArray[np.int32], progress: Progress
+    ) -> npt.NDArray[np.int32]:
         """(num_examples,) copies of each example after one pass, or after passes until one adds nothing.
+
+        capacities (num_users,): the most copies that each user may be in.
 
         A row that a pass leaves out has a user without room, and room never grows: the next pass visits only what this
         one took.
         """
         walk = self._walk(rows)
         copies = np.zeros(len(rows.examples), np.int32)
-        narrow = np.min_scalar_type(self.contribution_bound)  # a small array stays in the cache
-        room = np.full(num_users, self.contribution_bound, narrow)  # (num_users,) copies each user may still be in
+        narrow = np.min_scalar_type(capacities.max(initial=0))  # a small array stays in the cache
+        room = capacities.astype(narrow)  # (num_users,) copies each user may still be in
         number = 0
         remaining = len(rows.attributed)
         while remaining and (self._repeats or number == 0):

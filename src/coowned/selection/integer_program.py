@@ -70,6 +70,7 @@ class IntegerProgram(BoundedSelector):
         deadline = time.monotonic() + self.time_limit
         priced = Priced(
             contribution_bound=self.contribution_bound,
+            contribution_bounds=self.contribution_bounds,
             allow_duplicates=self.allow_duplicates,
             time_limit=self.time_limit / 2,
             ties=self.ties,
@@ -80,8 +81,9 @@ class IntegerProgram(BoundedSelector):
         assert bound is not None  # Priced always has one
         if not start.proven_optimal:
             rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.2, 0.25))
-            limit = int(self.contribution_bound) if self.allow_duplicates else 1
-            packing = pack(rows, graph.num_users, contribution_bound=int(self.contribution_bound), limit=limit)
+            capacities = self.capacities(graph)
+            limit = max(1, int(capacities.max(initial=0))) if self.allow_duplicates else 1
+            packing = pack(rows, graph.num_users, contribution_bound=capacities, limit=limit)
             peeled = peel(packing, part(progress, 0.25, 0.3))
             core = rows.examples[peeled.core_items]  # (core.num_items,) example of each item of the core
             seconds = max(deadline - time.monotonic(), 0.1)

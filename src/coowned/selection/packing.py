@@ -86,15 +86,18 @@ class Packing(NamedTuple):
         )
 
 
-def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int, limit: int) -> Packing:
-    """Makes the packing problem of a graph's rows, one item per row; rows without users are never selected."""
+def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int | npt.NDArray[np.int32], limit: int) -> Packing:
+    """Makes the packing problem of a graph's rows, one item per row; rows without users are never selected.
+
+    `contribution_bound` is one for all users, or (num_users,) one for each.
+    """
     items = np.empty(len(rows.users), rows.examples.dtype)
     return Packing(
         indptr=rows.indptr,
         users=rows.users,
         user_indptr=attribution_kernels.transpose(rows.indptr, rows.users, num_users, items),
         items=items,
-        capacity=np.full(num_users, contribution_bound, np.int32),
+        capacity=np.broadcast_to(contribution_bound, num_users).astype(np.int32),
         num_first=len(rows.examples),
         first_limit=limit,
         first_profit=1.0,
@@ -343,6 +346,9 @@ def _start(packing, state):
             state.user_state[u] = FREE
             state.user_stack[waiting] = u
             waiting += 1
+    for u in range(packing.user_indptr.shape[0] - 1):
+        if state.room[u] == 0 and state.user_state[u] == UNDECIDED:  # who may be in none has no room from the start
+            waiting = _exclude_items(packing, state, u, waiting)
     return waiting, found
 
 

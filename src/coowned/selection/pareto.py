@@ -51,7 +51,7 @@ def pareto(
         report(number / len(SETTINGS), f"setting {number + 1} of {len(SETTINGS)}")
         setting: dict[str, Any] = {"threshold": threshold, "few_user_run": few_user_run, "many_user_run": many_user_run}
         selector = BiasMitigating(contribution_bound=contribution_bound, **setting)
-        copies = selector.run_passes(rows, graph.num_users, silent)
+        copies = selector.run_passes(rows, selector.capacities(graph), silent)
         size = int(copies.sum(dtype=np.int64))
         mean = int(copies @ graph.users_per_example.astype(np.int64)) / size if size else None
         counts = {"size": size, "num_distinct": int(np.count_nonzero(copies)), "mean_users_per_example": mean}

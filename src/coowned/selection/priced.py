@@ -90,9 +90,10 @@ class Priced(BoundedSelector):
         deadline = time.monotonic() + (math.inf if self.time_limit is None else self.time_limit)
         # Prices may use half of the time that is left after sorting; swaps use the rest.
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=part(progress, 0.0, 0.02))
-        limit = int(self.contribution_bound) if self.allow_duplicates else 1
+        capacities = self.capacities(graph)
+        limit = max(1, int(capacities.max(initial=0))) if self.allow_duplicates else 1
         progress(0.02, "grouping the rows by user")
-        packing = pack(rows, graph.num_users, contribution_bound=int(self.contribution_bound), limit=limit)
+        packing = pack(rows, graph.num_users, contribution_bound=capacities, limit=limit)
         weighted = limit > 1 and self.distinct_weight > 0
         by_size = peel(packing, part(progress, 0.05, 0.08))
         prices = find_prices(
@@ -101,7 +102,7 @@ class Priced(BoundedSelector):
         bound = price_bound(
             graph,
             _spread(by_size, prices.best),
-            contribution_bound=int(self.contribution_bound),
+            contribution_bound=capacities,
             max_copies=limit,
             unattributed=self.unattributed,
         )

@@ -123,4 +123,4 @@ def _description(annotation: "ast.expr") -> "tuple[type, Option] | None":
     return None
 
 
-_TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+_TYPES: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool, "Bounds": str}  # a file, as text

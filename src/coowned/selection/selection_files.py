@@ -1,8 +1,10 @@
 """Writes selections and schedules as Parquet, told apart by their columns, and caches selections on disk."""
 
+import dataclasses
 import hashlib
 import io
 import os
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,8 +14,12 @@ import pyarrow.parquet
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.table_files import read_parquet_table
 from coowned.cache import cache_folder, cached
+from coowned.codec import decode_json, encode_json
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.selector import Schedule, Selection, Selector
+from coowned.selection.user_bounds import UserBounds
+
+_BOUNDS = "coowned-user-bounds"  # entry of the metadata
 
 
 def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selected: Selection | Schedule) -> None:
@@ -31,7 +37,8 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
 def encode_selection(graph: AttributionGraph, selected: Selection | Schedule) -> bytes:
     """Parquet of `example_id, copies` of what is selected, in input order, or `batch, position, example_id`.
 
-    Ids keep the type of the input. A selection with groups has a column `group` too.
+    Ids keep the type of the input. A selection with groups has a column `group` too. Bounds of single users are in the
+    file's metadata, so that what is read back can be recounted against them.
     """
     selected.check_graph(graph)
     if isinstance(selected, Schedule):
@@ -42,8 +49,10 @@ def encode_selection(graph: AttributionGraph, selected: Selection | Schedule) ->
         columns = {"example_id": graph.ids_of(rows), "copies": selected.copies[rows].astype(np.int32)}
         if selected.groups is not None:
             columns["group"] = selected.groups[rows].astype(np.int32)
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pa.table(columns), buffer, compression="zstd")
+    table, buffer = pa.table(columns), io.BytesIO()
+    if isinstance(selected, Selection) and selected.user_bounds is not None:
+        table = table.replace_schema_metadata({_BOUNDS: encode_json(selected.user_bounds.to_dict())})
+    pyarrow.parquet.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 
@@ -54,7 +63,8 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
       - What was written comes back, whatever the type of the ids.       (test_selection_round_trip)
       - Unknown and duplicate ids are refused.           (test_unknown_and_repeated_ids)
     """
-    table = pl.DataFrame(pl.from_arrow(read_parquet_table(path)))
+    stored = read_parquet_table(path)
+    table = pl.DataFrame(pl.from_arrow(stored))
     names = set(table.columns)
     if {"batch", "position", "example_id"} <= names:
         return _read_schedule(table, graph, path)
@@ -74,7 +84,12 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
     if "group" in names:
         groups = np.full(graph.num_examples, -1, dtype=np.int64)
         groups[rows] = _integer_column(table, "group", 0, path)
-    return Selection.from_copies(graph, copies, groups=groups)
+    selection = Selection.from_copies(graph, copies, groups=groups)
+    bounds = (stored.schema.metadata or {}).get(_BOUNDS.encode())
+    if bounds is None:
+        return selection
+    found = decode_json(dict[str, Any], bounds, name=f"{path}: bounds of single users", remedy="write the file again")
+    return dataclasses.replace(selection, user_bounds=UserBounds.from_dict(found))
 
 
 def _integer_column(table: pl.DataFrame, name: str, at_least: int, path: str | os.PathLike[str]) -> np.ndarray:

@@ -22,9 +22,7 @@ from coowned.attribution.options import Option
 from coowned.codec import decode_json, encode_json, to_plain
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.progress import Progress, counted, reporting
-
-MOST_COPIES = 2**31 - 1
-"""The largest contribution bound: copies are counted in 32 bits."""
+from coowned.selection.user_bounds import MOST_COPIES, Bounds, UserBounds
 
 
 class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +51,7 @@ class _StoredSelection(_StoredOrigin, frozen=True, kw_only=True):
     indices: list[_Count]
     copies: list[_Count]
     groups: list[_Count] | None
+    user_bounds: dict[str, Any] | None = None
 
 
 class _StoredSchedule(_StoredOrigin, frozen=True, kw_only=True):
@@ -119,6 +118,9 @@ class Selected:
     def _encode(self, kind: type[_StoredOrigin], **arrays: npt.NDArray[Any] | None) -> str:
         """Returns the JSON text of a `kind`: these arrays, and what this has under the names of the other entries."""
         entries = {name: arrays[name] if name in arrays else getattr(self, name) for name in kind.__struct_fields__}
+        if "user_bounds" in entries:
+            bounds: Any = entries.pop("user_bounds")  # one bound for all is written as it always was
+            entries |= {} if bounds is None else {"user_bounds": bounds.to_dict()}
         return encode_json(entries, format=self.FORMAT)
 
     def __eq__(self, other: object) -> bool:
@@ -149,6 +151,7 @@ class Selection(Selected):
     copies: npt.NDArray[np.int32]  # (num_examples,) how often each example is in S
     groups: npt.NDArray[np.int32] | None = None  # (num_examples,) group of each selected example, -1 elsewhere
     upper_bound: int | None = None  # proven bound on the size of any S under the same settings
+    user_bounds: UserBounds | None = None  # those of single users, which `certify` recounts; None: one for all
 
     FORMAT: ClassVar[str] = "coowned-selection-2"
 
@@ -198,6 +201,8 @@ class Selection(Selected):
                 whole = np.full(num_examples, elsewhere, np.int64)
                 whole[rows] = fields[name]
                 fields[name] = whole
+        if fields["user_bounds"] is not None:
+            fields["user_bounds"] = UserBounds.from_dict(fields["user_bounds"])
         return cls(**fields)._bind(graph)
 
 
@@ -353,20 +358,76 @@ class OrderedSelector(Selector[Result]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundedSelector(OrderedSelector[Selection]):
-    """Base class of the selectors of sets in which no user is in more than `contribution_bound` copies."""
+    """Base class of the selectors of sets in which no user is in more copies than their bound.
+
+    Args:
+      contribution_bound: of everybody who has no bound of their own.
+      contribution_bounds: bounds of single users, by key: a mapping, a table or file with the columns user, bound and,
+        for names of tiers, tier; a rule, asked for the bound of each key; or one integer for everybody. 0 takes all
+        examples of a person out. Like S, bounds must not be chosen by looking at content.
+    """
 
     contribution_bound: Annotated[int, Option("Largest number of selected copies that contain one user.", metavar="K")]
+    contribution_bounds: Annotated[
+        Bounds,
+        Option(
+            "File with the columns user, bound (and tier): bounds of single users, 0 to leave a user out.",
+            metavar="FILE",
+            flag="--contribution-bounds-file",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bound=self.contribution_bound)
+        given = self.contribution_bounds
+        if given is None or callable(given):  # a rule is asked once the graph is known
+            return
+        if isinstance(given, int | np.integer):
+            validate.integer(at_least=1, at_most=MOST_COPIES, contribution_bounds=given)
+            object.__setattr__(self, "contribution_bound", int(given))
+            object.__setattr__(self, "contribution_bounds", None)
+        else:
+            bounds = UserBounds.of(given, others=int(self.contribution_bound))
+            object.__setattr__(self, "contribution_bounds", bounds)
+
+    def select(self, graph: AttributionGraph, *, seed: int = 0, progress: Progress | None = None) -> Selection:
+        """As every selector; a rule is first asked for the bound of each user."""
+        return super(BoundedSelector, self.for_graph(graph)).select(graph, seed=seed, progress=progress)
+
+    def for_graph(self, graph: AttributionGraph) -> Self:
+        """Returns this selector with a rule's answers in place of the rule."""
+        check_is_graph(graph)
+        if not callable(self.contribution_bounds):
+            return self
+        rule: Any = self.contribution_bounds
+        bounds = UserBounds.of_rule(rule, graph, others=int(self.contribution_bound))
+        return dataclasses.replace(self, contribution_bounds=bounds)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns name and fields; bounds of single users by digest and number, without keys."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        bounds = fields.pop("contribution_bounds")
+        if callable(bounds):
+            raise InputError("contribution_bounds is a rule: its answers depend on the graph; call for_graph(graph)")
+        return (
+            {"name": self.name}
+            | to_plain(fields)
+            | ({} if bounds is None else {"contribution_bounds": bounds.settings()})
+        )
+
+    def capacities(self, graph: AttributionGraph) -> npt.NDArray[np.int32]:
+        """Returns the most copies that each user may be in, shape (num_users,)."""
+        if self.contribution_bounds is None:
+            return np.full(graph.num_users, self.contribution_bound, np.int32)
+        return self.contribution_bounds.of_users(graph)
 
     def _selection(self, graph: AttributionGraph, seed: int, copies: npt.NDArray[np.int32], **fields: Any) -> Selection:
         """Returns the selection of these copies and, if they are kept, of each example without users once."""
         if self.unattributed == "keep":
             copies[graph.users_per_example == 0] = 1
         optimal = int(copies.sum(dtype=np.int64)) == fields.get("upper_bound")
-        fields = {"selector": self.settings()} | fields
+        fields = {"selector": self.settings(), "user_bounds": self.contribution_bounds} | fields
         return Selection(graph=graph, seed=seed, copies=copies, proven_optimal=optimal, **fields)
 
 

@@ -99,6 +99,8 @@ def check_selector(selector: Selector) -> _Supported:
             f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates and bias-mitigating do. "
             "Choose one of them, or the local engine"
         )
+    if selector.contribution_bounds is not None:
+        raise InputError("contribution_bounds do not apply to Spark tables; select with the local engine")
     if selector.ties != "hash":
         raise InputError('ties="input" does not apply to Spark tables, which have no order; use "hash"')
     return selector

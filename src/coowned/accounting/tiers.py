@@ -1,0 +1,91 @@
+"""What people with bounds of their own are promised: an epsilon for each tier under one noise multiplier."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from coowned.accounting import calculators
+from coowned.certificate import ContributionCertificate
+from coowned.errors import InputError, UncertifiableError
+from coowned.mechanism.mechanism import Mechanism
+from coowned.progress import counted
+from coowned.tier_counts import CertifiedTiers
+
+
+def copies_of_tiers(certificate: ContributionCertificate, mechanism: Mechanism) -> dict[str, int]:
+    """Returns the most copies of one user that are accounted for, by tier: their bound, or all that anybody has."""
+    tiers = certificate.tiers
+    if tiers is None:
+        return {}
+    return {
+        name: min(bound, mechanism.contribution_bound) for name, bound in zip(tiers.names, tiers.bounds, strict=True)
+    }
+
+
+def noise_for_targets(
+    targets: Mapping[str, float], certificate: ContributionCertificate, mechanism: Mechanism, **terms: Any
+) -> float:
+    """Returns the smallest noise multiplier with which every tier meets its target."""
+    copies = copies_of_tiers(certificate, mechanism)
+    return max(
+        calculators.calibrate(mechanism.for_copies(copies[name]), epsilon=target, **terms)
+        for name, target in targets.items()
+    )
+
+
+def check_targets(targets: Mapping[str, float], certificate: ContributionCertificate) -> None:
+    """Refuses targets that leave a tier with users out, or are for a tier that there is not."""
+    tiers = certificate.tiers
+    if tiers is None:
+        raise InputError("an epsilon for each tier needs bounds for single users; select with contribution_bounds")
+    bounds = dict(zip(tiers.names, tiers.bounds, strict=True))
+    for name in targets:
+        if not bounds.get(name):
+            why = "has bound 0: nothing of theirs is used" if name in bounds else "is unknown"
+            raise InputError(f"tier {name!r} {why}; give an epsilon for each of {_named(bounds)}")
+    for name, users in zip(tiers.names, tiers.users, strict=True):
+        if users and bounds[name] and name not in targets:
+            raise InputError(f"{counted(users, 'user is', 'users are')} of tier {name!r}, which has no target; add one")
+
+
+def check_met(targets: Mapping[str, float], epsilons: Mapping[str, float | None], noise_multiplier: float) -> None:
+    """Refuses noise that was found but does not meet the target of every tier."""
+    for name, target in targets.items():
+        found = epsilons[name]
+        if found is not None and found > target:
+            raise UncertifiableError(
+                f"the noise multiplier {noise_multiplier:.6g} that was found gives tier {name!r} epsilon {found:.6g}, "
+                f"not {target:g}; empty the cache (COOWNED_CACHE) and calibrate again"
+            )
+
+
+def tier_sentences(certificate: ContributionCertificate, rows: list[dict[str, Any]], shown: Any) -> list[str]:
+    """Returns what a statement says of tiers; `rows` have an epsilon and an other_epsilon, written by `shown`."""
+    tiers = certificate.tiers
+    if tiers is None:
+        return []
+    parts = [
+        f"{row['tier']!r} (bound {row['contribution_bound']:,}): epsilon {shown(row['epsilon'])}, "
+        f"{shown(row['other_epsilon'])} under the other adjacency"
+        for row in rows
+        if row["contribution_bound"]
+    ]
+    sentences = [f"By tier, at the same delta: {'; '.join(parts)}."] if parts else []
+    sentences.append(
+        "Bounds of single users are assumed to be chosen, like the training set, without looking at content; a bound "
+        "that a person is told tells of the policy, not of anybody's content."
+    )
+    return sentences + _opted_out(tiers)
+
+
+def _opted_out(tiers: CertifiedTiers) -> list[str]:
+    if not tiers.num_opted_out:
+        return []
+    examples = counted(tiers.num_examples_opted_out, "example")
+    return [
+        f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0): none of the {examples} that they are part of is "
+        "in the training set."
+    ]
+
+
+def _named(bounds: Mapping[str, int]) -> str:
+    return ", ".join(repr(name) for name, bound in bounds.items() if bound)

@@ -1,0 +1,149 @@
+"""An epsilon for each tier: against an independent accountant, from targets by name, and in the statement."""
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy.stats import binom
+
+from coowned import CyclicGroups, CyclicPoisson, PoissonSampling
+from coowned.accounting import calculators
+from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.statement import rounded_up
+from coowned.attribution.graph import AttributionGraph
+from coowned.certificate import certify
+from coowned.errors import InputError, UncertifiableError
+from coowned.selection.greedy import Greedy
+
+CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
+TIERS = [{"user": user, "bound": 1, "tier": "customers"} for user in range(40)]
+TIERS += [{"user": user, "bound": 3, "tier": "staff"} for user in range(40, 80)]
+TIERS += [{"user": 80, "bound": 0, "tier": "out"}, {"user": 81, "bound": 0, "tier": "out"}]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    rng = np.random.default_rng(1)
+    rows = [rng.choice(90, size=1 + rng.integers(0, 3), replace=False).tolist() for _ in range(600)]
+    return AttributionGraph.from_users_per_example(rows, num_users=90)
+
+
+@pytest.fixture(scope="module")
+def certificate(graph):
+    return certify(graph, Greedy(contribution_bound=2, contribution_bounds=TIERS).select(graph))
+
+
+@pytest.fixture(scope="module")
+def mechanism(certificate):
+    return PoissonSampling.from_certificate(certificate, batch_size=16, iterations=60)
+
+
+@pytest.fixture(scope="module")
+def made(certificate, mechanism):
+    targets = {"staff": 8.0, "customers": 2.0, "bound 2": 5.0}
+    return guarantee(certificate, mechanism, epsilon=targets, run_id="one", **CLAIM)
+
+
+def theirs(mechanism, copies, noise):
+    weights = binom.pmf(range(copies + 1), copies, mechanism.probability_of(0)).tolist()
+    loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        noise, list(range(copies + 1)), weights, value_discretization_interval=2e-3
+    )
+    return loss.self_compose(mechanism.iterations).get_epsilon_for_delta(CLAIM["delta"])
+
+
+def test_epsilons_of_tiers(made, mechanism):
+    found = {row["tier"]: row for row in made.by_tier().to_dicts()}
+    assert {name: row["contribution_bound"] for name, row in found.items()} == {
+        "staff": 3, "bound 2": 2, "customers": 1, "out": 0
+    }  # fmt: skip
+    assert {name: row["users"] for name, row in found.items()} == {"staff": 40, "bound 2": 8, "customers": 40, "out": 2}
+    for name, copies in (("staff", 3), ("bound 2", 2), ("customers", 1)):
+        independent = theirs(mechanism, copies, made.noise_multiplier)
+        assert independent * (1 - 5e-3) <= found[name]["epsilon"] <= independent * (1 + 2e-4)
+        assert found[name]["other_epsilon"] > found[name]["epsilon"]
+    assert found["out"]["epsilon"] is None
+    assert found["staff"]["epsilon"] == made.epsilon
+    assert made.contribution_bound == 3
+
+
+def test_one_noise_multiplier_meets_every_target(made, certificate, mechanism):
+    found = dict(made.by_tier().select("tier", "epsilon").iter_rows())
+    targets = {"staff": 8.0, "customers": 2.0, "bound 2": 5.0}
+    assert all(found[name] <= target for name, target in targets.items())
+    closest = max(found[name] / target for name, target in targets.items())
+    assert closest > 0.999  # and no more noise than that takes
+    each = [
+        calculators.calibrate(mechanism.for_copies(copies), epsilon=target, **CLAIM)
+        for copies, target in ((3, 8.0), (1, 2.0), (2, 5.0))
+    ]
+    assert made.noise_multiplier == max(each)
+    lower = guarantee(certificate, mechanism, epsilon=targets | {"customers": 0.5}, **CLAIM)
+    assert lower.noise_multiplier > made.noise_multiplier
+
+
+def test_levels_of_tiers(made, certificate):
+    levels = made.by_copies()
+    assert levels.columns == ["tier", "copies", "epsilon", "users"]
+    assert levels["users"].sum() == certificate.num_users
+    customers = levels.filter(tier="customers")
+    assert customers["copies"].to_list() == [0, 1]
+    assert customers["epsilon"][1] == dict(made.by_tier().select("tier", "epsilon").iter_rows())["customers"]
+    assert "Graph statistic" in made.statement(graph_statistics=True)
+
+
+def test_statement_of_tiers(made):
+    text = made.statement()
+    for row in made.by_tier().filter(tier="customers").to_dicts():
+        own, other = rounded_up(row["epsilon"]), rounded_up(row["other_epsilon"])
+        assert f"'customers' (bound 1): epsilon {own}, {other} under" in text
+    assert "2 users opted out (bound 0): none of the " in text
+    assert "without looking at content; a bound that a person is told tells of the policy" in text
+    assert "40 users" not in text  # how many there are is a statistic of the graph
+    test_run = guarantee(made.certificate, made.mechanism, epsilon=8.0, test_run=True, **CLAIM).statement()
+    assert "By tier" not in test_run
+    assert "opted out" in test_run
+
+
+def test_stored_guarantee_has_the_tiers(made):
+    again = PrivacyGuarantee.from_json(made.to_json())
+    assert again.by_tier().equals(made.by_tier())
+    apart = PrivacyGuarantee.from_json(made.to_json(embed_certificate=False), certificate=made.certificate)
+    assert apart.certificate.tiers == made.certificate.tiers
+
+
+def test_groups_and_tiers(graph):
+    selection = CyclicGroups(num_groups=2, contribution_bound=2, contribution_bounds=TIERS).select(graph)
+    certificate = certify(graph, selection)
+    mechanism = CyclicPoisson.from_certificate(certificate, batch_size=16, iterations=60)
+    made = guarantee(certificate, mechanism, noise_multiplier=2.0, **CLAIM)
+    assert "group" in made.by_copies().columns
+    found = dict(made.by_tier().select("tier", "epsilon").iter_rows())
+    assert found["customers"] < found["bound 2"] <= found["staff"] == made.epsilon
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ({"staff": 8.0, "customers": 2.0}, "8 users are of tier 'bound 2', which has no target"),
+        ({"staff": 8.0, "customer": 2.0, "bound 2": 5.0}, "tier 'customer' is unknown"),
+        ({"staff": 8.0, "customers": 2.0, "bound 2": 5.0, "out": 1.0}, "tier 'out' has bound 0"),
+        ({"staff": 8.0, "customers": -2.0, "bound 2": 5.0}, "epsilon must be"),
+    ],
+)
+def test_wrong_targets_are_refused(certificate, mechanism, targets, says):
+    with pytest.raises(InputError, match=says):
+        guarantee(certificate, mechanism, epsilon=targets, **CLAIM)
+
+
+def test_targets_need_tiers(graph):
+    certificate = certify(graph, Greedy(contribution_bound=2).select(graph))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=16, iterations=60)
+    with pytest.raises(InputError, match="select with contribution_bounds"):
+        guarantee(certificate, mechanism, epsilon={"staff": 8.0}, **CLAIM)
+    assert guarantee(certificate, mechanism, epsilon=8.0, **CLAIM).by_tier().is_empty()
+
+
+def test_noise_from_another_version_is_refused(certificate, mechanism, monkeypatch):
+    monkeypatch.setattr(calculators, "calibrate", lambda *_, **__: 0.5)
+    with pytest.raises(UncertifiableError, match="that was found gives tier 'staff'"):
+        guarantee(certificate, mechanism, epsilon={"staff": 8.0, "customers": 2.0, "bound 2": 5.0}, **CLAIM)
