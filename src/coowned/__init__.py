@@ -53,6 +53,7 @@ _NAMES = {
     "content.data": "FeatureTable",
     "runs.settings": "PrivacySettings MechanismSettings Optimizer RunSettings",
     "fitting": "fit",
+    "tuning": "tune",
     "finished_run": "Run open_run",
 }
 

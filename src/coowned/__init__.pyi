@@ -81,5 +81,6 @@ from coowned.training.loop import train as train
 from coowned.training.plan import TrainingPlan as TrainingPlan
 from coowned.training.sweep import grid as grid
 from coowned.training.sweep import sweep as sweep
+from coowned.tuning import tune as tune
 
 __version__: str

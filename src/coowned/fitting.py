@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -19,7 +20,7 @@ from coowned.mechanism.registry import mechanisms
 from coowned.models.tasks import Specification
 from coowned.progress import reporting
 from coowned.runs.config import GIVEN, TrainConfig
-from coowned.runs.configured_run import run_configuration
+from coowned.runs.configured_run import Given, Select, run_configuration
 from coowned.runs.keywords import FitKeywords, sections_of
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
@@ -93,25 +94,68 @@ def fit(
       >>> run.predict([{"x": 1.0}, {"x": -1.0}, {"x": None}])["prediction"].to_list()
       [0, 1, None]
     """
+    selector = selector_for(selector, examples)
+    groups = {"privacy": privacy, "mechanism": mechanism, "optimizer": optimizer, "run": run}
+    claim = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
+    sections = sections_of_fit(model, selector, evaluation, groups=groups, keywords={**claim, **keywords})
+    config = TrainConfig.from_sections(sections, model=model, name="fit")
+    config = dataclasses.replace(config, text=_NOTE + config.text)
+    select = given_selection(selector, examples, config)
+    tell = functools.partial(reporting(keywords.get("progress")), 0.0)
+    # A temporary folder is readable by its owner alone.
+    path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
+    try:
+        with RunFolder.open(path) as opened:
+            run_configuration(
+                config,
+                opened,
+                examples=examples,
+                given=Given(select=select),
+                progress=keywords.get("progress"),
+                on_metrics=keywords.get("on_metrics"),
+                announce=tell,
+                advise=tell,
+            )
+        finished = dataclasses.replace(Run.open(path), specification=model)
+    except BaseException:
+        if folder is None:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    if folder is None:
+        weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
+    return finished
+
+
+def selector_for(selector: Any, examples: AttributedExamples) -> Any:
+    """Returns the selector for these examples' users: a rule's answers have a digest, which a configuration names."""
     if not isinstance(examples, AttributedExamples):
         raise InputError(
             f"examples must be AttributedExamples, not {type(examples).__name__}; create them with from_table, "
             "read_parquet, read_mail, ..."
         )
+    for_graph = getattr(selector, "for_graph", None)
+    return selector if for_graph is None else for_graph(examples.graph)
+
+
+def sections_of_fit(
+    model: Specification,
+    selector: Selector[Any] | Selection | Schedule,
+    evaluation: CoveredEvaluation | None,
+    *,
+    groups: Mapping[str, Any],
+    keywords: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the sections of a configuration that the arguments of `fit` describe, as plain values."""
     check_model(model)
-    if "clip_norm" not in keywords and getattr(mechanism, "clip_norm", None) is None:
+    keywords = dict(keywords)
+    if "clip_norm" not in keywords and getattr(groups["mechanism"], "clip_norm", None) is None:
         keywords["clip_norm"] = 1.0
-    if "learning_rate" not in keywords and getattr(optimizer, "learning_rate", None) is None:
+    if "learning_rate" not in keywords and getattr(groups["optimizer"], "learning_rate", None) is None:
         keywords["learning_rate"] = 0.01
-    groups = {"privacy": privacy, "mechanism": mechanism, "optimizer": optimizer, "run": run}
-    claim = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
-    sections = sections_of(groups, {**claim, **keywords})
+    sections = sections_of(groups, keywords)
     asked = sections["privacy"]
     if "adjacency" not in asked and asked.get("epsilon") != "none" and not asked.get("public"):
         raise InputError("adjacency is required: 'zero-out' or 'replace'")
-    for_graph = getattr(selector, "for_graph", None)
-    if for_graph is not None:
-        selector = for_graph(examples.graph)  # a rule's answers have a digest, which the configuration names
     chosen = _selector_settings(selector)
     schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
     shape = sections["mechanism"]
@@ -126,34 +170,16 @@ def fit(
         sections["evaluation"] = dataclasses.asdict(evaluation)
     seed = keywords.get("selection_seed", 0)
     sections["selection"] = {"selector": chosen.pop("name"), "seed": seed, **chosen}
-    config = TrainConfig.from_sections({**sections, "model": model.settings()}, model=model, name="fit")
-    config = dataclasses.replace(config, text=_NOTE + config.text)
-    select = None
-    if config.selection.selector == GIVEN or getattr(selector, "contribution_bounds", None) is not None:
-        select = functools.partial(_given, selector, examples.graph, config)
-    tell = functools.partial(reporting(keywords.get("progress")), 0.0)
-    # A temporary folder is readable by its owner alone.
-    path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
-    try:
-        with RunFolder.open(path) as opened:
-            run_configuration(
-                config,
-                opened,
-                examples=examples,
-                select=select,
-                progress=keywords.get("progress"),
-                on_metrics=keywords.get("on_metrics"),
-                announce=tell,
-                advise=tell,
-            )
-        finished = dataclasses.replace(Run.open(path), specification=model)
-    except BaseException:
-        if folder is None:
-            shutil.rmtree(path, ignore_errors=True)
-        raise
-    if folder is None:
-        weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
-    return finished
+    return {**sections, "model": model.settings()}
+
+
+def given_selection(
+    selector: Selector[Any] | Selection | Schedule, examples: AttributedExamples, config: TrainConfig
+) -> Select | None:
+    """Returns what chooses S, where it is given and not configured."""
+    if config.selection.selector != GIVEN and getattr(selector, "contribution_bounds", None) is None:
+        return None
+    return functools.partial(_given, selector, examples.graph, config)
 
 
 def _mechanism_for(*, schedules: bool, groups: bool) -> str:

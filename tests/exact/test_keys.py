@@ -228,3 +228,21 @@ def test_no_jax_is_imported():
     modules = "exact.keys, coowned.exact.noise, coowned.mechanism.batching, coowned.mechanism.banded_strategy"
     program = f"import sys; import coowned.{modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_children_share_no_key():
+    for parent in (RunKey.from_operating_system(), RunKey.from_seed(5)):
+        keys = [parent, *(parent.child(number) for number in range(50))]
+        assert len({key.secret for key in keys}) == len(keys)
+        derived = {
+            tuple(key.derive(purpose, step=0, configuration="a", tensor="w")) for key in keys for purpose in Purpose
+        }
+        assert len(derived) == len(keys) * len(Purpose)
+        assert parent.child(3) == parent.child(3)
+
+
+def test_children_of_a_test_run():
+    child = RunKey.from_seed(5).child(1)
+    assert child.is_test_run
+    assert RunKey.from_json(child.to_json()) == child
+    assert not RunKey.from_operating_system().child(1).is_test_run

@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 _VERBS = (
     "demo", "inspect", "aliases", "plan", "select", "certify", "calibrate", "train", "audit", "report", "export-model",
-    "predict", "compose",
+    "predict", "compose", "tune",
 )  # fmt: skip
 for verb in _VERBS:
     app.command(name=verb)(importlib.import_module(f"coowned.cli.{verb.replace('-', '_')}").run)

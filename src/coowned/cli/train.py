@@ -64,7 +64,7 @@ def run(
     settings = TrainConfig.read(config, allow_large_delta=allow_large_delta)
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
-    with RunFolder.open(output) as folder, _bar() as (progress, announce):
+    with RunFolder.open(output) as folder, progress_bar() as (progress, announce):
         try:
             run_configuration(
                 settings,
@@ -84,10 +84,10 @@ def run(
             raise
     if key is not None:
         sign_run(output, key)
-    _show(StoredRun.open(output), json, time.monotonic() - began)
+    show_run(StoredRun.open(output), json, time.monotonic() - began)
 
 
-def _show(run: "StoredRun", json: bool, seconds: float) -> None:
+def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
     from coowned import codec
     from coowned.report.verdict import sentences
 
@@ -147,7 +147,7 @@ def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
+def progress_bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line every 30 seconds.
 
     The last announcement is written above both after the first step. Its first line, which has the

@@ -49,6 +49,7 @@ class Purpose(enum.Enum):
     MASKS = "masks"  # which tokens of a copy are hidden
     DROPOUT = "dropout"
     PARAMETERS = "parameters"  # where training starts
+    TUNING = "tuning"  # how many runs a tuning has, and their settings
     CANARIES = "canaries"  # which canary users an audit includes
 
 
@@ -157,6 +158,17 @@ class RunKey:
             digests.append(hashed.digest())
         return np.frombuffer(b"".join(digests), "<u4").reshape(-1, 8).astype(np.uint32)
 
+    def child(self, number: int) -> Self:
+        """Returns the key of one run of several that share this one: no key of the other runs says anything of it.
+
+        Guarantees:
+          - No two runs, and no run and what is derived here, share a key.   (test_children_share_no_key)
+          - The runs of a test are tests.   (test_children_of_a_test_run)
+        """
+        validate.integer(at_least=0, at_most=2**64 - 1, number=number)
+        digest = hashlib.blake2b(_encode(int(number)), key=self.secret, digest_size=32, person=_CHILD).digest()
+        return type(self)(digest) if self.seed is None else self.from_seed(int.from_bytes(digest[:8], "little") >> 1)
+
     def bind(self, run: str) -> None:
         """Refuses, with InputError, to serve another run than the one so named, unless it is a test run.
 
@@ -218,7 +230,7 @@ def _encode_text(text: str) -> bytes:
 # Which run each secret key has served in this process. State that lasts, on purpose: no object that a caller can copy
 # or make again could remember it, and a second run under the same key would give both runs' gradients away.
 _SERVED: dict[str, str] = {}
-_PERSON = b"coowned-keys-1"
+_PERSON, _CHILD = b"coowned-keys-1", b"coowned-child-1"
 _NOTHING, _WHOLE_NUMBER = b"n" + bytes(8), b"i" + (8).to_bytes(8, "little")
 
 

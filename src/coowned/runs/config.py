@@ -77,15 +77,17 @@ class TrainConfig:
         Args:
           allow_large_delta: the default of that key in `[privacy]`.
         """
-        try:
-            text = Path(path).read_bytes()
-        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a configuration file") from error
+        text = _bytes(path)
         where = {"folder": Path(path).parent, "name": str(path)}
         sections = _parse(text, str(path))
         if allow_large_delta and isinstance(privacy := sections.get("privacy"), dict):
             return cls.from_sections(sections | {"privacy": {"allow_large_delta": True} | privacy}, **where)
         return cls.from_toml(text, **where)
+
+    @classmethod
+    def read_sections(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Reads the sections of a file as plain values, unchecked."""
+        return _parse(_bytes(path), str(path))
 
     @classmethod
     def from_toml(
@@ -176,6 +178,13 @@ def _check_complete(read: Mapping[str, Any], name: str) -> None:
         raise ConfigError(f"{name}: [mechanism] {error}; {_REMEDY}") from None
     if read["optimizer"].learning_rate is None:
         raise ConfigError(f"{name}: [optimizer] needs the key 'learning_rate'; {_REMEDY}")
+
+
+def _bytes(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give a configuration file") from error
 
 
 def _parse(text: str | bytes, name: str) -> dict[str, Any]:

@@ -43,12 +43,28 @@ PRIVATE_LOG = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a caller has made already, where the configuration does not say all.
+
+    Attributes:
+      select: chooses S from the train split's graph, where the configuration says that it is given.
+      guarantee: of the tuning that the run is of; its noise is used.
+    """
+
+    select: Select | None = None
+    guarantee: PrivacyGuarantee | None = None
+
+
+_NOTHING = Given()
+
+
 def run_configuration(
     config: TrainConfig,
     folder: RunFolder,
     *,
     examples: AttributedExamples | None = None,
-    select: Select | None = None,
+    given: Given = _NOTHING,
     progress: Progress | None = None,
     on_metrics: OnMetrics | None = None,
     announce: Callable[[str], None] = lambda text: None,
@@ -73,7 +89,7 @@ def run_configuration(
       config: the configuration; `config.toml` is the file as it was written.
       folder: an open `RunFolder`.
       examples: data in memory, in place of those that the configuration names.
-      select: chooses S from the train split's graph, where the configuration says that it is given.
+      given: S and guarantee, where they are made elsewhere.
       progress, on_metrics: as for `train`.
       announce: told what is being done; before training the claim, and in a second line what the noise means.
       advise: told what would help where a few users keep most examples out of S.
@@ -102,8 +118,8 @@ def run_configuration(
         held_out = run.held_out(test_graph) if config.evaluation else None
     else:
         tell("selecting")
-        held_out = _held_out(config, test_graph) if config.evaluation else None
-        plan = make_plan(config, graph, run_key, select, held_out=held_out and certify(test_graph, held_out))
+        held_out = held_out_of(config, test_graph) if config.evaluation else None
+        plan = make_plan(config, graph, run_key, given, held_out=held_out and certify(test_graph, held_out))
         if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
             _LOG.info(advice)
             advise(advice)
@@ -175,7 +191,7 @@ def make_plan(
     config: TrainConfig,
     graph: AttributionGraph,
     run_key: RunKey,
-    select: Select | None = None,
+    given: Given = _NOTHING,
     *,
     held_out: ContributionCertificate | None = None,
 ) -> TrainingPlan:
@@ -184,11 +200,11 @@ def make_plan(
     Args:
       held_out: of the part that a covered evaluation counts on.
     """
-    selected = _select(config, graph) if select is None else select(graph)
+    selected = choose(config, graph) if given.select is None else given.select(graph)
     certificate = certify(graph, selected)
-    mechanism = _mechanism(config, certificate)
-    privacy, claimed = config.privacy, None
-    if privacy.is_private:
+    mechanism = mechanism_of(config, certificate)
+    privacy, claimed = config.privacy, given.guarantee
+    if privacy.is_private and claimed is None:
         assert not isinstance(privacy.epsilon, str)
         assert privacy.delta is not None
         assert privacy.adjacency is not None
@@ -233,7 +249,7 @@ def _plan(
     )
 
 
-def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
+def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
     from coowned.selection.greedy_min_separation import max_min_separation
     from coowned.selection.registry import selector_class
 
@@ -269,13 +285,13 @@ def _select(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedul
     return kind(**settings).select(graph, seed=chosen.seed)
 
 
-def _held_out(config: TrainConfig, graph: AttributionGraph) -> Selection:
+def held_out_of(config: TrainConfig, graph: AttributionGraph) -> Selection:
     assert config.evaluation is not None
     bound = config.evaluation.contribution_bound
     return select_held_out(graph, contribution_bound=bound, seed=config.selection.seed)
 
 
-def _mechanism(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
+def mechanism_of(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:
     settings = config.mechanism
     word, batch_size, iterations = settings.sizes
     try:

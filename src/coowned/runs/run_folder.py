@@ -155,6 +155,13 @@ class RunFolder:
             )
         return self._key
 
+    def give_key(self, key: RunKey) -> None:
+        """Makes a run begin with this key, of a tuning, in place of one of its own; one that has begun must have it."""
+        self.refuse_if_finished()
+        if self.is_begun and self._stored_key() != key:
+            raise CertificateMismatchError(f"{self.path}: the run was started with a different key")
+        self._key = key
+
     def _stored_key(self) -> RunKey:
         file = self.path / "run-key.json"
         try:
@@ -229,7 +236,7 @@ class RunFolder:
             file, half = self.path / name, self._half(name)
             if file.is_file() and not file.is_symlink() and hashlib.sha256(file.read_bytes()).hexdigest() == digest:
                 os.replace(file, half)  # so that a kill in between leaves nothing that could be somebody's
-            _overwrite_and_remove(half)
+            overwrite_and_remove(half)
         (self.path / "run.json").unlink()
         sync_folder(self.path)
 
@@ -303,7 +310,7 @@ class RunFolder:
         return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
     def _destroy_secrets(self) -> None:
-        _overwrite_and_remove(self.path / "run-key.json")
+        overwrite_and_remove(self.path / "run-key.json")
         for name in ("checkpoint.safetensors", *(f".{name}.part" for name in FILES)):
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
@@ -320,7 +327,7 @@ def _serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, st
     return len(header).to_bytes(8, "little") + header + content[begin:]
 
 
-def _overwrite_and_remove(file: Path) -> None:
+def overwrite_and_remove(file: Path) -> None:
     """A key's bytes should not stay on the disk under no name."""
     with contextlib.suppress(FileNotFoundError):
         with file.open("r+b") as opened:

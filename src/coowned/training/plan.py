@@ -242,6 +242,8 @@ def claim_terms(
         terms["claim"] = {name: getattr(guarantee, name) for name in names}
         if guarantee.evaluation is not None:
             terms["claim"]["evaluation"] = dataclasses.asdict(guarantee.evaluation)
+        if guarantee.tuning is not None:
+            terms["claim"]["tuning"] = dataclasses.asdict(guarantee.tuning)
     return json.loads(json.dumps(terms))  # tuples as lists, as they are read back
 
 

@@ -77,6 +77,8 @@ def claim(plan: TrainingPlan) -> str:
     if guarantee is None or guarantee.test_run:
         return f"no guarantee, {counted(plan.iterations, 'step')}"
     steps = "its only step" if plan.iterations == 1 else f"all {plan.iterations:,} steps"
+    if guarantee.tuning is not None:
+        steps = "the whole tuning"
     text = f"epsilon {guarantee.shown_epsilon} in {steps} ({guarantee.terms()})"
     cost, evaluation = [], guarantee.evaluation
     if evaluation is not None and evaluation.unshared_noise_multiplier is not None:
@@ -94,7 +96,7 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
     guarantee = plan.guarantee
     if guarantee is None or guarantee.test_run:
         return "no guarantee"
-    if step == 0:
+    if step == 0 or guarantee.tuning is not None:  # which has no part that ends after a step
         return ""
     spent = guarantee.shown_epsilon
     if step < plan.iterations:

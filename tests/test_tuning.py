@@ -1,0 +1,118 @@
+"""Tuning in one call."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import coowned as co
+from coowned.cli.main import run as command
+
+MODEL = co.LogisticRegression(features=["x1"], label="y", classes=[0, 1])
+GRID = {"learning_rate": [0.01, 1.0]}
+CONFIGURATION = """
+[data]
+path = "data.parquet"
+example_id = "id"
+[selection]
+selector = "greedy-min-separation"
+[privacy]
+epsilon = 8.0
+delta = 1e-6
+adjacency = "zero-out"
+[mechanism]
+kind = "dp-mf"
+batch_size = 8
+iterations = 8
+min_separation = 2
+clip_norm = 1.0
+[model]
+kind = "logistic-regression"
+features = ["x1"]
+label = "y"
+classes = [0, 1]
+[optimizer]
+name = "adam"
+[run]
+seed = 3
+[tuning]
+expected_runs = 2
+[tuning.grid]
+learning_rate = [0.01, 1.0]
+"""
+
+
+@pytest.fixture(scope="module")
+def examples():
+    random = np.random.default_rng(0)
+    values = random.standard_normal(240).tolist()
+    rows = [{"id": f"e{i}", "users": [f"u{i % 80}"], "x1": x, "y": int(x > 0)} for i, x in enumerate(values)]
+    return co.from_table(rows, example_id="id")
+
+
+def tune(examples, **changed):
+    settings = {
+        "grid": GRID,
+        "expected_runs": 2,
+        "epsilon": 8.0,
+        "delta": 1e-6,
+        "adjacency": "zero-out",
+        "selector": co.GreedyMinSeparation(batch_size=8, iterations=8, min_separation=2),
+        "seed": 3,
+    }
+    return co.tune(examples, MODEL, **(settings | changed))
+
+
+def test_tune(examples):
+    told = []
+    run = tune(examples, seed=None, progress=lambda done, text: told.append(text))
+    assert run.guarantee.target_epsilon == 8.0
+    assert 8.0 * 0.997 <= run.guarantee.epsilon <= 8.0
+    assert run.plan.learning_rate in GRID["learning_rate"]
+    assert run.covered.accuracy_low <= run.covered.accuracy <= run.covered.accuracy_high
+    assert run.predict([{"x1": 5.0}])["prediction"].to_list() in ([0], [1])
+    [cost] = [text for text in told if text.startswith("tuning: noise multiplier")]
+    assert told.index(cost) < min(told.index(text) for text in told if text.startswith("run 1"))
+    assert "2 runs expected, at most 8" in cost
+    assert "an untuned run" in cost
+    assert not any("after" in text and "epsilon" in text for text in told)  # no part of a tuning has an epsilon
+    assert "whole tuning" in run.statement()
+
+
+def test_temporary_folder_is_removed(examples):
+    run = tune(examples, grid={"learning_rate": [0.1]}, expected_runs=1)
+    folder = run.folder
+    assert folder.exists()
+    del run
+    assert not folder.exists()
+
+
+def test_tune_is_what_the_verb_does(examples, tmp_path, capsys):
+    import pyarrow.parquet as pq
+
+    called = tune(examples, folder=tmp_path / "called")
+    pq.write_table(examples.payload, tmp_path / "data.parquet")
+    (tmp_path / "tuning.toml").write_text(CONFIGURATION)
+    assert command(["tune", str(tmp_path / "tuning.toml"), "-o", str(tmp_path / "RUN")]) == 0
+    said = capsys.readouterr()
+    assert "It is a test run" in said.out
+    assert "a test run, for all of it" in said.err
+    assert "tuning: noise multiplier" in said.err
+    verb = co.open_run(tmp_path / "RUN")
+    assert verb.plan.learning_rate == called.plan.learning_rate
+    for name, array in load_file(called.folder / "model.safetensors").items():
+        np.testing.assert_array_equal(array, load_file(verb.folder / "model.safetensors")[name])
+    assert command(["tune", str(tmp_path / "tuning.toml"), "-o", str(tmp_path / "RUN")]) == 2
+    assert "this run is finished" in capsys.readouterr().err
+
+
+def test_bad_arguments_are_refused(examples, tmp_path, capsys):
+    with pytest.raises(co.InputError, match="no on_metrics"):
+        tune(examples, on_metrics=print)
+    with pytest.raises(co.InputError, match="adjacency is required"):
+        tune(examples, adjacency=None)
+    with pytest.raises(co.InputError, match="cannot be tuned"):
+        tune(examples, grid={"rate": [1]})
+    (tmp_path / "plain.toml").write_text(CONFIGURATION.split("[tuning]")[0])
+    assert command(["tune", str(tmp_path / "plain.toml"), "-o", str(tmp_path / "RUN")]) == 2
+    assert "needs a section [tuning]" in capsys.readouterr().err
+    assert not (tmp_path / "RUN").exists()
