@@ -22,6 +22,7 @@ from coowned.progress import reporting
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
 from coowned.runs.keywords import FitKeywords, sections_of
+from coowned.runs.ledger import enter, ledger_of
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
 from coowned.selection.registry import CLASSES
@@ -56,6 +57,7 @@ def fit(
         (test_fit_is_what_train_does)
       - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
       - A run that was killed and resumed ends in the same bits.   (test_killed_fit_is_resumed)
+      - A second run beside the first, on the same graph, is told what both promise.   (test_fit_warns_of_others)
 
     Args:
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
@@ -123,6 +125,8 @@ def fit(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
+    elif finished.claims and (warning := enter(ledger_of(path), path, finished.claim)):
+        tell(warning)
     return finished
 
 

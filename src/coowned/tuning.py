@@ -17,6 +17,7 @@ from coowned.fitting import given_selection, sections_of_fit, selector_for
 from coowned.models.tasks import Specification
 from coowned.progress import reporting
 from coowned.runs.keywords import GROUPS, FitKeywords
+from coowned.runs.ledger import enter, ledger_of
 from coowned.runs.settings import MechanismSettings, Optimizer, RunSettings
 from coowned.runs.tuning_config import EXPECTED_RUNS, TuningConfig
 from coowned.runs.tuning_run import run_tuning
@@ -108,4 +109,6 @@ def tune(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
+    elif finished.claims and (warning := enter(ledger_of(path), path, finished.claim)):
+        tell(warning)
     return finished

@@ -513,7 +513,7 @@ def test_progress_in_a_log(folder: Path, capsys, monkeypatch):
 def test_a_line_every_30_seconds(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(train.show.time, "monotonic", lambda: now[0])
-    with train._bar() as (progress, announce):
+    with train.progress_bar() as (progress, announce):
         announce("reading")
         announce("training: the claim")
         for done in range(1, 1001):
@@ -531,7 +531,7 @@ def test_progress_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "80")
     text = "1,234 steps/s, 1:02:05 left, epsilon 3.21 after 900,000 steps"
-    with train._bar() as (progress, announce):
+    with train.progress_bar() as (progress, announce):
         announce("the claim")
         for done in (1e-6, 0.905, 0.906):
             progress(done, text)

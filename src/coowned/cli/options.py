@@ -34,6 +34,10 @@ Adjacency = Annotated[
     typer.Option(help="zero-out or replace; the other is shown as well.", autocompletion=complete_with(ADJACENCIES)),
 ]
 Seed = Annotated[int, typer.Option(help="Public seed that breaks ties: the same seed gives the same S.")]
+Ledger = Annotated[
+    Path | None,
+    typer.Option("--ledger", metavar="FILE", help="Runs to compose with; default: coowned-ledger.jsonl next to RUN."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 VerifyKey = Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from coowned import interrupts
 from coowned.cli import show
-from coowned.cli.options import AllowLargeDelta, Json
+from coowned.cli.options import AllowLargeDelta, Json, Ledger
 from coowned.errors import InputError
 from coowned.progress import Progress
 
@@ -35,6 +35,7 @@ def run(
         ),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
+    ledger: Ledger = None,
     json: Json = False,
 ) -> None:
     """Reads, splits, selects, certifies, accounts, trains and evaluates, following a configuration file.
@@ -84,7 +85,18 @@ def run(
             raise
     if key is not None:
         sign_run(output, key)
-    show_run(StoredRun.open(output), json, time.monotonic() - began)
+    finished = StoredRun.open(output)
+    show_run(finished, json, time.monotonic() - began)
+    warn_of_others(finished, ledger)
+
+
+def warn_of_others(run: "StoredRun", ledger: Path | None) -> None:
+    """Enters a run into its ledger, and warns where it is not the first on its graph."""
+    from coowned.runs.ledger import enter, ledger_of
+
+    warning = enter(ledger or ledger_of(run.path), run.path, run.claim) if run.claims else None
+    if warning:
+        sys.stderr.write(f"{warning}\n")
 
 
 def show_run(run: "StoredRun", json: bool, seconds: float) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coowned.cli.options import Json
-from coowned.cli.train import progress_bar, show_run
+from coowned.cli.options import Json, Ledger
+from coowned.cli.train import progress_bar, show_run, warn_of_others
 
 
 def run(
@@ -16,6 +16,7 @@ def run(
         Path, typer.Argument(metavar="CONFIG.toml", help="A configuration of `train` with a section [tuning].")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="RUN", help="The folder of the tuning.")],
+    ledger: Ledger = None,
     json: Json = False,
 ) -> None:
     """Trains a random number of runs with random settings of a grid, and keeps the one with the best covered score.
@@ -37,4 +38,6 @@ def run(
         run_tuning(
             tuning, output, progress=progress, announce=announce, advise=lambda cost: sys.stderr.write(f"{cost}\n")
         )
-    show_run(StoredRun.open(output), json, time.monotonic() - began)
+    finished = StoredRun.open(output)
+    show_run(finished, json, time.monotonic() - began)
+    warn_of_others(finished, ledger)
