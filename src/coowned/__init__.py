@@ -38,12 +38,6 @@ _NAMES = {
     "mechanism.banded_strategy": "BandedStrategy",
     "mechanism.batching": "PoissonBatches ScheduledBatches CyclicPoissonBatches",
     "exact.keys": "RunKey",
-    "models.logistic_regression": "LogisticRegression",
-    "models.bert": "BertMaskedLM BertClassifier",
-    "models.linear_regression": "LinearRegression",
-    "models.text_classifier": "TextClassifier",
-    "models.embedding_classifier": "EmbeddingClassifier",
-    "models.embedding_regression": "EmbeddingRegression",
     "models.jax_model": "JaxModel",
     "training.plan": "TrainingPlan",
     "training.loop": "train",
@@ -60,10 +54,14 @@ _NAMES = {
 
 def _homes() -> dict[str, str]:
     """Returns the module of every public name."""
-    selection, mechanism = (  # which import nothing heavy
-        importlib.import_module(f"coowned.{stage}.registry") for stage in ("selection", "mechanism")
+    selection, mechanism, models = (  # which import nothing heavy
+        importlib.import_module(f"coowned.{stage}.registry") for stage in ("selection", "mechanism", "models")
     )
-    paths = [*selection.CLASSES.values(), *(entry.path for entry in mechanism.MECHANISMS.values())]
+    paths = [
+        *selection.CLASSES.values(),
+        *(entry.path for entry in mechanism.MECHANISMS.values()),
+        *(path for kind, path in models.MODELS.items() if kind not in models.IN_FILES),
+    ]
     named = {name: f"coowned.{module}" for module, names in _NAMES.items() for name in names.split()}
     return named | {name: module for module, _, name in (path.rpartition(".") for path in paths)}
 

@@ -2,11 +2,13 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coowned.errors import InputError
-from coowned.models.model import Model
-from coowned.models.tasks import Specification
+
+if TYPE_CHECKING:  # the package takes public names from here, and is imported in no time
+    from coowned.models.model import Model
+    from coowned.models.tasks import Specification
 
 MODELS = {
     "logistic-regression": "coowned.models.logistic_regression.LogisticRegression",
@@ -20,10 +22,12 @@ MODELS = {
     "torch": "coowned.torch.model.TorchFactory",
 }
 """The dotted path of every specification's class by its kind; importing none of them."""
+IN_FILES = ("python", "torch")
+"""The kinds that name a file of Python in a configuration; their classes are no public names."""
 USUAL_MODEL = "logistic-regression"
 
 
-def model_class(kind: str) -> type[Specification]:
+def model_class(kind: str) -> "type[Specification]":
     """Imports and returns the specification a kind stands for; a KeyError where there is none.
 
     >>> model_class("logistic-regression").__name__
@@ -33,7 +37,7 @@ def model_class(kind: str) -> type[Specification]:
     return getattr(importlib.import_module(module), name)
 
 
-def model_from_description(described: Mapping[str, Any]) -> Model:
+def model_from_description(described: Mapping[str, Any]) -> "Model":
     """The model that run.json names.
 
     Guarantees:
