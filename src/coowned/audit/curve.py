@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.accounting.tiers import copies_of_tiers
 from coowned.audit.checks import CheckedLaw, lower_bound, upper_bound
 from coowned.audit.claims import USERS, MechanismClaim
 from coowned.audit.driving import audited, drive
@@ -86,6 +87,7 @@ class CurveAudit:
     trials: int  # of each side; half of them chose the events
     iterations: int  # steps of each trial; fewer than the run's if those would take too long
     events: tuple[Event, ...]  # one a (epsilon, direction, user)
+    tier: str | None = None  # of the worst-case users, where it is not that of the worst-off
 
     @property
     def holds(self) -> bool:
@@ -107,8 +109,40 @@ class CurveAudit:
             dataclasses.asdict(event) | {"measured_delta": event.measured_delta, "alarm": event.alarm}
             for event in self.events
         ]
-        plain = {name: getattr(self, name) for name in _STORED}
+        plain = {name: getattr(self, name) for name in _STORED} | ({} if self.tier is None else {"tier": self.tier})
         return {**plain, "mechanism": self.mechanism.to_dict(), "events": events}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditedTier:
+    """People with a smaller bound: what a recount found, and what they are promised."""
+
+    name: str
+    found: int  # the most copies of one of them
+    promised: int  # copies that their epsilon is for
+
+    @classmethod
+    def all_of(cls, plan: TrainingPlan) -> tuple["AuditedTier", ...]:
+        """Returns the tiers with somebody in S who are promised more than the worst-off.
+
+        Guarantees:
+          - A tier that is not held to its bound is caught.   (test_a_tier_above_its_bound_is_caught)
+        """
+        tiers = plan.certificate.tiers
+        promised = copies_of_tiers(plan.certificate, plan.mechanism)
+        found = (
+            {}
+            if tiers is None
+            else {
+                name: int(np.flatnonzero(level).max(initial=0))
+                for name, level in zip(tiers.names, tiers.levels(), strict=True)
+            }
+        )
+        return tuple(
+            cls(name=name, found=found[name], promised=copies)
+            for name, copies in promised.items()
+            if found[name] and 0 < copies < plan.mechanism.contribution_bound
+        )
 
 
 def audit_curves(
@@ -120,6 +154,7 @@ def audit_curves(
     trials: int = TRIALS,
     seconds: float = math.inf,
     model: Model | None = None,
+    tier: "AuditedTier | None" = None,
 ) -> tuple[tuple[CurveAudit, ...], CheckedLaw]:
     """Tries to contradict the whole claimed curve of a plan, by many trainings of worst-case users.
 
@@ -146,14 +181,17 @@ def audit_curves(
       seconds: stop earlier, after at least one training; if even that would take longer, a plan with independent
         noise is audited on its first steps alone, against the curve of a run of so many.
       model: to train instead, whose gradients are known (`coowned.models.probes.Auditable`).
+      tier: attack users of this tier, with as many copies as a recount found, against what the tier is promised.
 
     References: Jagielski et al. (2020), https://arxiv.org/abs/2006.07709; Nasr et al. (2023),
       https://arxiv.org/abs/2302.07956
     """
     validate.in_range(0, 1, open_low=True, open_high=True, alpha=alpha)
     validate.integer(at_least=1000, trials=trials)
-    side = _SideBySide(plan, model)
+    side = _SideBySide(plan, model, None if tier is None else tier.found)
     mechanism = side.shortened(next_key(), seconds)
+    if tier is not None:
+        mechanism = mechanism.for_copies(tier.promised)
     claims = [dataclasses.replace(MechanismClaim.of(plan, name), mechanism=mechanism) for name in adjacencies]
     scores = side.scores(claims, next_key, trials=trials, seconds=seconds)
     curves = tuple(
@@ -165,6 +203,7 @@ def audit_curves(
             trials=found[USERS[0]].shape[1],
             iterations=mechanism.iterations,
             events=judge(claim, found, alpha=alpha),
+            tier=None if tier is None else tier.name,
         )
         for claim, found in zip(claims, scores, strict=True)
     )
@@ -175,11 +214,12 @@ def audit_curves(
 class _SideBySide:
     """Worst-case users side by side in a world of the plan's shape."""
 
-    def __init__(self, plan: TrainingPlan, model: Model | None = None):
+    def __init__(self, plan: TrainingPlan, model: Model | None = None, copies: int | None = None):
+        shape = plan.mechanism if copies is None else plan.mechanism.for_copies(copies)
         room = max(16, min(_MOST_USERS, _BATCH_NUMBERS // plan.batch_size, _KEPT_NUMBERS // plan.iterations))
         users = room if model is None else min(room, content_for(model).users)
         self._plan = plan
-        self._world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
+        self._world = World.like(plan.certificate, shape, users=users, strategy=plan.strategy)
         self._model = _linear_model(plan, self._world.users + 1) if model is None else model
         self._content = content_for(self._model)
         self.squares, self.normals = 0.0, 0  # sum and number of squares of noise

@@ -16,7 +16,7 @@ from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
 from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
-from coowned.audit.curve import ALPHA, TRIALS, CurveAudit, audit_curves
+from coowned.audit.curve import ALPHA, TRIALS, AuditedTier, CurveAudit, audit_curves
 from coowned.audit.driving import audited
 from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
 from coowned.audit.trainer_laws import TrainerLaws
@@ -76,7 +76,9 @@ class RunAudit:
     @property
     def alarms(self) -> list[str]:
         """The tests that contradict the claim."""
-        broken = [f"{curve.adjacency} curve" for curve in self.curves if not curve.holds]
+        of_tier = ["" if curve.tier is None else f" of tier {curve.tier!r}" for curve in self.curves]
+        named = zip(self.curves, of_tier, strict=True)
+        broken = [f"{curve.adjacency} curve{tier}" for curve, tier in named if not curve.holds]
         return broken + [law.law for law in self.laws if not law.holds]
 
     @property
@@ -192,6 +194,7 @@ def audit_plan(
     Guarantees:
       - An honest trainer is accused with probability at most alpha.   (test_honest_plans_pass_twenty_seeds)
       - Each of the planted bugs is caught.   (test_planted_bugs_are_caught)
+      - The worst person of each tier is attacked.   (test_a_tier_above_its_bound_is_caught)
     """
     if plan.guarantee is None:
         raise InputError("the plan has no guarantee: there is no claim to audit; train with privacy")
@@ -202,7 +205,9 @@ def audit_plan(
     world = World.like(plan.certificate, plan.mechanism, users=users, strategy=plan.strategy)
     trained = audited_model(model)
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
-    share = alpha / 7  # two curves, participation, noise twice, a sweep and the key source; other tests are certain
+    tiers = AuditedTier.all_of(plan)
+    # Two curves, participation, noise twice, a sweep and the key source, and two of each tier; others are certain.
+    share = alpha / (7 + 2 * len(tiers))
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
     with clock.part("drawing batches"):
@@ -223,8 +228,20 @@ def audit_plan(
             adjacencies=(plan.guarantee.adjacency, OTHER_ADJACENCY[plan.guarantee.adjacency]),
             alpha=share,
             trials=TRIALS if trials is None else trials,
-            seconds=max(asked - clock.taken(), 0.4 * asked),  # also where compiling took all of the time
+            seconds=max(asked - clock.taken(), 0.4 * asked) / (1 + len(tiers)),  # also if compiling took all the time
         )
+    with clock.part("training worst-case users of each tier"):
+        for tier in tiers:
+            own, noise = audit_curves(
+                plan,
+                keys.__next__,
+                adjacencies=(plan.guarantee.adjacency,),
+                alpha=share,
+                trials=TRIALS if trials is None else trials,
+                seconds=max(asked - clock.taken(), 0.4 * asked) / (1 + len(tiers)),
+                tier=tier,
+            )
+            curves, found = (*curves, *own), [*found, noise]
     return RunAudit(
         claim=plan.guarantee,
         alpha=alpha,

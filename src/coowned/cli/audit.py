@@ -112,9 +112,10 @@ def _show(found: "RunAudit", folder: Path) -> None:
     from coowned.accounting.statement import rounded_down
 
     for curve in found.curves:
+        of_tier = "" if curve.tier is None else f", tier {curve.tier!r}"
         nearest = {event.epsilon: event for event in sorted(curve.events, key=lambda event: event.measured_delta)}
         show.table(
-            f"{curve.adjacency}, {curve.trials:,} trials of {curve.iterations:,} steps",
+            f"{curve.adjacency}{of_tier}, {curve.trials:,} trials of {curve.iterations:,} steps",
             ("epsilon", "claimed delta", "measured delta, at least", ""),
             [
                 (f"{e:.3f}", f"{f.delta:.5f}", f"{max(0.0, f.measured_delta):.5f}", "ALARM" if f.alarm else "")
