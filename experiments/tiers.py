@@ -107,8 +107,8 @@ def claims(rows: list[Row]) -> list[Verdict]:
         sizes.append(f"{open_['size']:,}, {some['size']:,} and {all_['size']:,} ({graph}, {selector})")
         own, noise = some["careful_epsilon"], some["noise_multiplier"]
         epsilons.append(
-            f"{own:.2f} of {some['epsilon']:.2f} at noise multiplier {noise:.3f}, {open_['noise_multiplier']:.3f} "
-            f"without tiers ({graph}, {selector})"
+            f"{own:.2f} of {some['epsilon']:.2f} at noise multiplier {noise:.3f}, {open_['noise_multiplier']:.3f} with "
+            f"nobody and {all_['noise_multiplier']:.3f} with everybody at bound 1 ({graph}, {selector})"
         )
     opted = [
         f"{row['users_opted_out']:,} people take {row['examples_opted_out']:,} examples along, and S has "
