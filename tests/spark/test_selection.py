@@ -9,6 +9,7 @@ from tests.spark.conftest import as_dict, chosen_locally, local_examples, make_t
 
 import coowned as co
 from coowned.spark import attribute, rounds, select
+from coowned.spark.certificate import certify
 from coowned.spark.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.full
@@ -57,6 +58,22 @@ def test_equals_one_machine(request, contribution_bound, residue):
     assert any(message.startswith("round 1: ") and "decided" in message for _, message in messages)
     assert [done for done, _ in messages] == sorted(done for done, _ in messages)
     assert messages[-1] == (1.0, "selected")
+
+
+@pytest.mark.parametrize(
+    ("kind", "residue", "others"), [(co.Greedy, 0, 2), (co.Greedy, 60, 3), (co.GreedyWithDuplicates, 150, 3)]
+)
+def test_bounds_of_single_users(text, kind, residue, others):
+    """Smaller, larger and no room at all, and a key of nobody: S and certificate are those of one machine."""
+    examples, graph = text
+    bounds = {f"r{i}": i % 4 for i in range(40)} | {f"p{i}": 0 for i in range(0, 60, 9)} | {"hub": 9, "nobody": 1}
+    selector = kind(contribution_bound=others, contribution_bounds=bounds)
+    found = select(graph, selector, seed=4, residue=residue, heavy_user=25)
+    assert as_dict(found) == chosen_locally(examples, selector, 4)
+    local = co.certify(examples.graph, selector.select(examples.graph, seed=4))
+    assert certify(graph, found, selector=selector, seed=4).tiers == local.tiers
+    with pytest.raises(co.UncertifiableError, match="are in more copies than"):
+        certify(graph, select(graph, co.Greedy(contribution_bound=9)), selector=selector)
 
 
 @pytest.mark.parametrize(("contribution_bound", "residue"), [(3, 0), (6, 150), (8, 10**6)])

@@ -24,6 +24,7 @@ MOST_COPIES = 2**31 - 1
 Bounds = Any
 """An integer, a mapping of keys to bounds, the path of a file, a table, `rule(key)`, or `UserBounds`."""
 
+_RULES = (UserKeyRules.exact(), UserKeyRules(), UserKeyRules.authors())  # in the order in which they are tried
 _FROM_MEMORY = ("digest", "users")  # what `settings` says of bounds; nobody's key has text for a bound
 
 
@@ -150,13 +151,17 @@ class UserBounds:
 
     def for_keys(self, keys: pl.Series) -> pl.DataFrame:
         """Returns the table with the keys that these users have, every one once; rows of nobody keep theirs."""
-        rows = self.table.with_columns(pl.col("key").is_in(keys.implode()).alias("known"))
-        for rules in (UserKeyRules(), UserKeyRules.authors()):
-            spelled = rules.canonical(rows["key"])
-            better = ~rows["known"] & spelled.is_in(keys.implode())
-            key = pl.when(better).then(spelled).otherwise(pl.col("key"))
-            rows = rows.with_columns(key.alias("key"), (pl.col("known") | better).alias("known"))
-        return _smallest(rows.select("key", "bound", "tier"))
+        found, rest = [], self.table
+        for rules in _RULES:
+            spelled = rest.with_columns(rules.canonical(rest["key"]).alias("spelled"))
+            known = spelled["spelled"].is_in(keys.implode())
+            found.append(spelled.filter(known).select(pl.col("spelled").alias("key"), "bound", "tier"))
+            rest = rest.filter(~known)
+        return _smallest(pl.concat([*found, rest]))
+
+    def spellings(self) -> list[str]:
+        """Returns every key that a row may be for."""
+        return sorted({key for rules in _RULES for key in rules.canonical(self.table["key"])})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, read back by `from_dict`."""

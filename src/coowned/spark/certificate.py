@@ -13,6 +13,7 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.selection.selector import Selector
 from coowned.spark import functions as F
 from coowned.spark.attribution import SparkGraph, sum_rows, working_on
+from coowned.spark.user_bounds import count_tiers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,7 +32,8 @@ def certify(
     Args:
       data: the graph, or the table, that it was selected from.
       selection: example_id, copies: a row for each selected example.
-      selector, seed: where the selection came from, for the record; neither can be recounted.
+      selector, seed: where the selection came from, for the record; neither can be recounted, but bounds of single
+        users are held against what is found.
 
     Guarantees:
       - The certificate, digests and all, that `coowned.certify` makes on one machine.
@@ -58,6 +60,7 @@ def certify(
         levels = _levels(joined, graph.num_users)
         row = F.concat(F.lit("copies:"), copies.cast("string"), F.lit(":"), F.col("text"))
         selection_digest = digests.finish("selection", sum_rows(selected, row))
+        bounds = getattr(selector, "contribution_bounds", None)
         certificate = ContributionCertificate(
             contribution_bound=max(len(levels) - 1, 0),
             size=size,
@@ -80,6 +83,7 @@ def certify(
                 proven_optimal=False,
                 version=coowned.__version__,
             ),
+            tiers=None if bounds is None else count_tiers(graph, joined, bounds, levels=max(len(levels), 1)),
         )
         checkpoints.clear()
     return certificate

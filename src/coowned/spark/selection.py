@@ -17,6 +17,7 @@ from coowned.spark import rounds
 from coowned.spark.attribution import SparkGraph, working_on
 from coowned.spark.checkpoints import Checkpoints
 from coowned.spark.rounds import finish_locally, interleaved, ordered
+from coowned.spark.user_bounds import taken_before
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,6 +56,7 @@ def select(
       - S is the one that `selector.select` finds on one machine.       (test_equals_one_machine, test_interleaving)
       - Neither partitioning nor lost executors change it.              (test_partitioning_changes_nothing,
                                                                          test_killed_executor_changes_nothing)
+      - Bounds of single users are held as on one machine.              (test_bounds_of_single_users)
       - No task sees all pairs of a heavy user.                         (test_heavy_users_are_spread)
       - Plans do not grow from round to round, and nothing stays cached. (test_plans_are_truncated,
                                                                          test_nothing_is_left_behind)
@@ -99,8 +101,8 @@ def check_selector(selector: Selector) -> _Supported:
             f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates and bias-mitigating do. "
             "Choose one of them, or the local engine"
         )
-    if selector.contribution_bounds is not None:
-        raise InputError("contribution_bounds do not apply to Spark tables; select with the local engine")
+    if callable(selector.contribution_bounds):
+        raise InputError("contribution_bounds is a rule, which Spark cannot ask of every key; give a table or a file")
     if selector.ties != "hash":
         raise InputError('ties="input" does not apply to Spark tables, which have no order; use "hash"')
     return selector
@@ -137,13 +139,19 @@ class _Voting:
         heavy = None
         if self.graph.num_pairs > max(self.residue, self.heavy_user):
             heavy = rounds.find_heavy(self.graph.pairs, self.heavy_user, self.checkpoints)
-        return rounds.Electorate(contribution_bound=self.selector.contribution_bound, heavy=heavy)
+        return rounds.Electorate(contribution_bound=self.largest_bound, heavy=heavy)
+
+    @functools.cached_property
+    def largest_bound(self) -> int:
+        """The largest bound of all users; those with a smaller one begin with copies that they cannot have any more."""
+        bounds = self.selector.contribution_bounds
+        return self.selector.contribution_bound if bounds is None else max(bounds.tiers.values())
 
     @functools.cached_property
     def passes(self) -> int:
         """The most passes there can be: one, unless an example may be selected again."""
         again = getattr(self.selector, "allow_duplicates", isinstance(self.selector, GreedyWithDuplicates))
-        return self.selector.contribution_bound if again else 1
+        return self.largest_bound if again else 1
 
     @functools.cached_property
     def winners_schema(self) -> str:
@@ -160,6 +168,10 @@ class _Voting:
             undecided = ordered(graph.examples, self.seed)
         user = graph.examples.schema["users"].dataType.elementType.simpleString()  # type: ignore[union-attr]
         taken = checkpoints.spark.createDataFrame([], f"user {user}, copies int, new boolean")
+        if self.selector.contribution_bounds is not None:
+            held = taken_before(graph, self.selector.contribution_bounds, self.largest_bound)
+            taken = checkpoints.save(held, "rounds/bounds")
+            undecided = self._without_full(undecided, taken, "rounds/allowed")
         won: list[str] = []  # the tables of winners of all passes
         last_won: list[str] = []
         for number in range(1, self.passes + 1):
@@ -175,10 +187,14 @@ class _Voting:
     def _next_pass(self, number: int, last_won: list[str], taken: "DataFrame") -> "DataFrame":
         """What the last pass selected, where every user still has room: no other example can be selected again."""
         candidates = self.checkpoints.read(last_won, self.winners_schema).drop("copies")
+        return self._without_full(candidates, taken, f"rounds/{number}/0/undecided")
+
+    def _without_full(self, candidates: "DataFrame", taken: "DataFrame", folder: str) -> "DataFrame":
+        """The candidates all of whose users have room."""
         ballots = rounds.cast_ballots(candidates, self.electorate)
         full = rounds.full_users(taken, self.electorate, new=False)
         left = rounds.drop_decided(candidates, ballots, full, None, self.electorate)
-        return self.checkpoints.save(left, f"rounds/{number}/0/undecided")
+        return self.checkpoints.save(left, folder)
 
     def _run_pass(self, number: int, undecided: "DataFrame", taken: "DataFrame") -> "tuple[list[str], DataFrame, bool]":
         """Rounds until all is decided: the tables of winners, the copies of each user, and whether no pass follows."""
@@ -195,7 +211,7 @@ class _Voting:
                 table = finish_locally(
                     undecided,
                     taken,
-                    contribution_bound=self.selector.contribution_bound,
+                    contribution_bound=self.largest_bound,
                     copies=number,
                     to_the_end=count == 1 and number < self.passes,
                 )
