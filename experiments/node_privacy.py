@@ -8,6 +8,7 @@ times with and without a person, and an attacker who knows everything else guess
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import altair as alt
@@ -27,7 +28,7 @@ from experiments.framework.verdicts import Effect, Verdict, judge
 
 DATA = ("ACL", "arXiv", "mailing list")
 CLAIMS = (
-    "On real graphs, a person who leaves changes at most 3 copies of others in 99% of cases (ours).",
+    "On real graphs, a person who leaves changes at most 3 copies of others in 90% of cases (ours).",
     "Where a hand-made chain is walked in input order, presence is told beyond the claimed epsilon (ours).",
     "With hashed ties, presence is told beyond the claimed epsilon in some small world (ours).",
 )
@@ -268,12 +269,33 @@ def claims(rows: list[Row]) -> list[Verdict]:
             CLAIMS[0],
             [_share_within(row["changed"]) for row in real],
             "; ".join(map(_spread, real)),
-            above=0.99,
+            above=0.9,
+            cases=len(_named("stability", HASHED, lambda graph: graph != CHAIN)),
             why=f"Hand-made chains: {'; '.join(map(_spread, chains))}." if chains else "",
         ),
-        judge(CLAIMS[1], list(map(_excess, by_hand)), "; ".join(map(_found, by_hand)), above=0.0, in_some=True),
-        judge(CLAIMS[2], list(map(_excess, hashed)), "; ".join(map(_found, hashed)), above=0.0, in_some=True),
+        judge(
+            CLAIMS[1],
+            list(map(_excess, by_hand)),
+            "; ".join(map(_found, by_hand)),
+            above=0.0,
+            in_some=True,
+            cases=len(_named("attack", (INPUT,))),
+        ),
+        judge(
+            CLAIMS[2],
+            list(map(_excess, hashed)),
+            "; ".join(map(_found, hashed)),
+            above=0.0,
+            in_some=True,
+            cases=len(_named("attack", HASHED)),
+        ),
     ]
+
+
+def _named(part: str, selectors: tuple[str, ...], wanted: Callable[[str], bool] = lambda graph: True) -> list[Point]:
+    """The cases that were named before any row: verdicts wait for all of them."""
+    points = [point for point in GRID["small"] if point["part"] == part and point["selector"] in selectors]
+    return [point for point in points if wanted(point["graph"])]
 
 
 def _share_within(changed: list[int]) -> Effect:
