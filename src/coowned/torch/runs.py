@@ -1,5 +1,6 @@
 """Training a PyTorch module: in one call, under a plan, or in a loop of one's own."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from coowned.content.example_table import ExampleTable
 from coowned.errors import InputError
 from coowned.finished_run import Run
 from coowned.torch.model import TorchModel
+from coowned.torch.pretrained import FREEZES, read_pretrained
 from coowned.training import loop
 from coowned.training.plan import TrainingPlan
 
@@ -19,8 +21,11 @@ from coowned.training.plan import TrainingPlan
 def fit(
     examples: AttributedExamples,
     module: Any,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[[Any, Any], Any] | None = None,
     *,
+    freeze: str | None = None,
+    text: str | Sequence[str] = "text",
+    sequence_length: int = 128,
     predict: Callable[[Any, Any], Any] | None = None,
     encode: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     encode_columns: Sequence[str] | None = None,
@@ -39,14 +44,30 @@ def fit(
       - A run that was interrupted and resumed ends in the same bits.   (test_interrupted_torch_run_is_resumed)
       - The module is not written to: a second run starts where the first did, not from what it learned.
         (test_fit_end_to_end)
+      - A folder of transformers is fitted as its module is with the functions of `read_pretrained`.
+        (test_a_folder_is_fitted_by_one_word)
 
     Args:
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
-      module: where training starts; parameters with `requires_grad` are trained.
+      module: where training starts; parameters with `requires_grad` are trained. Or a folder of transformers, for a
+        classifier of texts: `fit(examples, "FOLDER", freeze="lora", text="body", label="folder", classes=[...])`.
       loss: (module, example) -> one float32 number, of ONE example: a dictionary of tensors without a batch axis.
+      freeze: of a folder: "all but the head", "lora" (small matrices and the head), or "none" for all parameters.
+      text, sequence_length: of a folder: the column or columns, and how many tokens are read.
       predict, encode, encode_columns, columns, shapes, label, classes, memory_limit, microbatch: as `TorchModel` says.
       settings: those of `coowned.fit`: epsilon, delta, adjacency, selector, batch_size, iterations, folder, ...
     """
+    if isinstance(module, str | os.PathLike):
+        if freeze is None or label is None or classes is None:
+            raise InputError(
+                f"a model from a folder needs freeze ({', '.join(map(repr, FREEZES))}), label and classes; give them"
+            )
+        terms = {"text": text, "label": label, "classes": classes, "sequence_length": sequence_length}
+        module, loss, predict, encode, encode_columns = read_pretrained(module, freeze=freeze, **terms)
+    elif freeze is not None:
+        raise InputError("freeze is for a model from a folder; set requires_grad of your module's parameters")
+    if loss is None:
+        raise InputError("a module needs loss, a function (module, example) of one example")
     model = TorchModel(
         module=module,
         loss=loss,
