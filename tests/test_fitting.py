@@ -386,13 +386,11 @@ def test_without_a_guarantee():
         ({"delta": None}, r"fit: \[privacy\] needs delta"),
         ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
         ({"epsilon": "small"}, "epsilon must be a number"),
-        ({"batch_size": None}, r"fit: \[mechanism\] needs the key 'batch_size'"),
         ({"optimizer": "none such"}, "optax has no optimizer"),
         ({"optimizer": 3}, r"optimizer must be Optimizer\(...\) or a word, not 3"),
         ({"run": "slowly"}, r"run must be RunSettings\(...\), not 'slowly'"),
         ({"optimizer": co.Optimizer(scale_gradients=True)}, "scale_gradients needs gradients computed by JAX"),
         ({"splits": [0.5, 0.5]}, "splits must be three numbers"),
-        ({"clip_norm": None}, r"\[mechanism\] clip_norm"),
         ({"mechanism": "dp-mf"}, "does not work with"),
         (
             {"selector": co.GreedyMinSeparation(batch_size=8, iterations=30, min_separation=3)},

@@ -16,7 +16,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.content.splits import split_examples
 from coowned.errors import InputError
 from coowned.finished_run import Run, check_model
-from coowned.mechanism.registry import mechanisms
+from coowned.mechanism.registry import training_kind_for
 from coowned.models.tasks import Specification
 from coowned.progress import reporting
 from coowned.runs.config import GIVEN, TrainConfig
@@ -39,7 +39,7 @@ def fit(
     epsilon: float | dict[str, float] | str | None = None,
     delta: float | None = None,
     adjacency: str | None = None,
-    selector: Selector[Any] | Selection | Schedule,
+    selector: Selector[Any] | Selection | Schedule | None = None,
     privacy: PrivacySettings | None = None,
     mechanism: MechanismSettings | str | None = None,
     optimizer: Optimizer | str | None = None,
@@ -50,7 +50,8 @@ def fit(
 ) -> Run:
     """Splits, selects, certifies, accounts, trains and evaluates: what `coowned train` does, on data in memory.
 
-    Call it again with the same arguments and folder to resume a run that was interrupted.
+    Call it again with the same arguments and folder to resume a run that was interrupted. What is not given is chosen
+    from the graph and public numbers (`coowned.runs.defaults`); `run.plan` says why.
 
     Guarantees:
       - It is the run that `coowned train` makes of the same data, settings and seed, bit for bit.
@@ -62,10 +63,11 @@ def fit(
     Args:
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
       model: `LogisticRegression(features=[...], label=...)`, say: which columns are read, and how large it is.
-      selector: chooses S from the train split's graph: a selector of this package or of your own. Or S itself: a
-        Selection from all examples, of which the train split's are used, or from the train split; a Schedule from the
-        train split. A schedule has its own batch size and iterations. Anything that is not this package's must choose
-        from the graph alone: the claim is void for an S that follows from content, and no recount can tell.
+      selector: chooses S from the train split's graph: one of this package or of your own; by default the best that a
+        plan finds. Or S itself: a Selection from all examples, of which the train split's are used, or from the train
+        split; a Schedule from the train split, with a batch size and iterations of its own. Anything that is not this
+        package's must choose from the graph alone: the claim is void for an S that follows from content, and no recount
+        can tell.
       epsilon, delta, adjacency: of the claim, without defaults; `epsilon="none"` for no guarantee, a dict for each tier
         where users have bounds of their own.
       privacy: in their place, for a noise multiplier or public data: `PrivacySettings(public=True)`.
@@ -76,8 +78,7 @@ def fit(
         that the guarantee covers; by default nothing but the model is.
       run: checkpoints, devices, and whether to train a baseline without privacy as well.
       folder: of the run; None: a private temporary folder that is removed when the `Run` is no longer used.
-      batch_size, iterations, clip_norm: in short for those of `mechanism`: `batch_size=256`. Gradients of one copy are
-        clipped to 1.0 by default; to None only without a guarantee.
+      batch_size, iterations, clip_norm: in short for those of `mechanism`: `batch_size=256`.
       learning_rate: in short for that of `optimizer`.
       splits: shares of train, validation and test; by default the model's.
       selection_seed: public; breaks ties in the selector's order.
@@ -143,7 +144,7 @@ def selector_for(selector: Any, examples: AttributedExamples) -> Any:
 
 def sections_of_fit(
     model: Specification,
-    selector: Selector[Any] | Selection | Schedule,
+    selector: Selector[Any] | Selection | Schedule | None,
     evaluation: CoveredEvaluation | None,
     *,
     groups: Mapping[str, Any],
@@ -151,45 +152,38 @@ def sections_of_fit(
 ) -> dict[str, Any]:
     """Returns the sections of a configuration that the arguments of `fit` describe, as plain values."""
     check_model(model)
-    keywords = dict(keywords)
-    if "clip_norm" not in keywords and getattr(groups["mechanism"], "clip_norm", None) is None:
-        keywords["clip_norm"] = 1.0
-    if "learning_rate" not in keywords and getattr(groups["optimizer"], "learning_rate", None) is None:
-        keywords["learning_rate"] = 0.01
     sections = sections_of(groups, keywords)
     asked = sections["privacy"]
-    if "adjacency" not in asked and asked.get("epsilon") != "none" and not asked.get("public"):
+    is_private = asked.get("epsilon") != "none" and not asked.get("public")
+    if "adjacency" not in asked and is_private:
         raise InputError("adjacency is required: 'zero-out' or 'replace'")
-    chosen = _selector_settings(selector)
+    chosen = {} if selector is None else _selector_settings(selector)
     schedule = {name: chosen.pop(name) for name in _SCHEDULE if name in chosen}
     shape = sections["mechanism"]
     for name, value in schedule.items():
         if shape.setdefault(name, value) != value:
             raise InputError(f"{name} is {shape[name]}, but the selector's is {value}; omit one of them")
     has_groups = chosen.pop("groups", "num_groups" in chosen)
-    shape.setdefault("kind", _mechanism_for(schedules="min_separation" in schedule, groups=has_groups))
+    if not is_private and "clip_norm" not in keywords:
+        shape.setdefault("clip_norm", 1.0)
+    if selector is not None:
+        shape.setdefault("kind", training_kind_for(schedules="min_separation" in schedule, groups=has_groups))
     if evaluation is not None:
         if not isinstance(evaluation, CoveredEvaluation):
             raise InputError(f"evaluation must be CoveredEvaluation(...), not {evaluation!r}")
         sections["evaluation"] = dataclasses.asdict(evaluation)
     seed = keywords.get("selection_seed", 0)
-    sections["selection"] = {"selector": chosen.pop("name"), "seed": seed, **chosen}
+    sections["selection"] = {"selector": chosen.pop("name", None), "seed": seed, **chosen}
     return {**sections, "model": model.settings()}
 
 
 def given_selection(
-    selector: Selector[Any] | Selection | Schedule, examples: AttributedExamples, config: TrainConfig
+    selector: Selector[Any] | Selection | Schedule | None, examples: AttributedExamples, config: TrainConfig
 ) -> Select | None:
     """Returns what chooses S, where it is given and not configured."""
     if config.selection.selector != GIVEN and getattr(selector, "contribution_bounds", None) is None:
         return None
     return functools.partial(_given, selector, examples.graph, config)
-
-
-def _mechanism_for(*, schedules: bool, groups: bool) -> str:
-    """The training kind that uses most of what the selector provides."""
-    suitable = [kind for kind in mechanisms() if kind.needs_schedule == schedules and (groups or not kind.needs_groups)]
-    return max(suitable, key=lambda kind: kind.needs_groups).training_kind
 
 
 def _selector_settings(selector: Any) -> dict[str, Any]:

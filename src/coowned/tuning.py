@@ -88,6 +88,8 @@ def tune(
     groups = {name: keywords.pop(name, None) for name in GROUPS}
     evaluation = CoveredEvaluation() if evaluation is None else evaluation
     sections = sections_of_fit(model, selector, evaluation, groups=groups, keywords=keywords)
+    sections["mechanism"].setdefault("clip_norm", 1.0)
+    sections["optimizer"].setdefault("learning_rate", 0.01)
     tuning = TuningConfig(sections=sections, grid=grid, expected_runs=expected_runs, model=model, name="tune")
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     progress = keywords.get("progress")

@@ -76,3 +76,15 @@ def test_of_a_mechanism():
 def test_refused(wrong):
     with pytest.raises(InputError):
         dataclasses.replace(RATIO, **wrong)
+
+
+def test_outlook_follows_the_ratio():
+    """Less noise and more examples never make it worse, and both ends of the scale are reached."""
+    order = ["hopeless", "open", "promising"]
+    found = []
+    for noise in (0.01, 1.0, 30.0, 1000.0):
+        ratio = SignalToNoise(batch_size=64, iterations=200, noise_multiplier=noise, num_parameters=50, num_scores=1)
+        found.append([order.index(ratio.outlook(distinct).word) for distinct in (2, 50, 10_000)])
+    assert all(row == sorted(row) for row in found)
+    assert all(list(column) == sorted(column, reverse=True) for column in zip(*found, strict=True))
+    assert {0, 2} <= {word for row in found for word in row}

@@ -163,11 +163,22 @@ def test_all_mechanisms_and_batch_sizes(data: Path, capsys):
     assert "groups, p " in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("missing", ["--epsilon", "--delta", "--batch-size", "--iterations"])
+@pytest.mark.parametrize("missing", ["--epsilon", "--delta"])
 def test_what_is_missing_is_said(data: Path, capsys, missing: str):
     position = TARGET.index(missing)
     assert run(["plan", str(data), *TARGET[:position], *TARGET[position + 2 :]]) == 2
     assert capsys.readouterr().err == f"coowned: plan needs {missing} or --config\n"
+
+
+def test_sizes_that_are_left_out_are_chosen(data: Path, capsys):
+    """Half of each S, and 500 steps; a mechanism whose S depends on them needs them."""
+    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET[:4], "--json"]
+    assert run(arguments) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["mechanism"] for row in rows} == {"poisson"}
+    assert all((row["batch_size"], row["iterations"]) == ((row["size"] + 1) // 2, 500) for row in rows)
+    assert run([*arguments, "--mechanism", "min-separation"]) == 2
+    assert "needs batch_size and iterations" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

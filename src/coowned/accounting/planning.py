@@ -21,6 +21,7 @@ from coowned.accounting.choices import (
 )
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, SignalToNoise
 from coowned.accounting.terms import check_terms, delta_warnings, refuse_large_delta
+from coowned.accounting.training_sizes import COPIES, training_sizes
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate, certify
 from coowned.errors import InputError, UncertifiableError
@@ -32,6 +33,7 @@ from coowned.selection.registry import selectors_by_bound
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _ALL = "all"  # mechanisms
+_OPEN = "poisson"  # the mechanism that is tried where S comes first, and its sizes follow
 _SMALL_BOUNDS = (1, 2, 3, 5, 8)
 _LARGEST_BOUND = 128  # tried by default
 
@@ -45,6 +47,7 @@ class PlanOptions(TypedDict, total=False):
     num_parameters: int
     allow_large_delta: bool
     seed: int
+    budget: int
 
 
 def plan(
@@ -53,8 +56,8 @@ def plan(
     epsilon: float,
     delta: float,
     adjacency: str,
-    batch_size: int | Sequence[int],
-    iterations: int,
+    batch_size: int | Sequence[int] | None = None,
+    iterations: int | None = None,
     progress: Progress | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
@@ -81,12 +84,14 @@ def plan(
     so choosing from it costs no privacy.
 
     Args:
-      batch_size: one, or several to try.
+      batch_size: one, or several to try. Where it or `iterations` is None, DP-SGD alone is tried, with the sizes that
+        `training_sizes` gives each S.
       contribution_bounds: by default those of `default_bounds`.
       mechanism: "poisson", "min-separation", "cyclic", "random-allocation" or "all".
       num_parameters: of the model that is to be trained; the noise is spread over all of them. The default stands for
         a small linear model.
       allow_large_delta: plan although delta is 0.1 or more.
+      budget: copies whose gradients may be computed in a training whose sizes are left open.
 
     Guarantees:
       - The best row has the largest predicted signal-to-noise of all, and one sentence says why.
@@ -97,7 +102,10 @@ def plan(
       - Where no row is good, the advice says so and what would be.   (test_no_good_choice_is_said)
       - What would have no row is refused.   (test_nothing_to_try_is_refused)
     """
-    sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+    if batch_size is None:
+        sizes = (None,)
+    else:
+        sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
     search = _Search(
         graph=graph,
         epsilon=epsilon,
@@ -132,20 +140,26 @@ class _Search:
     epsilon: float
     delta: float
     adjacency: str
-    batch_sizes: tuple[int, ...]
-    iterations: int
+    batch_sizes: tuple[int | None, ...]
+    iterations: int | None
     contribution_bounds: Sequence[int] | None = None
     selectors: Sequence[str] = DEFAULT_SELECTORS
     mechanism: str = _ALL
     num_parameters: int = DEFAULT_PARAMETERS
     allow_large_delta: bool = False
     seed: int = 0
+    budget: int = COPIES
 
     def __post_init__(self) -> None:
         validate.one_of((*MECHANISMS, _ALL), mechanism=self.mechanism)
-        validate.positive(iterations=self.iterations, num_parameters=self.num_parameters)
+        validate.positive(num_parameters=self.num_parameters, budget=self.budget)
+        if self.iterations is not None:
+            validate.positive(iterations=self.iterations)
         for size in self.batch_sizes:
-            validate.positive(batch_size=size)
+            if size is not None:
+                validate.positive(batch_size=size)
+        if self.leaves_sizes_open and self.mechanism not in (_ALL, _OPEN):
+            raise InputError(f"A plan for mechanism {self.mechanism!r} needs batch_size and iterations")
         for bound in self.bounds:
             validate.positive(contribution_bounds=bound)
         for word in self.selectors:
@@ -153,6 +167,10 @@ class _Search:
                 raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(known)}")
         check_terms(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)
         refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
+
+    @property
+    def leaves_sizes_open(self) -> bool:
+        return self.iterations is None or None in self.batch_sizes
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -164,9 +182,9 @@ class _Search:
         report = reporting(progress)
         attempts = list(self._attempts())
         choices: list[Choice] = []
-        for number, (kind, target, attempt) in enumerate(attempts):
+        for number, (kind, size, attempt) in enumerate(attempts):
             report(number / len(attempts), attempt.label)
-            choices += [self._row(kind, target, candidate) for candidate in attempt.make()]
+            choices += [self._row(kind, size, candidate) for candidate in attempt.make()]
         report(1.0, "done")
         if not choices:
             raise InputError(
@@ -183,36 +201,41 @@ class _Search:
         yield from advice_on_noise(choices)
         yield from advice_on_graph(self.graph, max(self.bounds, default=1))
 
-    def _attempts(self) -> Iterator[tuple[type[Mechanism], PlanTarget, Attempt]]:
+    def _attempts(self) -> Iterator[tuple[type[Mechanism], int | None, Attempt]]:
+        kinds = [_OPEN] if self.leaves_sizes_open else MECHANISMS
         only = self.mechanism != _ALL
         for size in self.batch_sizes:
-            target = self._target(size)
+            target = self._target(size, self.graph.num_examples)
             space = SearchSpace(
                 graph=self.graph,
-                batch_size=size,
-                iterations=self.iterations,
+                batch_size=target.batch_size,
+                iterations=target.iterations,
                 contribution_bounds=self.bounds,
                 selectors=tuple(self.selectors),
                 seed=self.seed,
                 only=only,
                 noise_for=lambda mechanism, claim=target.claim: calculators.calibrate(mechanism, **claim),
             )
-            for kind in map(mechanism_class, [self.mechanism] if only else MECHANISMS):
-                yield from ((kind, target, attempt) for attempt in kind.candidates(space))
+            for kind in map(mechanism_class, [self.mechanism] if only else kinds):
+                yield from ((kind, size, attempt) for attempt in kind.candidates(space))
 
-    def _target(self, batch_size: int) -> PlanTarget:
+    def _target(self, batch_size: int | None, size: int) -> PlanTarget:
+        """Returns what is aimed at with an S of this size."""
+        sizes = training_sizes(size, budget=self.budget, batch_size=batch_size, iterations=self.iterations)
         return PlanTarget(
             epsilon=self.epsilon,
             delta=self.delta,
             adjacency=self.adjacency,
-            batch_size=batch_size,
-            iterations=self.iterations,
+            batch_size=sizes.batch_size,
+            iterations=sizes.iterations,
             num_parameters=self.num_parameters,
             population_mean_users_per_example=self.graph.num_pairs / max(1, self.graph.num_examples),
         )
 
-    def _row(self, kind: type[Mechanism], target: PlanTarget, candidate: Candidate) -> Choice:
+    def _row(self, kind: type[Mechanism], batch_size: int | None, candidate: Candidate) -> Choice:
         """Returns the row of a candidate, calibrated unless a note says why it cannot be used."""
+        size = self.graph.num_examples if candidate.selected is None else candidate.selected.size
+        target = self._target(batch_size, size)
         row = Choice(
             target=target,
             mechanism=kind.kind,

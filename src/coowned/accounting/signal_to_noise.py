@@ -2,13 +2,51 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from coowned import validate
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.mechanism import Mechanism
 
 GOOD = 3.0  # of the whole training; below it a choice is hardly worth training
+PROMISING = 10.0  # of the whole training; from here on a model is expected to beat the trivial answer
 DEFAULT_PARAMETERS = 100  # of a model that is not known: a small linear one
+
+
+class Outlook(NamedTuple):
+    """What a training may come to, before it begins: "hopeless", "open" or "promising", why, and in a sentence.
+
+    >>> Outlook.of(1.0).word, Outlook.of(50.0).word
+    ('hopeless', 'promising')
+    """
+
+    word: str
+    signal_to_noise: float  # predicted for the whole training
+    sentence: str
+
+    @classmethod
+    def of(cls, signal_to_noise: float) -> "Outlook":
+        """Returns the outlook at this predicted signal-to-noise of the whole training."""
+        ratio = f"the predicted signal-to-noise of the whole training is {signal_to_noise:.2g}"
+        if signal_to_noise < GOOD:
+            why = f"{ratio}, below {GOOD:g}; more data or a larger epsilon is needed"
+            return cls("hopeless", signal_to_noise, f"Outlook: hopeless: {why}.")
+        if signal_to_noise < PROMISING:
+            return cls("open", signal_to_noise, f"Outlook: open: {ratio}; only a strong pattern would be learned.")
+        learned = "a pattern that many examples share can be learned"
+        return cls("promising", signal_to_noise, f"Outlook: promising: {ratio}; {learned}.")
+
+
+def felt_parameters(num_parameters: int, num_scores: int | None) -> int:
+    """Returns how many numbers' noise counts beside what few examples leave unknown.
+
+    A linear model's score has only the noise of the example's own features, however many there are: of as many as
+    DEFAULT_PARAMETERS, say, where rows share little.
+
+    >>> felt_parameters(16_385, 1), felt_parameters(16_385, 0)
+    (100, 16385)
+    """
+    return min(num_parameters, DEFAULT_PARAMETERS) if num_scores else num_parameters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +136,15 @@ class SignalToNoise:
     def with_examples(self, num_distinct: int) -> float:
         """Returns the ratio of the whole training, counting as noise what so few distinct examples leave unknown."""
         return 1 / math.sqrt(1 / num_distinct + 1 / self.whole_training**2)
+
+    def outlook(self, num_distinct: int) -> Outlook:
+        """Returns what training on so many distinct examples may come to, from public numbers alone.
+
+        Guarantees:
+          - More noise, or fewer examples, is never a better outlook.   (test_outlook_follows_the_ratio)
+        """
+        felt = dataclasses.replace(self, num_parameters=felt_parameters(self.num_parameters, self.num_scores))
+        return Outlook.of(felt.with_examples(num_distinct))
 
     @property
     def is_swamped(self) -> bool:

@@ -314,7 +314,9 @@ def audit_configured_run(
         validate.integer(at_least=0, at_most=LARGEST_SEED, seed=seed)
     run = StoredRun.open(path)
     clip_norm, per_user = plan_of(run).clip_norm, run.certificate.contribution_bound
-    if run.config(config.folder).digest != config.digest:
+    stored = run.config(config.folder)
+    config = config.completed_as(stored)
+    if stored.digest != config.digest:
         raise InputError(
             f"{run.path}: trained with a different configuration; compare it with {run.path / 'config.toml'}"
         )

@@ -119,7 +119,7 @@ def run(
         configuration = TrainConfig.read(config)
     settings: dict[str, Any] = {"adjacency": "zero-out"} if configuration is None else _settings_of(configuration)
     settings |= {name: value for name, value in options.items() if value is not None}
-    for name in ("epsilon", "delta", "batch_size", "iterations"):
+    for name in ("epsilon", "delta"):
         if name not in settings:
             raise InputError(f"plan needs --{name.replace('_', '-')}{' or --config' if config is None else ''}")
     source = source if configuration is None else configuration.source()
@@ -208,6 +208,8 @@ def _show(choices: "tuple[Choice, ...]") -> None:
         return
     first = choices[0].target
     sizes = sorted({choice.target.batch_size for choice in choices})
+    steps = sorted({choice.target.iterations for choice in choices})
+    batches = " or ".join(f"{size:,}" for size in sizes) if len(sizes) < 4 else f"{sizes[0]:,} to {sizes[-1]:,}"
     differing = {  # shown where rows differ in them
         "batch": [choice.target.batch_size for choice in choices],
         "mechanism": [choice.mechanism for choice in choices],
@@ -217,7 +219,7 @@ def _show(choices: "tuple[Choice, ...]") -> None:
     columns += ["noise multiplier", "effective", "error", "signal-to-noise", f"epsilon, {first.other_adjacency}", ""]
     show.table(
         f"epsilon {first.epsilon:g} (unit: {first.unit}; bound k), delta {first.delta:g}, {first.adjacency}; batches "
-        f"of {' or '.join(f'{size:,}' for size in sizes)}, {first.iterations:,} steps",
+        f"of {batches}, {' to '.join(f'{step:,}' for step in (steps[0], steps[-1])[: len(steps)])} steps",
         columns,
         [(*values, *_row(choice)) for choice, *values in zip(choices, *leading.values(), strict=True)],
         left=[number for number, column in enumerate(columns) if column in ("mechanism", "selector", "")],

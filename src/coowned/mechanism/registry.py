@@ -33,6 +33,16 @@ def mechanisms() -> "tuple[type[Mechanism], ...]":
     return tuple(getattr(importlib.import_module(module), name) for module, _, name in paths)
 
 
+def training_kind_for(*, schedules: bool, groups: bool) -> str:
+    """Returns the training kind that uses most of what a selector provides.
+
+    >>> training_kind_for(schedules=False, groups=False), training_kind_for(schedules=True, groups=False)
+    ('dp-sgd', 'dp-mf')
+    """
+    suitable = [kind for kind in mechanisms() if kind.needs_schedule == schedules and (groups or not kind.needs_groups)]
+    return max(suitable, key=lambda kind: kind.needs_groups).training_kind
+
+
 def mechanism_class(kind: str) -> "type[Mechanism]":
     """Returns the class with this `kind` or `training_kind`.
 

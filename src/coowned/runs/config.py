@@ -1,6 +1,8 @@
 """The configuration of a training run: one readable TOML file, in which an unknown key is an error."""
 
 import dataclasses
+import functools
+import itertools
 import os
 import typing
 from collections.abc import Mapping
@@ -27,9 +29,10 @@ from coowned.runs.settings import (
     RunSettings,
     SelectionSettings,
 )
-from coowned.selection.registry import CLASSES, selector_class
+from coowned.selection.registry import CLASSES, selector_class, selectors_by_bound
 
 _REMEDY = "`coowned train --example` prints a configuration to start from"
+USUAL_SELECTOR = "greedy"  # where settings are given without it
 GIVEN = "given"  # in place of a selector's word: `fit` was given S, or a selector that is not this package's
 _OF_ALL_SELECTORS = ("selector", "seed")
 _SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "evaluation", "run", "report")
@@ -119,26 +122,56 @@ class TrainConfig:
             written["privacy"] = {"adjacency": ADJACENCIES[0]} | privacy
         file: Any = codec.decode_sections(_file_type(written), written, name=name, error=ConfigError, remedy=_REMEDY)
         read: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
-        read["selection"] = SelectionSettings(
-            selector=file.selection.selector,
-            seed=file.selection.seed,
-            settings={
-                key: getattr(file.selection, key)
-                for key in written.get("selection", {})
-                if key not in _OF_ALL_SELECTORS
-            },
-        )
-        read["optimizer"] = file.optimizer.filled()
-        _check_complete(read, name)
+        given = written.get("selection", {})
+        settings = {key: getattr(file.selection, key) for key in given if key not in _OF_ALL_SELECTORS}
+        usual = USUAL_SELECTOR if settings else None
+        selector = usual if file.selection.selector is msgspec.UNSET else file.selection.selector
+        read["selection"] = SelectionSettings(selector=selector, seed=file.selection.seed, settings=settings)
+        if file.optimizer.learning_rate is not None:  # otherwise the schedule is chosen together with it
+            read["optimizer"] = file.optimizer.filled()
         kind = model_class(file.model.kind)
         fields = {field.name: getattr(file.model, field.name) for field in dataclasses.fields(kind)}
         read["model"] = kind(**fields) if model is None else model
-        if file.privacy.is_private:
+        if file.privacy.is_private and file.mechanism.clip_norm is not None:
             try:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
             except InputError as error:
                 raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
         return cls(**read, folder=Path(folder), text=codec.encode_toml(written))
+
+    @functools.cached_property
+    def left_out(self) -> dict[str, list[str]]:
+        """Keys that a run needs and the configuration does not say, by section: `runs.defaults` chooses them."""
+        selection, needed = self.selection, ["kind", "batch_size", "iterations"]
+        by_bound = selection.selector in selectors_by_bound() and "contribution_bound" not in selection.settings
+        keys = {
+            "selection": ["contribution_bound"] if by_bound else [],
+            "mechanism": [*needed, "clip_norm"] if self.privacy.is_private else needed,
+            "optimizer": ["name", "learning_rate", "decay", "average"] if self.optimizer.learning_rate is None else [],
+        }
+        if selection.selector is None:
+            keys["selection"] = ["selector", "contribution_bound"]
+        for section in ("mechanism", "optimizer"):
+            keys[section] = [key for key in keys[section] if getattr(getattr(self, section), key) is None]
+        return {section: found for section, found in keys.items() if found}
+
+    def with_keys(self, chosen: Mapping[str, Mapping[str, Any]], header: str = "") -> "TrainConfig":
+        """Returns the configuration with more keys, by section, and comments above its text."""
+        sections = _parse(self.text, "configuration")
+        for name, section in chosen.items():
+            sections[name] = {**sections.get(name, {}), **section}
+        comments = itertools.takewhile(lambda line: line.startswith("#"), self.text.splitlines(keepends=True))
+        found = TrainConfig.from_sections(sections, model=self.model, folder=self.folder)
+        return dataclasses.replace(found, text=f"{''.join(comments)}{header}\n{found.text}")
+
+    def completed_as(self, stored: "TrainConfig") -> "TrainConfig":
+        """Returns the configuration with what it leaves out as in another one, which was completed."""
+        other = _parse(stored.text, "configuration")
+        chosen = {
+            section: {key: other[section][key] for key in keys if key in other.get(section, {})}
+            for section, keys in self.left_out.items()
+        }
+        return self.with_keys(chosen) if chosen else self
 
     @property
     def splits(self) -> list[float]:
@@ -170,16 +203,6 @@ class TrainConfig:
         return codec.checksum(values | {"model": self.model.settings()})
 
 
-def _check_complete(read: Mapping[str, Any], name: str) -> None:
-    """Refuses settings without a value that a run needs."""
-    try:
-        _ = read["mechanism"].sizes
-    except InputError as error:
-        raise ConfigError(f"{name}: [mechanism] {error}; {_REMEDY}") from None
-    if read["optimizer"].learning_rate is None:
-        raise ConfigError(f"{name}: [optimizer] needs the key 'learning_rate'; {_REMEDY}")
-
-
 def _bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -204,15 +227,18 @@ def _word(sections: Mapping[str, Any], section: str, key: str) -> Any:
 
 def _file_type(sections: Mapping[str, Any]) -> type[Any]:
     """Returns the type of a configuration with this selector and kind of model."""
-    needed: list[Any] = [
-        ("data", DataSettings),
-        ("selection", _selection_type(_word(sections, "selection", "selector"))),
-    ]
-    needed += [("privacy", PrivacySettings), ("mechanism", MechanismSettings), ("optimizer", Optimizer)]
+    needed: list[Any] = [("data", DataSettings), ("privacy", PrivacySettings)]
+    selection = _selection_type(_word(sections, "selection", "selector"))
     # A section without needed keys may be left out.
     optional: list[Any] = [
         (name, section, msgspec.field(default_factory=section))
-        for name, section in (("run", RunSettings), ("report", ReportSettings))
+        for name, section in (
+            ("selection", selection),
+            ("mechanism", MechanismSettings),
+            ("optimizer", Optimizer),
+            ("run", RunSettings),
+            ("report", ReportSettings),
+        )
     ]
     optional.append(("evaluation", CoveredEvaluation | None, None))
     model = _model_type(_word(sections, "model", "kind") or USUAL_MODEL)
@@ -233,12 +259,14 @@ def _selection_type(word: Any) -> type[Any]:
     """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
     # GIVEN is written by `fit`; a file cannot choose it, so no error offers it.
     words = Literal[(GIVEN,) if word == GIVEN else tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
-    fields: list[Any] = [("selector", words, "greedy"), ("seed", int, 0)]
-    kind = selector_class(word if isinstance(word, str) and word in CLASSES else "greedy")
+    fields: list[Any] = [("selector", words, msgspec.UNSET), ("seed", int, 0)]
+    kind = selector_class(word if isinstance(word, str) and word in CLASSES else USUAL_SELECTOR)
     hints = typing.get_type_hints(kind)
     for field in () if word == GIVEN else dataclasses.fields(kind):
         if field.name not in ("batch_size", "iterations", "min_separation"):
             default = () if field.default is dataclasses.MISSING else (field.default,)
+            if field.name == "contribution_bound" and kind.bound_is_enough:
+                default = (msgspec.UNSET,)  # it can be chosen
             fields.append((field.name, hints[field.name], *default))
     return msgspec.defstruct("Selection", fields, kw_only=True)
 

@@ -6,6 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from coowned import codec
 from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
 from coowned.attribution.examples import AttributedExamples
@@ -24,6 +26,7 @@ from coowned.models.model import num_parameters, num_scores
 from coowned.progress import Progress
 from coowned.runs import graph_summary
 from coowned.runs.config import GIVEN, TrainConfig
+from coowned.runs.defaults import ModelSizes, completed
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.held_out import select_held_out
@@ -114,11 +117,13 @@ def run_configuration(
     if resumed:
         tell("recounting the selection")
         run = StoredRun.open(folder.path, finished=False)  # `train` recounts and compares everything that matters
+        config = config.completed_as(run.config(config.folder))
         plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
         held_out = run.held_out(test_graph) if config.evaluation else None
     else:
         tell("selecting")
         held_out = held_out_of(config, test_graph) if config.evaluation else None
+        config = completed_for(config, examples, graph, given.select)
         plan = make_plan(config, graph, run_key, given, held_out=held_out and certify(test_graph, held_out))
         if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
             _LOG.info(advice)
@@ -153,7 +158,8 @@ def run_configuration(
             folder.write(covered.NAME, (figures.to_json() + "\n").encode(), mode=0o644)
 
     noise = plan.signal_to_noise(num_parameters(content.model), num_scores(content.model))
-    tell(f"training: {claim(plan)}" + (f"\n{noise.verdict()}" if noise else ""))
+    expected = f"\n{noise.verdict()} {noise.outlook(plan.certificate.num_distinct).sentence}" if noise else ""
+    tell(f"training: {claim(plan)}{expected}")
     return train(
         plan,
         content.model,
@@ -185,6 +191,31 @@ def _evaluate_covered(
         run_key=plan.run_key,
         run_id=plan.guarantee.run_id,
     )
+
+
+def completed_for(
+    config: TrainConfig,
+    examples: AttributedExamples,
+    graph: AttributionGraph,
+    select: Select | None = None,
+    progress: Progress | None = None,
+) -> TrainConfig:
+    """Returns the configuration with what it leaves out chosen for these examples, whose content is not read.
+
+    Args:
+      graph: of their train split.
+    """
+
+    def sizes() -> ModelSizes:
+        schema = examples.payload.schema
+        nobody = examples.graph.subgraph(np.empty(0, np.int64))
+        model, *_ = config.task(schema).read(dataclasses.replace(examples, graph=nobody, payload=schema.empty_table()))
+        return ModelSizes(num_parameters=num_parameters(model), num_scores=num_scores(model) or 0)
+
+    def selected(config: TrainConfig) -> Selection | Schedule:
+        return choose(config, graph) if select is None else select(graph)
+
+    return completed(config, graph, sizes, selected, progress)
 
 
 def make_plan(
@@ -258,11 +289,12 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
             "[selection] selector is 'given': S was passed to `fit` and is not in the configuration; call `fit` "
             "again with it, or choose a selector"
         )
+    assert config.selection.selector is not None
     kind, chosen = selector_class(config.selection.selector), config.selection
     settings = dict(chosen.settings)
     fields = {field.name for field in dataclasses.fields(kind)}
     schedules = "min_separation" in fields
-    word, batch_size, iterations = config.mechanism.sizes
+    word = config.mechanism.kind or "dp-sgd"  # which is chosen for selectors that make no schedule
     mechanism = mechanism_class(word)
     if schedules != mechanism.needs_schedule or (mechanism.needs_groups and "num_groups" not in fields):
         wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
@@ -271,6 +303,7 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
             f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {word!r}; use {wanted!r}"
         )
     if schedules:
+        _, batch_size, iterations = config.mechanism.sizes
         separation = config.mechanism.min_separation
         if separation is None and "contribution_bound" in fields:
             raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")

@@ -30,9 +30,9 @@ class DataSettings(DataOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionSettings:
-    """How S is chosen; `settings` are those of the selector."""
+    """How S is chosen; `settings` are those of the selector. None for the best that a plan finds."""
 
-    selector: str
+    selector: str | None
     seed: int
     settings: dict[str, Any]
 

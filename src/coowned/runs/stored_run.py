@@ -24,6 +24,7 @@ from coowned.files import write_file
 from coowned.mechanism.mechanism import Mechanism
 from coowned.runs import graph_summary
 from coowned.runs.config import TrainConfig
+from coowned.runs.defaults import reasons_in
 from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.records import AuditRecord, RunRecord, read_json
 from coowned.selection.selection_files import read_selection
@@ -142,7 +143,8 @@ class StoredRun:
     @property
     def plan(self) -> RunPlan:
         """Every choice of the run."""
-        return RunPlan.from_description(self.record.plan, self.certificate, self.mechanism, self.guarantee)
+        plan = RunPlan.from_description(self.record.plan, self.certificate, self.mechanism, self.guarantee)
+        return dataclasses.replace(plan, reasons=self.reasons)
 
     @functools.cached_property
     def covered(self) -> CoveredFigures | None:
@@ -200,6 +202,15 @@ class StoredRun:
     @functools.cached_property
     def config_text(self) -> str:
         return _checked(self.path, self.record, "config.toml").decode()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What was chosen because the configuration left it out, and why, one sentence for each; () where nothing was.
+
+        Guarantees:
+          - They are those that the run was made with, after it was resumed too.   (test_defaults_are_explained)
+        """
+        return reasons_in(self.config_text)
 
     def config(self, folder: str | os.PathLike[str]) -> TrainConfig:
         """The configuration; its relative paths are relative to `folder`."""

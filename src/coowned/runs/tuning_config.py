@@ -56,6 +56,8 @@ class TuningConfig:
         if size > LARGEST_GRID:
             raise ConfigError(f"{self.name}: [tuning] the grid has {size:,} settings; at most {LARGEST_GRID:,} will do")
         for config in map(self.config, self.settings):
+            for section, keys in config.left_out.items():
+                raise ConfigError(f"{self.name}: [{section}] needs the key {keys[0]!r}: a tuning leaves nothing open")
             if not isinstance(config.privacy.epsilon, float | int):
                 raise ConfigError(f"{self.name}: tuning needs [privacy] epsilon: that of the whole tuning")
             if config.privacy.simulated_batch_size is not None:

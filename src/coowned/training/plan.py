@@ -46,6 +46,7 @@ class RunPlan(OptimizerOptions):
       public: without a guarantee because the data are public, not because privacy was left out.
       strategy: of the correlated noise; by default the best for the mechanism's bands and iterations.
       test_run: noise and coins come from a given seed, so nothing is promised.
+      reasons: what was chosen from the graph and public numbers because nobody said it, and why.
     """
 
     certificate: ContributionCertificate
@@ -58,6 +59,7 @@ class RunPlan(OptimizerOptions):
     public: bool = False
     strategy: BandedStrategy | None = None
     test_run: bool = False
+    reasons: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.mechanism.batch_size is None:
@@ -151,6 +153,18 @@ class RunPlan(OptimizerOptions):
             num_scores=num_scores,
             strategy=self.strategy,
         )
+
+    def __str__(self) -> str:
+        """Every choice in a line or two, and the reasons of those that nobody made."""
+        clip_norm = "no clipping" if self.clip_norm in (None, math.inf) else f"clip norm {self.clip_norm:g}"
+        options = "".join(f", {name} {value}" for name, value in self.options().items())
+        rate = f"learning rate {self.learning_rate:g}"
+        said = (
+            f"{self.mechanism.training_kind}: batches of {self.batch_size:,}, {self.iterations:,} steps, {clip_norm}, "
+            f"noise multiplier {self.noise_multiplier:.4g}; {self.optimizer}, {rate}{options}."
+        )
+        chosen = ["", "Chosen from the graph and public numbers alone:"] if self.reasons else []
+        return "\n".join([said, *chosen, *(f"- {reason}" for reason in self.reasons)])
 
     def statement(self, model: Mapping[str, Any] | None = None) -> str:
         """What may be said of the model, and of the public parts that its description names."""

@@ -1,0 +1,121 @@
+"""What is chosen where a configuration says nothing: from the graph and public numbers alone."""
+
+import dataclasses
+import json
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import coowned as co
+from coowned.content.splits import split_examples
+from coowned.runs.config import TrainConfig
+from coowned.runs.configured_run import completed_for
+from coowned.runs.defaults import reasons_in
+from coowned.runs.run_folder import RunFolder
+
+MODEL = co.LogisticRegression(features=["x1", "x2"], label="y")
+ASKED = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out"}
+SHORT = """
+[data]
+path = "data.parquet"
+[privacy]
+epsilon = 8.0
+delta = 1e-6
+[model]
+kind = "logistic-regression"
+features = ["x1", "x2"]
+label = "y"
+"""
+
+
+def examples(seed=0, count=600):
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(count, 2))
+    users = [[f"u{i % 150}"] if i % 2 else [f"u{i % 150}", f"u{i * 7 % 150}"] for i in range(count)]
+    labels = (features @ [2.0, -1.0] > 0).astype(int)
+    return co.from_table(pl.DataFrame({"users": users, "x1": features[:, 0], "x2": features[:, 1], "y": labels}))
+
+
+def complete(text, data=None):
+    data = examples() if data is None else data
+    config = TrainConfig.from_toml(text)
+    return completed_for(config, data, data.graph.subgraph(split_examples(data.graph, config.splits)["train"]))
+
+
+def test_a_configuration_of_data_privacy_and_model_is_enough():
+    config = complete(SHORT)
+    assert config.left_out == {}
+    assert config.mechanism.sizes[0] == "dp-sgd"
+    assert TrainConfig.from_toml(config.text).digest == config.digest
+    assert [reason.split("]")[0] for reason in reasons_in(config.text)] == [
+        "[mechanism", "[selection", "[mechanism", "[mechanism", "[optimizer"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "given"),
+    [
+        ("selection", {"selector": "greedy", "contribution_bound": 3}),
+        ("selection", {"contribution_bound": 3}),
+        ("selection", {"selector": "priced"}),
+        ("mechanism", {"batch_size": 17}),
+        ("mechanism", {"iterations": 33, "clip_norm": 2.0}),
+        ("optimizer", {"learning_rate": 0.25}),
+        ("optimizer", {"decay": "linear", "name": "sgd"}),
+    ],
+)
+def test_given_values_stay(section, given):
+    text = f"{SHORT}[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    config = complete(text)
+    assert config.left_out == {}
+    found = getattr(config, section)
+    held = {"selector": found.selector, **found.settings} if section == "selection" else vars(found)
+    assert {key: held[key] for key in given} == given
+    assert complete(config.text).text == config.text  # nothing is left out any more
+    if "learning_rate" in given:  # who names a rate has the plain schedule around it
+        assert (config.optimizer.decay, config.optimizer.average) == ("constant", "none")
+
+
+def test_defaults_follow_from_the_graph_alone():
+    """Other content, the same graph: the same configuration. Another graph: another one."""
+    one, other = (complete(SHORT, examples(seed=seed)) for seed in (0, 1))
+    assert one.text == other.text
+    assert one.text != complete(SHORT, examples(count=900)).text
+
+
+def test_no_content_is_read_for_defaults():
+    """Labels that belong to no class change nothing: only the schema is looked at."""
+    data = examples()
+    labels = pa.array([99] * data.graph.num_examples)  # no class
+    table = data.payload.set_column(data.payload.schema.get_field_index("y"), "y", labels)
+    assert complete(SHORT, dataclasses.replace(data, payload=table)).text == complete(SHORT).text
+
+
+def test_without_epsilon_s_is_not_chosen():
+    with pytest.raises(co.ConfigError, match=r"\[selection\] needs a selector"):
+        complete(SHORT.replace("epsilon = 8.0\ndelta = 1e-6", 'epsilon = "none"'))
+
+
+def test_defaults_are_explained(tmp_path):
+    """`run.plan` says what was chosen and why; a run that was killed keeps what it began with."""
+    run = co.fit(examples(), MODEL, **ASKED, seed=3, folder=tmp_path / "whole")
+    assert len(run.reasons) == 5
+    assert all(reason in str(run.plan) for reason in run.reasons)
+    assert f"learning rate {run.plan.learning_rate:g}" in str(run.plan)
+    save = RunFolder.save
+
+    def killed(self, step, tensors):
+        save(self, step, tensors)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RunFolder, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            co.fit(examples(), MODEL, **ASKED, seed=3, folder=tmp_path / "killed")
+    with pytest.raises(co.CertificateMismatchError):
+        co.fit(examples(), MODEL, **ASKED, seed=3, folder=tmp_path / "killed", learning_rate=0.2)
+    resumed = co.fit(examples(), MODEL, **ASKED, seed=3, folder=tmp_path / "killed")
+    assert resumed.reasons == run.reasons
+    assert resumed.arrays()["weights"].tobytes() == run.arrays()["weights"].tobytes()
