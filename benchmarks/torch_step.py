@@ -48,8 +48,8 @@ def run() -> list[Figure]:
     return rows
 
 
-def in_peers(*words: str) -> Any:
-    command = [PEERS_PYTHON, "-m", "benchmarks.torch_step", *words]
+def in_peers(*words: str, module: str = "benchmarks.torch_step") -> Any:
+    command = [PEERS_PYTHON, "-m", module, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -66,6 +66,7 @@ def on_files(files: Any, config: Any) -> Any:
         "benchmarks.md": benchmarks(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
         "tutorials/emails.md": to_markdown(ROOT / "notebooks" / "email_tour.ipynb"),
+        "tutorials/mail-encoder.md": to_markdown(ROOT / "notebooks" / "mail_encoder.ipynb"),
         "tutorials/own-model.md": to_markdown(ROOT / "notebooks" / "own_model.ipynb"),
         **{f"reference/{stage}.md": text for stage, text in api().items()},
     }
