@@ -74,7 +74,7 @@ def fit(
       mechanism: how batches are drawn and noise is made, or its kind alone: "dp-sgd", "dp-mf", "cyclic-dp-mf" or
         "random-allocation"; by default the one of the first three that fits the selector.
       optimizer: `Optimizer(learning_rate=0.1, decay="cosine")`, or a name of optax alone.
-      evaluation: `CoveredEvaluation(epsilon_share=0.05)`: also release an accuracy on the test split, as `run.covered`,
+      evaluation: `CoveredEvaluation(epsilon_share=0.1)`: also release an accuracy on the test split, as `run.covered`,
         that the guarantee covers; by default nothing but the model is.
       run: checkpoints, devices, and whether to train a baseline without privacy as well.
       folder: of the run; None: a private temporary folder that is removed when the `Run` is no longer used.

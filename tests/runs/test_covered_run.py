@@ -10,6 +10,7 @@ from tests.test_fitting import CONFIGURATION, fit, rows
 
 import coowned as co
 from coowned.accounting.calculators import epsilon
+from coowned.audit.run_audit import audit_run
 from coowned.cli import main
 from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError, CoownedError
@@ -177,3 +178,10 @@ def test_covered_figures_are_exported(run, tmp_path):
     assert f"accuracy {run.covered.accuracy:.1%}" in readme
     assert "covered.json" in readme
     assert not {"held-out.parquet", "test.parquet"} & {file.name for file in folder.iterdir()}
+
+
+@pytest.mark.full
+def test_an_audit_tries_the_evaluation(run):
+    found = audit_run(run.folder, trials=1000, seed=0)
+    assert found.holds, found.verdict()
+    assert "covered evaluation" in [law.law for law in found.laws]

@@ -20,7 +20,8 @@ class CoveredEvaluation:
     """Settings of an evaluation that the guarantee covers, so that its figures may be published.
 
     Attributes:
-      epsilon_share: what the evaluation may cost: training alone would have the rest of epsilon, at the same delta.
+      epsilon_share: what the evaluation may cost: training alone would have the rest of epsilon, at the same delta. The
+        default is what experiments/covered_evaluation.py recommends.
       contribution_bound: most held-out copies that contain one user; by default the smallest that keeps 90% of what
         the best bound keeps.
       loss_bound: also release the mean loss, each example's clipped at this public bound; None for no loss.
@@ -31,7 +32,7 @@ class CoveredEvaluation:
       False
     """
 
-    epsilon_share: float = 0.05
+    epsilon_share: float = 0.1
     contribution_bound: int | None = None
     loss_bound: float | None = None
     confusion: bool = False

@@ -16,6 +16,7 @@ from coowned import codec, validate
 from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
 from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
+from coowned.audit.covered_laws import NUM_KEYS, audit_covered
 from coowned.audit.curve import ALPHA, TRIALS, AuditedTier, CurveAudit, audit_curves
 from coowned.audit.driving import audited
 from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
@@ -206,8 +207,9 @@ def audit_plan(
     trained = audited_model(model)
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
     tiers = AuditedTier.all_of(plan)
-    # Two curves, participation, noise twice, a sweep and the key source, and two of each tier; others are certain.
-    share = alpha / (7 + 2 * len(tiers))
+    # Two curves, participation, noise twice, a sweep and the key source, two of each tier, and a covered evaluation;
+    # others are certain.
+    share = alpha / (7 + 2 * len(tiers) + (plan.guarantee.evaluation is not None))
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
     with clock.part("drawing batches"):
@@ -221,6 +223,9 @@ def audit_plan(
         found += [laws.gradient(next(keys)), laws.contributions(next(keys), steps=steps)]
         if trained.many_models:
             found.append(laws.sweep(next(keys), steps=steps, alpha=share))
+    if plan.guarantee.evaluation is not None:
+        with clock.part("evaluating with the noise of the claim"):
+            found.append(audit_covered(plan, model, list(itertools.islice(keys, NUM_KEYS)), alpha=share))
     with clock.part("training worst-case users side by side"):
         curves, beside = audit_curves(
             plan,

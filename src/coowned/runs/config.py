@@ -330,7 +330,7 @@ learning_rate = 0.05
 # scale_gradients = true         # scale-then-privatize; not for linear models, nor for dp-mf
 
 # [evaluation]                   # an accuracy that may be published: covered by the guarantee, paid for from epsilon
-# epsilon_share = 0.05           # training alone has the rest
+# epsilon_share = 0.1            # training alone has the rest
 # contribution_bound = 1         # most copies of one user in the test split (default: the least that keeps 90%)
 # loss_bound = 5.0               # also release the mean loss, each example's clipped at this
 # confusion = true               # also release how often each class was taken for each

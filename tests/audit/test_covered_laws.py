@@ -1,0 +1,121 @@
+"""The audit of a covered evaluation: honest ones pass, and what somebody could get wrong is caught."""
+
+import numpy as np
+import pytest
+from tests.audit.planted_bugs import SMALL, graph
+
+from coowned import Greedy, PoissonSampling, certify, guarantee
+from coowned.audit import covered_laws
+from coowned.audit.covered_laws import NUM_KEYS, audit_covered
+from coowned.exact.keys import Purpose, RunKey
+from coowned.exact.noise import NoiseStream
+from coowned.selection.greedy import Greedy as GreedySelector
+from coowned.training import covered
+from coowned.training.plan import TrainingPlan
+
+ALPHA = 1e-6
+
+
+@pytest.fixture(scope="module")
+def plan() -> TrainingPlan:
+    given, held_out = graph(900, 4), graph(200, 4)
+    selected = Greedy(contribution_bound=3).select(given)
+    certificate = certify(given, selected)
+    claim = guarantee(
+        certificate,
+        mechanism := PoissonSampling.from_certificate(certificate, batch_size=24, iterations=24),
+        noise_multiplier=1.0,
+        delta=1e-6,
+        adjacency="zero-out",
+        test_run=True,
+        held_out=certify(held_out, Greedy(contribution_bound=2).select(held_out)),
+        epsilon_share=0.1,
+    )
+    return TrainingPlan(
+        certificate=certificate,
+        selected=selected,
+        mechanism=mechanism,
+        guarantee=claim,
+        clip_norm=0.3,
+        learning_rate=0.1,
+        run_key=RunKey.from_seed(0),
+    )
+
+
+def audit(plan, seed=0):
+    keys = [RunKey.from_seed(1000 * seed + number) for number in range(NUM_KEYS)]
+    return audit_covered(plan, SMALL, keys, alpha=ALPHA)
+
+
+def test_honest_evaluations_pass(plan):
+    """False alarms: 1e-6. A user reaches, but for the loss's last digits, all that was accounted for."""
+    found = audit(plan)
+    assert found.holds, found.failures
+    moved = [check.observed for check in found.checks if "blank" in check.name]
+    assert max(moved) > 0.8 * 2  # of two copies
+
+
+def no_noise(monkeypatch):
+    monkeypatch.setattr(covered, "evaluation_noise", lambda run_key, deviation, length: np.zeros(length, np.int64))
+
+
+def smaller_noise(monkeypatch):
+    honest = covered.evaluation_noise
+    monkeypatch.setattr(covered, "evaluation_noise", lambda key, **of: np.int64(0.8 * honest(key, **of)))
+
+
+def noise_of_training(monkeypatch):
+    """The stream of the model's first tensor, in its first step."""
+    [name] = SMALL.shapes()
+
+    def reused(run_key, deviation, length):
+        stream = NoiseStream(
+            run_key,
+            deviations=[deviation],
+            coefficients=[1.0],
+            shapes={name: (length,)},
+            iterations=1,
+            purpose=Purpose.NOISE,
+        )
+        return stream.next()[name][0]
+
+    monkeypatch.setattr(covered, "evaluation_noise", reused)
+
+
+def noise_of_another_evaluation(monkeypatch):
+    honest = covered.evaluation_noise
+    monkeypatch.setattr(covered, "evaluation_noise", lambda key, **of: honest(RunKey.from_seed(0), **of))
+
+
+def bound_not_enforced(monkeypatch):
+    def everything(graph, *, contribution_bound=None, seed=0):
+        return GreedySelector(contribution_bound=100).select(graph, seed=seed)
+
+    monkeypatch.setattr(covered_laws, "select_held_out", everything)
+
+
+def loss_without_its_bound(monkeypatch):
+    honest = covered.covered_counts
+
+    def counts(*given, **named):
+        found = honest(*given, **named)
+        found[1] *= 10
+        return found
+
+    monkeypatch.setattr(covered, "covered_counts", counts)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        no_noise,
+        smaller_noise,
+        noise_of_training,
+        noise_of_another_evaluation,
+        bound_not_enforced,
+        loss_without_its_bound,
+    ],
+)
+def test_planted_evaluation_bugs_are_caught(plan, monkeypatch, plant):
+    plant(monkeypatch)
+    assert not audit(plan).holds
