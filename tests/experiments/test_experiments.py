@@ -16,6 +16,7 @@ from scipy import stats
 SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing", "audit_power", "attribution_costs"}
 SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms", "accuracy_gap", "duplicates_help_or_hurt"}
 SLOW |= {"text_models"}
+SLOW |= {"covered_evaluation"}
 SLOW |= {"error_frontier"}  # its mechanisms are calibrated by the tests of accounting and planning
 
 
