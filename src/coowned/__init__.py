@@ -19,11 +19,6 @@ _NAMES = {
     "attribution.examples": "AttributedExamples take",
     "attribution.user_keys": "UserKeyRules Aliases",
     "attribution.tables": "from_table",
-    "attribution.table_files": "read_parquet read_csv read_jsonl",
-    "attribution.mail": "read_mail",
-    "attribution.arxiv": "read_arxiv",
-    "attribution.sql": "read_sql",
-    "attribution.slack": "read_slack",
     "attribution.statistics": "GraphStatistics",
     "selection.selector": "Selector Selection Schedule",
     "selection.greedy_min_separation": "max_min_separation",
@@ -54,10 +49,12 @@ _NAMES = {
 
 def _homes() -> dict[str, str]:
     """Returns the module of every public name."""
-    selection, mechanism, models = (  # which import nothing heavy
-        importlib.import_module(f"coowned.{stage}.registry") for stage in ("selection", "mechanism", "models")
+    sources, selection, mechanism, models = (  # which import nothing heavy
+        importlib.import_module(f"coowned.{registry}")
+        for registry in ("attribution.options", "selection.registry", "mechanism.registry", "models.registry")
     )
     paths = [
+        *(f"{entry.module}.{entry.reader}" for entry in sources.SOURCES.values()),
         *selection.CLASSES.values(),
         *(entry.path for entry in mechanism.MECHANISMS.values()),
         *(path for kind, path in models.MODELS.items() if kind not in models.IN_FILES),

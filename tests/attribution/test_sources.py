@@ -10,7 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from coowned import InputError
-from coowned.attribution.sources import FORMATS, DataSource, detect_format, resolve_path
+from coowned.attribution.options import SOURCES
+from coowned.attribution.sources import DataSource, detect_format, resolve_path
 
 EML = b"From: ann@x.org\r\nTo: bob@x.org\r\nMessage-ID: <1@x>\r\nSubject: hi\r\n\r\nhello\r\n"
 MBOX = b"From ann@x.org Thu Jan  1 00:00:00 1970\n" + EML.replace(b"\r\n", b"\n") + b"\n"
@@ -112,7 +113,7 @@ def test_settings_reach_the_reader(data):
     for setting in ("aliases", "unprotected"):
         with pytest.raises(InputError, match=r"no.txt: cannot be read .*; check the path"):
             DataSource(path=data / "t.csv", **{setting: data / "no.txt"}).read()
-    assert set(FORMATS) == {"parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql"}
+    assert set(SOURCES) == {"parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql"}
     some, all_of_it = (DataSource(path=data / "slack", attribute_to=to).read().graph for to in (None, "channel"))
     assert (some.num_pairs, all_of_it.num_pairs) == (1, 2)
     with pytest.raises(InputError, match="attribute_to must be one of 'participants', 'channel', not 'sender'"):

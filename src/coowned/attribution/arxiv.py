@@ -3,17 +3,23 @@
 import json
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
 from coowned.attribution.identifiers import one_line
+from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import SUFFIXES
 from coowned.attribution.table_files import files_of, lines_of
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.progress import Progress
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 _PAYLOAD = pa.schema([(name, pa.large_string()) for name in ("id", "title", "abstract", "categories")])
 
@@ -72,3 +78,18 @@ def _papers(path: str | os.PathLike[str]) -> Iterator[_Paper]:
             ) from None
         except OSError as error:
             raise InputError(f"{file}: cannot be read after line {line} ({error.strerror}); check the file") from error
+
+
+def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
+    """What a `DataSource` of this format describes."""
+    del kind, progress
+    return read_arxiv(source.path, aliases=source.aliases)
+
+
+def recognizes(kind: str, path: Path) -> bool:
+    """Whether the first line of a file is a paper with its authors."""
+    del kind
+    if not path.is_file():
+        return False
+    first = read_head(path, 1 << 20).lstrip().split(b"\n", 1)[0]
+    return first.startswith(b"{") and b'"authors_parsed"' in first

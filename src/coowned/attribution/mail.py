@@ -5,6 +5,7 @@ import email.utils
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -30,6 +31,9 @@ from coowned.attribution.options import MAIL_USERS, MBOX_DIALECTS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.progress import Progress, reporting
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 _SENDERS = (
     "From", "Sender", "Reply-To", "Resent-From", "Resent-Sender", "Resent-Reply-To", "Mail-Reply-To",
@@ -273,3 +277,28 @@ class _Mailbox:
             for value in fields.get(name, ()):
                 found.extend(message_ids(header_text(value)))
         self._references.add_mentions([self._references.code(one) for one in found])
+
+
+def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
+    """What a `DataSource` of this format describes."""
+    del kind
+    to = source.attribute_to or MAIL_USERS[0]
+    return read_mail(
+        source.path, attribute_to=to, mbox_dialect=source.mbox_dialect, aliases=source.aliases, progress=progress
+    )
+
+
+def source_names(source: "DataSource") -> dict[str, set[str]]:
+    """The display names of a `DataSource` of this format."""
+    return display_names(source.path, mbox_dialect=source.mbox_dialect)
+
+
+def recognizes(kind: str, path: Path) -> bool:
+    """Whether a file, or the first ones of a folder, look like mail."""
+    del kind
+    return looks_like_mail(path)
+
+
+def is_laid_out(folder: Path) -> bool:
+    """Whether a folder has the folders of a Maildir."""
+    return (folder / "cur").is_dir() or (folder / "new").is_dir()

@@ -4,14 +4,38 @@ import dataclasses
 import functools
 import re
 import typing
+from collections.abc import Collection
 from typing import Annotated, NamedTuple
 
-FORMATS = ("parquet", "csv", "jsonl", "mail", "arxiv", "slack", "sql")
 SUFFIXES = {"parquet": (".parquet", ".pq"), "csv": (".csv", ".tsv"), "jsonl": (".jsonl", ".ndjson", ".json")}
 TABLES = (*SUFFIXES, "sql")
 MAIL_USERS = ("everyone", "sender", "recipients", "thread")
 MBOX_DIALECTS = ("mboxo", "mboxrd", "mboxcl", "mboxcl2")
 SLACK_USERS = ("participants", "channel")
+
+
+class SourceEntry(NamedTuple):
+    """Which module reads a format, by `read_source(kind, source, progress)`, and what names its files have.
+
+    Where it can tell from the inside, it has `recognizes(kind, path)`, and `is_laid_out(folder)` for a folder whose
+    arrangement says enough; `source_names(source)` where people have names beside their keys.
+    """
+
+    module: str
+    reader: str  # its public function, a name of `coowned`
+    suffixes: tuple[str, ...] = ()  # of several formats with one suffix the last need not recognize the file
+
+
+SOURCES = {
+    "parquet": SourceEntry("coowned.attribution.table_files", "read_parquet", SUFFIXES["parquet"]),
+    "csv": SourceEntry("coowned.attribution.table_files", "read_csv", SUFFIXES["csv"]),
+    "arxiv": SourceEntry("coowned.attribution.arxiv", "read_arxiv", SUFFIXES["jsonl"]),
+    "jsonl": SourceEntry("coowned.attribution.table_files", "read_jsonl", SUFFIXES["jsonl"]),
+    "mail": SourceEntry("coowned.attribution.mail", "read_mail", (".mbox", ".eml")),
+    "slack": SourceEntry("coowned.attribution.slack", "read_slack"),
+    "sql": SourceEntry("coowned.attribution.sql", "read_sql", (".sqlite", ".sqlite3")),
+}
+"""Where data can come from, by format: one file and one line here."""
 _ADDRESS_WORDS = frozenset(
     (
         "from", "to", "cc", "bcc", "sender", "senders", "recipient", "recipients", "mail", "mails", "email", "emails",
@@ -24,9 +48,9 @@ class Option(NamedTuple):
     """What is known of an option besides its name and type."""
 
     help: str  # one sentence for people
-    formats: tuple[str, ...] = FORMATS  # the formats that it applies to; it is refused for others
+    formats: Collection[str] = SOURCES  # the formats that it applies to; it is refused for others
     metavar: str | None = None  # placeholder of its value in the command line's help
-    choices: tuple[str, ...] = ()  # the values it can have, if they are few
+    choices: Collection[str] = ()  # the values it can have, if they are few
     is_path: bool = False  # it names a file
     is_flag: bool = False  # it is true or false
     flag: str | None = None  # on the command line, where it is not its name
@@ -52,7 +76,7 @@ class DataOptions:
         str | None,
         Option(
             "parquet, csv, jsonl, mail, arxiv, slack or sql (default: by the suffix, then the content).",
-            choices=FORMATS,
+            choices=SOURCES,
         ),
     ] = None
     users: Annotated[

@@ -9,7 +9,7 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,10 +17,14 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
 from coowned.attribution.identifiers import one_line
+from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import SLACK_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.progress import Progress, reporting
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 _LISTS = ("channels.json", "groups.json", "dms.json", "mpims.json")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
@@ -393,3 +397,26 @@ def _root_of(names: dict[str, int]) -> str | None:
     if "." in found:
         return ""
     return f"{found.pop()}/" if len(found) == 1 else None
+
+
+def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
+    """What a `DataSource` of this format describes."""
+    del kind
+    to = source.attribute_to or SLACK_USERS[0]
+    return read_slack(source.path, attribute_to=to, aliases=source.aliases, progress=progress)
+
+
+def source_names(source: "DataSource") -> dict[str, set[str]]:
+    """The display names of a `DataSource` of this format."""
+    return display_names(source.path)
+
+
+def recognizes(kind: str, path: Path) -> bool:
+    """Whether a file is a zip of an export."""
+    del kind
+    return path.is_file() and read_head(path).startswith(b"PK") and looks_like_slack(path)
+
+
+def is_laid_out(folder: Path) -> bool:
+    """Whether a folder is an export."""
+    return looks_like_slack(folder)

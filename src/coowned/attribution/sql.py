@@ -8,12 +8,13 @@ import sys
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
+from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import DataOptions
 from coowned.attribution.tables import (
     attribute_table,
@@ -29,6 +30,9 @@ from coowned.attribution.tables import (
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
 from coowned.progress import Progress, reporting
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 _FIRST_ROWS = 1 << 10  # rows of the first chunk
 _MOST_ROWS = 1 << 16  # rows of any chunk
@@ -202,3 +206,20 @@ def _named_errors(connection: Any, where: Location) -> Iterator[None]:
                 f"{where}column {undecodable[1]!r} contains text that is not UTF-8; correct it or CAST it to BLOB"
             ) from None
         raise InputError(f"{where}the database rejected the query ({message.rstrip('.')}); correct it") from error
+
+
+def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
+    """What a `DataSource` of this format describes."""
+    del kind
+    if source.query is None:
+        raise InputError(f"{source.path}: a database needs a query for the rows; add --query 'SELECT ...'")
+    with open_sqlite(source.path) as connection:
+        return read_query(
+            source.query, connection, source, aliases=source.aliases, name=str(source.path), progress=progress
+        )
+
+
+def recognizes(kind: str, path: Path) -> bool:
+    """Whether a file is a database of SQLite."""
+    del kind
+    return path.is_file() and read_head(path).startswith(b"SQLite format 3\0")

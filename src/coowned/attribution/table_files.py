@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
+from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import SUFFIXES, DataOptions
 from coowned.attribution.tables import (
     EXACT,
@@ -36,7 +37,10 @@ from coowned.attribution.tables import (
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
 from coowned.errors import InputError
-from coowned.progress import counted
+from coowned.progress import Progress, counted
+
+if TYPE_CHECKING:
+    from coowned.attribution.sources import DataSource
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
@@ -368,3 +372,15 @@ def not_an_id(name: str, kind: str) -> str:
 def json_kind(value: Any) -> str:
     """What errors call a JSON value."""
     return _JSON_KINDS[type(value)]
+
+
+def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
+    """What a `DataSource` of one of these formats describes."""
+    del progress
+    return read_table(kind, source.path, source, aliases=source.aliases)
+
+
+def recognizes(kind: str, path: Path) -> bool:
+    """Whether a file begins as those of this format do; CSV may begin in any way."""
+    begins = {"parquet": b"PAR1", "jsonl": b"{"}.get(kind)
+    return begins is not None and path.is_file() and read_head(path).lstrip(b" \t\r\n").startswith(begins)
