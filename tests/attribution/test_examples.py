@@ -89,9 +89,10 @@ def test_doubtful_keys_are_counted():
 @pytest.mark.parametrize(("sign", "after"), [(";", ""), (",", " "), ("|", " "), (" ;", "  ")])
 def test_users_in_the_key_of_another_are_counted(sign, after):
     users = [f"ann{sign}{after}bob", "ann", f"Bob{sign}{after}ANN", f"carol{sign}dan", f"{sign}{after}ann{sign}"]
-    assert from_table({"users": users}).notes == {"users_with_other_users_in_their_key": 3}
+    several = 3 if sign == "," else 4  # "carol, dan" may be one name
+    assert from_table({"users": users}).notes == {"users_that_look_like_several": several}
     tagged = {"users": ["ann@x.org", "zoe; Ann+news@x.org"]}
-    assert from_table(tagged).notes == {"users_with_other_users_in_their_key": 1}
+    assert from_table(tagged).notes == {"users_that_look_like_several": 1}
     assert from_table({"users": ["Lee, Ann", "Lee, Carol", sign]}).notes == {}
 
 

@@ -2,6 +2,8 @@
 
 # ruff: noqa: E501 (tables of cases: one case a line)
 
+import re
+
 import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
@@ -258,3 +260,18 @@ def test_place_is_named():
         from_table({"users": pa.array([None], pa.string())}, name="my table")
     with pytest.raises(InputError, match=r"^my table: column 'id' has no value at row 1"):
         from_table({"users": ["a", "b"], "id": [1, None]}, example_id="id", name="my table")
+
+
+@pytest.mark.parametrize("cells", [["b,c", "b", "c"], ["b,c", "c,d", "a"], ["a; b", "c"], ["a|b", "d"]])
+def test_several_users_in_one_cell_are_warned_of(cells, caplog):
+    sign = next(sign for sign in ",;|" if sign in cells[0])
+    from_table({"users": cells})
+    (said,) = caplog.messages
+    assert f"(--separator '{sign}')" in said
+    assert not set("abcd") & set(re.findall(r"\b\w\b", said.split("; if so")[0]))
+    caplog.clear()
+    from_table({"users": cells}, separator=sign)
+    from_table({"users": ["Lee, Ann", "Lee, Carol"]})
+    assert caplog.messages == []
+    from_table({"users": [[cell] for cell in cells]})
+    assert "if so, split the entries of the lists" in caplog.messages[0]

@@ -73,7 +73,7 @@ def test_users_may_be_named(trained, tmp_path):
         ({"output": "there.parquet"}, "already exists"),
         ({"output": "RUN/P.parquet"}, "is inside"),
         ({"more": ["--example-id", "nothing"]}, "nothing"),
-        ({"data": "other.parquet"}, "no column 'x1'"),
+        ({"data": "other.parquet"}, "no column 'x1', which the model reads; they have z"),
     ],
 )
 def test_bad_input_is_one_sentence(trained, new, tmp_path, capsys, changed, says):

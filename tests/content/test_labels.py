@@ -26,7 +26,7 @@ def test_bad_classes(classes):
 def test_columns_that_cannot_hold_the_classes(kind, classes, match):
     with pytest.raises(InputError, match=match):
         check_label_column(pa.schema({"y": kind}), "y", classes)
-    with pytest.raises(InputError, match="no column 'z'; they have y"):
+    with pytest.raises(InputError, match="no column 'z', which the model reads; they have y"):
         check_label_column(pa.schema({"y": kind}), "z", classes)
 
 

@@ -140,7 +140,7 @@ def test_example_files_name_columns_there_are(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("body", "no column 'body'; they have .*text"),
+        ("body", "no column 'body', which the model reads; they have .*text"),
         ("number", "column 'number' must contain text, not int64; name a column of text"),
         (["text", "number"], "column 'number' must contain text"),
         ([], "must name one or more columns"),

@@ -20,7 +20,7 @@ from coowned.attribution.user_keys import (
     UserKeyRules,
     UserMapping,
     among,
-    lists_others,
+    looks_like_several,
     split_addresses,
     with_destinations,
     with_two_addresses,
@@ -29,6 +29,7 @@ from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
+SEVERAL = "users_that_look_like_several"  # a note
 _BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 # How other programs write a missing value; such users are reported, not dropped.
 _MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na>"]
@@ -389,7 +390,7 @@ def _doubtful_keys(keys: pl.Series, rules: UserKeyRules) -> dict[str, int]:
     counts = {
         "users_named_like_a_missing_value": missing,
         "users_that_are_one_number_in_two_spellings": numbers,
-        "users_with_other_users_in_their_key": len(lists_others(keys, rules)),
+        SEVERAL: len(looks_like_several(keys, rules)),
     }
     return {name: count for name, count in counts.items() if count}
 

@@ -5,6 +5,7 @@ import datetime
 import decimal
 import difflib
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute
 
-from coowned.attribution.examples import AttributedExamples, Mentions, attribute
+from coowned.attribution.examples import SEVERAL, AttributedExamples, Mentions, attribute
 from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, is_valid, one_array, one_line
 from coowned.attribution.options import DataOptions
-from coowned.attribution.user_keys import Aliases, UserKeyRules
+from coowned.attribution.user_keys import Aliases, UserKeyRules, several_users_advice
 from coowned.errors import InputError
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
+_LOG = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
 EXACT = 2**53  # float64 holds every integer up to it
 _INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
@@ -66,6 +68,8 @@ def from_table(
       - One example per row, in row order, for every kind of table.   (test_every_kind_of_table)
       - Rows with one id are one example with the users of all.        (test_copies_of_an_example_are_one)
       - Two addresses are no user, unless addresses=False was said.    (test_two_addresses_are_no_user)
+      - Users that look like several are warned of, with the option that splits them; no key is shown.
+        (test_several_users_in_one_cell_are_warned_of)
 
     Example:
       >>> examples = from_table({"sender": ["Ann", "Bob"], "to": ["bob; carol", ""]}, ["sender", "to"], separator=";")
@@ -126,7 +130,7 @@ def attribute_table(
         )
     if pairs and _is_list(_column(table, columns[0], where).type):
         raise InputError(f"{where}column {columns[0]!r} contains lists; pass it as users=, not user=")
-    return attribute(
+    attributed = attribute(
         _names_by_row(table, columns, separator, lenient=len(columns) > 1, where=where)
         if columns
         else Mentions(np.zeros(table.num_rows + 1, np.int64), np.zeros(0, np.int64), pa.array([], pa.large_string())),
@@ -139,6 +143,11 @@ def attribute_table(
         repeats="" if pairs else "repeated_rows",
         location=where,
     )
+    if SEVERAL in attributed.notes:
+        in_lists = any(_is_list(_column(table, name, where).type) for name in columns)
+        keys = pl.Series(attributed.user_keys)
+        _LOG.warning("%s%s", where, several_users_advice(keys, attributed.key_rules, in_lists=in_lists))
+    return attributed
 
 
 def to_arrow_table(table: Any) -> pa.Table:

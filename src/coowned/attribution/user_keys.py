@@ -23,6 +23,7 @@ import pyarrow as pa
 from coowned.attribution.mail_addresses import parse_addresses
 from coowned.attribution.mail_headers import decode_words
 from coowned.errors import InputError
+from coowned.progress import counted
 
 _ADDRESS = re.compile(r"^[^\s@<>,;]+@[^\s@<>,;]+$")
 _QUOTED_ADDRESS = re.compile(r'^"(?:[^"\\]|\\.)*"@[^\s@<>,;"]+$', re.DOTALL)
@@ -420,19 +421,49 @@ def with_two_addresses(keys: pl.Series) -> pl.Series:
     return places.filter(keys.gather(places).str.contains(_TWO_ADDRESSES))
 
 
-def lists_others(keys: pl.Series, rules: UserKeyRules) -> pl.Series:
-    """The keys with a part, at commas, semicolons or bars, that is itself another of the keys.
+def looks_like_several(keys: pl.Series, rules: UserKeyRules) -> pl.Series:
+    """The keys that semicolons or bars divide, or commas, with a part that stands elsewhere too.
 
-    >>> lists_others(pl.Series(["ann; bob", "ann", "bob;ann", "lee, carol"]), UserKeyRules()).to_list()
-    ['ann; bob', 'bob;ann']
+    Elsewhere: it is itself another of the keys, or another has it in another place. "lee, carol" alone may be one name.
+
+    >>> keys = pl.Series(["ann, bob", "ann", "lee, carol", "lee, dora", "eve,fay", "fay,gus", "ida; jim"])
+    >>> looks_like_several(keys, UserKeyRules()).to_list()
+    ['ann, bob', 'eve,fay', 'fay,gus', 'ida; jim']
     """
     lists = keys.filter(keys.str.contains(r"[,;|]"))
     if lists.is_empty():
         return lists
-    parts = pl.DataFrame({"key": lists, "part": lists.str.extract_all(r"[^,;|]+")}).explode("part").drop_nulls()
-    others = parts["part"].str.strip_chars()
-    found = among(_where(others, others.str.contains("@", literal=True), rules.canonical), keys)
+    parts = (
+        pl.DataFrame({"key": lists, "part": lists.str.extract_all(r"[^,;|]+")})
+        .with_columns(place=pl.int_ranges(pl.col("part").list.len()))
+        .explode("part", "place")
+        .drop_nulls()
+        .with_columns(pl.col("part").str.strip_chars())
+        .filter(pl.col("part") != "")
+    )
+    others = _where(parts["part"], parts["part"].str.contains("@", literal=True), rules.canonical)
+    moves = parts.select(pl.col("place").n_unique().over("part") > 1).to_series()
+    found = among(others, keys) | moves | parts["key"].str.contains(r"[;|]")
     return parts["key"].filter(found).unique(maintain_order=True)
+
+
+def several_users_advice(keys: pl.Series, rules: UserKeyRules, *, in_lists: bool) -> str | None:
+    """What to do where keys look like several users: their count and the separator; never a key. None if none does.
+
+    >>> print(several_users_advice(pl.Series(["b", "c", "b,c"]), UserKeyRules(), in_lists=False))
+    1 of 3 users looks like several in one cell; if so, give separator=',' (--separator ','): now each is one person
+    """
+    found = looks_like_several(keys, rules)
+    if found.is_empty():
+        return None
+    separator = max(",;|", key=lambda sign: found.str.contains(sign, literal=True).sum())
+    remedy = f"give separator={separator!r} (--separator {separator!r})"
+    remedy = "split the entries of the lists" if in_lists else remedy
+    look = "looks" if len(found) == 1 else "look"
+    return (
+        f"{len(found):,} of {counted(len(keys), 'user')} {look} like several in one cell; if so, {remedy}: now each is "
+        "one person"
+    )
 
 
 def among(few: pl.Series, keys: pl.Series) -> pl.Series:

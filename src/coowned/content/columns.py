@@ -28,7 +28,8 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported: no chec
 def column_type(schema: pa.Schema, name: str) -> pa.DataType:
     """The type of a column's cells, of those in its dictionary where it has one; InputError for no such column."""
     if name not in schema.names:
-        raise InputError(f"the data have no column {name!r}; they have {', '.join(schema.names)}")
+        there = ", ".join(schema.names)
+        raise InputError(f"the data have no column {name!r}, which the model reads; they have {there}")
     kind = schema.field(name).type
     return kind.value_type if pa.types.is_dictionary(kind) and is_text(kind.value_type) else kind
 
