@@ -1,4 +1,4 @@
-"""What does a covered evaluation cost in accuracy, and how sure is the figure it gives? (ours)
+"""What does a covered evaluation cost in accuracy, and how sure is its figure? (beyond the paper)
 
 Logistic data of two users an example, trained with the same coins and standard normals for every share of epsilon, so
 that runs of one seed differ in the size of the noise alone. A run with a seed promises nothing, but has the noise of

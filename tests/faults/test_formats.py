@@ -79,8 +79,8 @@ def test_another_version_is_refused_by_its_version(tmp_path, name):
     folder = shutil.copytree(FIXTURES / "RUN", tmp_path / "RUN")
     content = json.loads((folder / name).read_text())
     kind, number = content["format"].rsplit("-", 1)
-    read = 2 if name == "certificate.json" else 1  # versions that are read
-    for other in (int(number) - read, int(number) + 1):
+    older, newer = (1, 5) if name == "certificate.json" else (int(number) - 1, int(number) + 1)
+    for other in (older, newer):
         text = json.dumps({**content, "format": f"{kind}-{other}", "unknown": 1})
         with pytest.raises(InputError, match=f"expected the format .*'{content['format']}'.*, not '{kind}-{other}'"):
             parse(name, text, folder)

@@ -8,6 +8,8 @@ from tests.models.tiny_encoder import WORDS, write_encoder
 
 from coowned.models.text_encoder import TextEncoder
 
+pytestmark = pytest.mark.peers
+
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PIECES = [
     *("the", "quick", "naïve", "e-mail", "about", "HYPERGRAPHS", ",", "(v2.0)!", "ends;", "über", "你好", "1,234.5"),

@@ -10,6 +10,8 @@ import coowned as co
 from coowned.errors import InputError
 from coowned.torch.pretrained import FREEZES, read_pretrained
 
+pytestmark = pytest.mark.peers
+
 WORDS = {"work": ["budget", "invoice", "meeting"], "family": ["birthday", "cake", "aunt"]}
 ABOUT = {"text": "body", "label": "folder", "classes": ["work", "family"], "sequence_length": 8}
 
