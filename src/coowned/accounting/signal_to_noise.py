@@ -9,7 +9,7 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.mechanism import Mechanism
 
 GOOD = 3.0  # of the whole training; below it a choice is hardly worth training
-PROMISING = 10.0  # of the whole training; from here on a model is expected to beat the trivial answer
+PROMISING = 10.0  # of the whole training; a rule of thumb: noise alone no longer hides what many examples share
 DEFAULT_PARAMETERS = 100  # of a model that is not known: a small linear one
 
 
@@ -33,8 +33,8 @@ class Outlook(NamedTuple):
             return cls("hopeless", signal_to_noise, f"Outlook: hopeless: {why}.")
         if signal_to_noise < PROMISING:
             return cls("open", signal_to_noise, f"Outlook: open: {ratio}; only a strong pattern would be learned.")
-        learned = "a pattern that many examples share can be learned"
-        return cls("promising", signal_to_noise, f"Outlook: promising: {ratio}; {learned}.")
+        left = "the noise leaves room for a pattern that many examples share, if there is one"
+        return cls("promising", signal_to_noise, f"Outlook: promising: {ratio}; {left}.")
 
 
 def felt_parameters(num_parameters: int, num_scores: int | None) -> int:
