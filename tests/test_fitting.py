@@ -22,6 +22,7 @@ from coowned.cli import main
 from coowned.content.splits import split_examples
 from coowned.exact.keys import RunKey
 from coowned.models.python_model import PythonModel
+from coowned.report import verdict
 from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
@@ -85,7 +86,9 @@ def test_metrics_and_messages_are_handed_over(caplog, tmp_path):
     stored = trained.metrics().drop("covered_by_guarantee")
     assert seen == stored.to_dicts()
     assert {record.name.split(".")[0] for record in caplog.records} == {"coowned"}
-    assert [message.partition(":")[0] for message in caplog.messages] == ["selecting", "reading content", "training"]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "selecting", "reading content", "training", "How good it is (NOT covered by a guarantee)",
+    ]  # fmt: skip
 
 
 def test_fit_is_what_train_does(tmp_path):
@@ -597,3 +600,14 @@ def test_an_export_says_how_to_use_it(model, example, says, tmp_path, monkeypatc
     if len(model.classes or ()) == 2:  # of the second class
         found["prediction"] = found["probability"] if found["prediction"] else 1 - found["probability"]
     assert printed == pytest.approx(found["prediction"], abs=1e-4)
+
+
+def test_classes_that_match_no_label(tmp_path):
+    """Said once the run is finished: the run is the one that labels of these classes would make, to the last file."""
+    labels = pl.Series("y", ["work", "home"] * 200)
+    model = co.LogisticRegression(features=["x1", "x2"], label="y", classes=["Work", "Home"])
+    with pytest.raises(co.InputError, match="has a label among the classes 'Work', 'Home': this run is finished"):
+        fit(co.from_table(rows().with_columns(labels), example_id="id"), model, folder=tmp_path / "RUN")
+    finished = co.open_run(tmp_path / "RUN")
+    assert finished.guarantee.epsilon <= 8
+    assert "labels are not among the classes 'Work' or 'Home'" in str(verdict.sentences(finished.evaluations(), None))

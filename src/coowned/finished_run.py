@@ -27,6 +27,8 @@ class Run(StoredRun):
     Guarantees:
       - A run from `fit` and the same folder opened again predict the same.   (test_open_run_gives_the_same)
       - New data need neither users nor labels.   (test_new_data_need_neither_users_nor_labels)
+      - Printed, it says what is promised and how good it is; its `repr` is one line with the claim alone.
+        (test_a_printed_run_says_how_good_it_is)
 
     Attributes:
       specification: the model as it was given; None reads it from the run's configuration.
@@ -36,6 +38,17 @@ class Run(StoredRun):
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, {self.headline})"
+
+    def __str__(self) -> str:
+        """What is promised, how good the model is beside the trivial answer, and what to try next."""
+        from coowned.report.summary import as_text, summary
+
+        return as_text(summary(self))
+
+    def _repr_html_(self) -> str:
+        from coowned.report.summary import as_html, summary
+
+        return as_html(summary(self))
 
     @property
     def folder(self) -> Path:

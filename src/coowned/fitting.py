@@ -1,7 +1,9 @@
 """Training in one call, on data in memory."""
 
+import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import shutil
 import tempfile
@@ -18,7 +20,9 @@ from coowned.errors import InputError
 from coowned.finished_run import Run, check_model
 from coowned.mechanism.registry import training_kind_for
 from coowned.models.tasks import Specification
-from coowned.progress import reporting
+from coowned.progress import Progress, reporting
+from coowned.progress_display import Announce, is_watched, to_stderr, training
+from coowned.report.verdict import qualities
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
 from coowned.runs.keywords import FitKeywords, sections_of
@@ -27,7 +31,9 @@ from coowned.runs.run_folder import RunFolder
 from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
+from coowned.training.evaluate import check_labels
 
+_LOG = logging.getLogger(__name__)
 _SCHEDULE = ("batch_size", "iterations", "min_separation")  # of a selector that makes a schedule
 _NOTE = "# Written by coowned.fit: the data were in memory.\n\n"
 
@@ -59,6 +65,8 @@ def fit(
       - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
       - A run that was killed and resumed ends in the same bits.   (test_killed_fit_is_resumed)
       - A second run beside the first, on the same graph, is told what both promise.   (test_fit_warns_of_others)
+      - Where no held-out label is among the classes, that is an error, once the run is finished: the folder is the one
+        that any other labels would leave.   (test_classes_that_match_no_label)
 
     Args:
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
@@ -84,7 +92,8 @@ def fit(
       selection_seed: public; breaks ties in the selector's order.
       seed: in short for that of `run`, of a test run: noise and coins are known, and nothing is promised.
       progress: called now and then as progress(done, message): before the first step with what is being done, and with
-        advice where a few users keep most examples out of S. The same is logged under the name "coowned".
+        advice where a few users keep most examples out of S. By default a bar on a terminal or in a notebook, with the
+        time that is left, and then how good the model is; elsewhere the same is logged under the name "coowned".
       on_metrics: called at some steps as on_metrics({"step": ..., "loss": ..., "clipped_share": ..., "copies": ...});
         NOT covered by the guarantee.
 
@@ -104,20 +113,20 @@ def fit(
     config = TrainConfig.from_sections(sections, model=model, name="fit")
     config = dataclasses.replace(config, text=_NOTE + config.text)
     select = given_selection(selector, examples, config)
-    tell = functools.partial(reporting(keywords.get("progress")), 0.0)
+    shown = _shown(keywords.get("progress"))
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     try:
-        with RunFolder.open(path) as opened:
+        with RunFolder.open(path) as opened, shown as (progress, announce):
             run_configuration(
                 config,
                 opened,
                 examples=examples,
                 given=Given(select=select),
-                progress=keywords.get("progress"),
+                progress=progress,
                 on_metrics=keywords.get("on_metrics"),
-                announce=tell,
-                advise=tell,
+                announce=announce,
+                advise=_say_above if keywords.get("progress") is None else announce,
             )
         finished = dataclasses.replace(Run.open(path), specification=model)
     except BaseException:
@@ -127,7 +136,10 @@ def fit(
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
     elif finished.claims and (warning := enter(ledger_of(path), path, finished.claim)):
-        tell(warning)
+        (_say_above if keywords.get("progress") is None else announce)(warning)
+    for found in qualities(finished) if keywords.get("progress") is None else ():
+        (to_stderr if is_watched() else _LOG.info)(f"{found.heading}: {found.sentence}")
+    check_labels(finished.evaluations())
     return finished
 
 
@@ -184,6 +196,19 @@ def given_selection(
     if config.selection.selector != GIVEN and getattr(selector, "contribution_bounds", None) is None:
         return None
     return functools.partial(_given, selector, examples.graph, config)
+
+
+def _shown(progress: Progress | None) -> contextlib.AbstractContextManager[tuple[Progress | None, Announce]]:
+    """Where progress and announcements go: to what was given, or to a bar, or to lines of the log if it is read."""
+    if progress is None and (is_watched() or _LOG.isEnabledFor(logging.INFO)):
+        return training(log=_LOG.info, above=_say_above)
+    return contextlib.nullcontext((progress, functools.partial(reporting(progress), 0.0)))
+
+
+def _say_above(text: str) -> None:
+    """Says above a bar what the log has anyway."""
+    if is_watched():
+        to_stderr(text)
 
 
 def _selector_settings(selector: Any) -> dict[str, Any]:

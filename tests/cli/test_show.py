@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 
 import hypothesis.strategies as st
 import pytest
@@ -62,7 +63,7 @@ def test_progress_stays_off_stdout(monkeypatch, capsys):
 def test_a_redirected_log_gets_a_line_every_30_seconds(monkeypatch):
     stream, now = io.StringIO(), [0.0]
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(show.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with show.progress("counting") as progress:
         for now[0], done in ((10.0, 0.1), (31.0, 0.3), (45.0, 0.5), (62.0, 0.75)):
             progress(done, "pairs" if done > 0.5 else "")

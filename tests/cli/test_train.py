@@ -18,8 +18,8 @@ from polars.testing import assert_frame_equal
 from safetensors.numpy import load_file
 from tests.runs.run_folders import reseal
 
-from coowned import AttributionGraph, interrupts
-from coowned.cli import main, train
+from coowned import AttributionGraph, interrupts, progress_display
+from coowned.cli import main
 from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError
 from coowned.runs.config import TrainConfig, example
@@ -498,9 +498,19 @@ def test_without_guarantee(folder: Path, capsys, how: str):
     assert "epsilon" not in stored
 
 
+def test_classes_that_match_nothing(folder: Path, capsys):
+    """The run is finished and shown; the command fails, with one sentence."""
+    write(folder, ('label = "label"', 'label = "label"\nclasses = [7, 9]'))
+    assert go(folder) == 2
+    printed = capsys.readouterr()
+    assert "their labels are not among the classes '7' or '9'" in printed.out
+    assert "has a label among the classes '7', '9': this run is finished" in printed.err
+    assert StoredRun.open(folder / "RUN").claims
+
+
 def test_progress_in_a_log(folder: Path, capsys, monkeypatch):
     """Elsewhere than on a terminal: the claim, then a line now and then, none with an epsilon without its terms."""
-    monkeypatch.setattr(train.show, "_LOG_EVERY", 0.0)
+    monkeypatch.setattr(progress_display, "LOG_EVERY", 0.0)
     assert go(folder) == 0
     made = StoredRun.open(folder / "RUN").guarantee
     lines = capsys.readouterr().err.splitlines()
@@ -512,8 +522,8 @@ def test_progress_in_a_log(folder: Path, capsys, monkeypatch):
 
 def test_a_line_every_30_seconds(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(train.show.time, "monotonic", lambda: now[0])
-    with train.progress_bar() as (progress, announce):
+    monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
+    with progress_display.training() as (progress, announce):
         announce("reading")
         announce("training: the claim")
         for done in range(1, 1001):
@@ -531,7 +541,7 @@ def test_progress_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "80")
     text = "1,234 steps/s, 1:02:05 left, epsilon 3.21 after 900,000 steps"
-    with train.progress_bar() as (progress, announce):
+    with progress_display.training() as (progress, announce):
         announce("the claim")
         for done in (1e-6, 0.905, 0.906):
             progress(done, text)

@@ -227,6 +227,24 @@ def test_release_leaks_nothing(audited: Path):
     assert "Left out." in public
 
 
+def first_screen(page: str) -> str:
+    return page[page.index('id="short"') : page.index('id="promise"')]
+
+
+def test_quality_stands_beside_epsilon(runs, audited: Path):
+    """Marked as not covered, as plainly where the model is of little use, and never in a release."""
+    good = first_screen(read(write_report(audited)))
+    assert "Test accuracy 64.8%" in good
+    assert Mark.PRIVATE.value in good
+    public = read(write_report(audited, release=True))
+    assert "Test accuracy" not in public
+    assert "What to try next" not in public
+    table = pl.read_parquet(audited / "test.parquet").with_columns(trivial_accuracy=pl.lit(0.9))
+    table.write_parquet(audited / "test.parquet")
+    assert "the model is of little use" in first_screen(read(write_report(reseal(audited))))
+    assert "Test accuracy" in first_screen(read(write_report(runs["none"], audited.parent / "none.html")))
+
+
 def test_release_has_no_figures_of_the_graph(audited: Path):
     public = read(write_report(audited, release=True))
     asked = read(write_report(audited, release=True, graph_statistics=True))

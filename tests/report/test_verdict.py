@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from coowned.report.verdict import clipping, result, sentences
+from coowned.report.verdict import Quality, clipping, is_useful, quality, result, sentences
 
 ACCURATE = {
     "accuracy": 0.912, "accuracy_low": 0.889, "accuracy_high": 0.931, "trivial": "the most frequent class",
@@ -37,12 +37,33 @@ def test_no_better_than_trivial(row):
     assert f"Not clearly better than {row['trivial']}" in result(evaluated(row))
 
 
+def test_useful_is_clearly_better_than_trivial():
+    assert quality(evaluated(ACCURATE)) == Quality(result(evaluated(ACCURATE)), covered=False, is_useful=True)
+    assert quality(evaluated({**ACCURATE, "trivial_accuracy": 0.889})).is_useful is False
+    assert quality(evaluated(MASKED)).is_useful
+    assert quality(evaluated({**ACCURATE, "trivial_accuracy": None})).is_useful is None
+    assert quality({}) is None
+    beside = {"baseline_accuracy": 0.5, "baseline_accuracy_low": 0.4, "baseline_accuracy_high": 0.6}
+    assert is_useful(evaluated({**ACCURATE, **beside}), "baseline_") is False
+    assert is_useful(evaluated(ACCURATE), "baseline_") is None
+    assert is_useful(evaluated({**ACCURATE, "examples": 9, "without_loss": 9})) is False
+
+
 def test_no_example_could_be_used():
     """A label column that holds other words than the classes, say: no figure then means anything."""
     unusable = evaluated({**ACCURATE, "accuracy": 0.0, "examples": 1200, "without_loss": 1200})
     (said,) = sentences(unusable, steps([0.0], [10]))  # and no advice on the clip norm
     assert said.startswith("None of the 1,200 test examples could be used: their labels are not among the classes")
     assert "Test accuracy" in result(evaluated({**ACCURATE, "examples": 1200, "without_loss": 1199}))
+
+
+def test_unmatched_classes_are_named():
+    said = result(evaluated({**ACCURATE, "classes": ["work", "familly"], "unmatched_classes": ["familly"]}))
+    assert said.endswith("No test example has the label 'familly': check how the data spell it.")
+    many = [f"c{number}" for number in range(9)]
+    said = result(evaluated({**ACCURATE, "classes": many, "unmatched_classes": many[:7]}))
+    assert "'c0', 'c1', 'c2', 'c3', 'c4' or ...:" in said
+    assert "label" not in result(evaluated({**ACCURATE, "classes": ["a", "b"], "unmatched_classes": []}))
 
 
 def test_nothing_was_evaluated():

@@ -4,6 +4,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 from scipy.stats import binomtest
@@ -13,7 +14,7 @@ from coowned import InputError
 from coowned.content.data import FeatureTable
 from coowned.models.linear_regression import LinearRegression
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.training.evaluate import evaluate, predictions, wilson_interval
+from coowned.training.evaluate import check_labels, evaluate, predictions, wilson_interval
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
 PARAMETERS = {"coefficients": np.array([3, -2, 1, 0.5, 0, 2, 0.1], np.float32)}
@@ -148,6 +149,28 @@ def test_a_number_has_no_probabilities(small):
     table = FeatureTable(graph=small.graph.subgraph([0]), features=np.ones((1, 1)), labels=np.zeros(1))
     with pytest.raises(InputError, match="there are no classes with probabilities"):
         predictions(Answers(None), {}, table, probabilities=True)
+
+
+def test_classes_without_examples_are_named(small):
+    features, labels = small.world.batch(np.arange(300))
+    model = LogisticRegression(num_features=6, classes=["spam", "ham", "eggs"])
+    shape = model.shapes()["coefficients"]
+    for values, unmatched in ((labels, ["eggs"]), (np.full(300, np.nan), ["spam", "ham", "eggs"])):
+        table = FeatureTable(graph=small.graph, features=features, labels=values)
+        row = evaluate(model, {"coefficients": np.zeros(shape, np.float32)}, table, split="test").row(0, named=True)
+        assert (row["classes"], row["unmatched_classes"]) == (["spam", "ham", "eggs"], unmatched)
+
+
+def test_classes_that_match_nothing_are_refused():
+    def split(unmatched, examples=40, classes=("a", "b")):
+        return pl.DataFrame([{"examples": examples, "classes": classes, "unmatched_classes": unmatched}])
+
+    with pytest.raises(InputError, match="none of the 80 held-out examples has a label among the classes 'a', 'b'"):
+        check_labels({"validation": split(("a", "b")), "test": split(("a", "b"))})
+    check_labels({"validation": split(("a", "b")), "test": split(("a",))})
+    check_labels({"validation": split(("a", "b"), examples=0), "test": split(("a",))})
+    check_labels({"test": split(("a", "b"), examples=0)})  # nothing was held out: nothing is known
+    check_labels({"test": split(None, classes=None)})
 
 
 class Answers:

@@ -1,20 +1,17 @@
 """How results and progress look: tables for people on stdout, progress on stderr, JSON for machines."""
 
-import contextlib
 import io
 import json
 import sys
-import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from coowned import interrupts
-from coowned.progress import Progress, duration
+from coowned.progress import duration
+from coowned.progress_display import progress as progress
 
 _PIPE_WIDTH = 200
 _LONGEST_CELL = 30  # longer cells may be wrapped
-_LOG_EVERY = 30.0  # seconds between two lines of progress in a redirected log
 
 
 def as_json(value: Any) -> None:
@@ -88,53 +85,3 @@ def written(*paths: Path, seconds: float | None = None) -> None:
 def _num_bytes(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-@contextlib.contextmanager
-def progress(title: str, *, time_left: bool = True) -> Iterator[Progress]:
-    """A progress bar on stderr; if that is not a terminal, one line every 30 seconds.
-
-    Without `time_left` the messages state the time themselves. What else is written to stderr appears above the bar.
-    Raises KeyboardInterrupt after an interrupt.
-    """
-    interrupts.check()
-    with _bar(title, time_left) if sys.stderr.isatty() else _log(title) as update:
-
-        def report(done: float, message: str) -> None:
-            interrupts.check()
-            update(done, message or title)
-
-        yield report
-    interrupts.check()
-
-
-@contextlib.contextmanager
-def _bar(title: str, time_left: bool) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        *([TimeRemainingColumn()] if time_left else []),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(title, total=1.0)
-        yield lambda done, message: bar.update(task, completed=done, description=message)
-
-
-@contextlib.contextmanager
-def _log(title: str) -> Iterator[Progress]:
-    last = time.monotonic()
-
-    def update(done: float, message: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _LOG_EVERY:
-            last = time.monotonic()
-            sys.stderr.write(f"{title}: {done:.0%}{'' if message == title else f', {message}'}\n")
-            sys.stderr.flush()
-
-    yield update

@@ -1,10 +1,8 @@
 """`coowned train`: from data to a model, following one configuration; resumable."""
 
-import contextlib
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,7 @@ from coowned import interrupts
 from coowned.cli import show
 from coowned.cli.options import AllowLargeDelta, Json, Ledger
 from coowned.errors import InputError
-from coowned.progress import Progress
+from coowned.progress_display import to_stderr, training
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,18 +59,19 @@ def run(
     from coowned.runs.run_folder import RunFolder
     from coowned.runs.signature import sign_run, signing_key
     from coowned.runs.stored_run import StoredRun
+    from coowned.training.evaluate import check_labels
 
     settings = TrainConfig.read(config, allow_large_delta=allow_large_delta)
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
-    with RunFolder.open(output) as folder, progress_bar() as (progress, announce):
+    with RunFolder.open(output) as folder, training() as (progress, announce):
         try:
             run_configuration(
                 settings,
                 folder,
                 progress=progress,
                 announce=announce,
-                advise=lambda advice: sys.stderr.write(f"{advice}\n"),
+                advise=to_stderr,
             )
         except BaseException as error:
             if folder.is_begun:  # otherwise nothing was written that could be resumed
@@ -88,6 +87,7 @@ def run(
     finished = StoredRun.open(output)
     show_run(finished, json, time.monotonic() - began)
     warn_of_others(finished, ledger)
+    check_labels(finished.evaluations())
 
 
 def warn_of_others(run: "StoredRun", ledger: Path | None) -> None:
@@ -101,10 +101,12 @@ def warn_of_others(run: "StoredRun", ledger: Path | None) -> None:
 
 def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
     from coowned import codec
+    from coowned.report.next_steps import next_steps
     from coowned.report.verdict import sentences
 
     splits, noise = run.evaluations(), run.signal_to_noise
     verdict = [*sentences(splits, run.metrics()), noise.verdict()] if noise else sentences(splits, None)
+    steps = [step for step in next_steps(run) if step not in verdict]
     if json:
         show.as_json(
             {
@@ -114,6 +116,7 @@ def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
                 "statement": run.statement(),
                 "covered": None if run.covered is None else codec.to_plain(run.covered),
                 "verdict": verdict,
+                "next_steps": steps,
                 **{name: table.row(0, named=True) for name, table in splits.items()},
             }
         )
@@ -131,6 +134,10 @@ def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
     show.line()
     for sentence in verdict:
         show.line(sentence)
+    if steps:
+        show.line("\nWhat to try next:")
+    for step in steps:
+        show.line(f"- {step}")
     show.written(run.path, seconds=seconds)
 
 
@@ -156,31 +163,3 @@ def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]
             yield from (number(row[key]) for key in (f"trivial_{measure}", f"baseline_{measure}") if key in row)
 
     return head, (list(cells(row)) for row in table.iter_rows(named=True))
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """(progress, announce) for `run_configuration`, on stderr: a bar on a terminal, elsewhere a line every 30 seconds.
-
-    The last announcement is written above both after the first step. Its first line, which has the
-    whole claim, is in every line of a log, which may be read alone.
-    """
-    announced, begun = "", False
-
-    def announce(text: str) -> None:
-        nonlocal announced
-        announced = text
-        update(0.0, text.splitlines()[0])
-
-    def progress(done: float, text: str) -> None:
-        nonlocal begun
-        if not begun:
-            sys.stderr.write(f"{announced}\n")
-        begun = True
-        if sys.stderr.isatty():
-            update(done, f"{math.floor(100 * done)}%: {text or 'started'}")
-        else:
-            update(done, f"{text or 'started'}; {announced.splitlines()[0].removeprefix('training: ')}")
-
-    with show.progress("training", time_left=False) as update:
-        yield progress, announce

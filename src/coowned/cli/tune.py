@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from coowned.cli.options import Json, Ledger
-from coowned.cli.train import progress_bar, show_run, warn_of_others
+from coowned.cli.train import show_run, warn_of_others
+from coowned.progress_display import training
 
 
 def run(
@@ -34,7 +35,7 @@ def run(
     from coowned.runs.tuning_run import run_tuning
 
     tuning, began = TuningConfig.read(config), time.monotonic()
-    with progress_bar() as (progress, announce):
+    with training() as (progress, announce):
         run_tuning(
             tuning, output, progress=progress, announce=announce, advise=lambda cost: sys.stderr.write(f"{cost}\n")
         )

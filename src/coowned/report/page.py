@@ -45,6 +45,8 @@ def write_report(
       - Nor, unless requested, any figure of the graph: levels, counts of protected users, other choices.
         (test_release_has_no_figures_of_the_graph)
       - The counts of the graph that the claim rests on are shown and named.   (test_release_names_the_counts_it_shows)
+      - How good the model is stands beside epsilon, marked; in a release only if it is covered.
+        (test_quality_stands_beside_epsilon)
       - A run without a guarantee shows that instead of every epsilon.   (test_no_guarantee_shows_no_epsilon)
       - It appears whole or not at all; only its owner can read one that is not for release.   (test_whole_or_none)
 

@@ -16,7 +16,8 @@ from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
-from coowned.report.verdict import sentences
+from coowned.report.next_steps import next_steps
+from coowned.report.verdict import Quality, qualities, sentences
 from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.settings import ReportSettings
 from coowned.runs.stored_run import StoredRun
@@ -46,7 +47,8 @@ class RunPage:
     Attributes:
       claim: None if no epsilon may be stated.
       about, date: what the configuration says about the run, and when the page was written.
-      verdict: whether the model is any good, from content; empty for a release.
+      qualities: how good the model is, said first; for a release only what the guarantee covers.
+      verdict: whether the model is any good, from content; empty for a release, as is next_steps.
       noise: what the signal-to-noise ratio means, from public numbers; "" without noise.
       covered: figures of a covered evaluation: name, value, interval; empty without a claim for them.
       cost_left_out: why that section is empty; "" if it is not.
@@ -61,7 +63,9 @@ class RunPage:
     with_graph: bool
     statement: Statement
     tiles: tuple[Tile, ...]
+    qualities: tuple[Quality, ...]
     verdict: tuple[str, ...]
+    next_steps: tuple[str, ...]
     noise: str
     covered: tuple[TableRow, ...]
     adjacencies: tuple[TableRow, ...]
@@ -126,6 +130,7 @@ def gather(
     if claim:
         figures += [run_figures.membership(run), run_figures.delta_curve(run)]
     figures += _audits(run, release=release)
+    verdict = () if release else tuple(sentences(run.evaluations(), run.metrics() if run.guarantee else None))
     return RunPage(
         run=run,
         claim=claim,
@@ -137,7 +142,9 @@ def gather(
         if run.guarantee
         else Statement(headline=run.statement(), sentences=(run.statement(),)),
         tiles=_tiles(run, with_graph=with_graph),
-        verdict=() if release else tuple(sentences(run.evaluations(), run.metrics() if run.guarantee else None)),
+        qualities=tuple(qualities(run, release=release)),
+        verdict=verdict,
+        next_steps=() if release else tuple(step for step in next_steps(run) if step not in verdict),
         noise=run.signal_to_noise.verdict() if run.signal_to_noise else "",
         covered=covered_rows(run),
         adjacencies=_adjacencies(claim) if claim else (),

@@ -1,12 +1,73 @@
 """Whether a trained model is any good, in a few sentences that the screen and the page share."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coowned.progress import one_of
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from coowned.runs.stored_run import StoredRun
+
 _NEARLY_ALL, _HARDLY_ANY = 0.95, 0.05  # shares of clipped copies
+_FEW = 5  # classes that are named
+
+
+class Quality(NamedTuple):
+    """How good a model is, in words, and who may read them.
+
+    Attributes:
+      sentence: the figure, its interval, the trivial answer, and whether the model is of any use.
+      covered: whether the guarantee covers the figure, so that it may be published.
+      is_useful: whether it is clearly better than the trivial answer; None where nothing can be said.
+    """
+
+    sentence: str
+    covered: bool
+    is_useful: bool | None
+
+    @property
+    def heading(self) -> str:
+        return f"How good it is ({'covered by the guarantee' if self.covered else 'NOT covered by a guarantee'})"
+
+
+def qualities(run: "StoredRun", *, release: bool = False) -> list[Quality]:
+    """What is said beside epsilon, everywhere: on the screen, in a notebook, first on a page.
+
+    Covered figures come first; for a release there are no others, and those that are not covered are not even opened.
+    """
+    released = run.covered if run.claims else None
+    covered = [] if released is None else [Quality(f"Covered {released}.", covered=True, is_useful=None)]
+    own = None if release else quality(run.evaluations())
+    return covered if own is None else [*covered, own]
+
+
+def quality(evaluations: "Mapping[str, pl.DataFrame]") -> Quality | None:
+    """The verdict on the test split, not covered; None without one.
+
+    Guarantees:
+      - It is useful only where its interval excludes the trivial answer.   (test_useful_is_clearly_better_than_trivial)
+    """
+    said = result(evaluations)
+    return None if said is None else Quality(said, covered=False, is_useful=is_useful(evaluations))
+
+
+def is_useful(evaluations: "Mapping[str, pl.DataFrame]", model: str = "") -> bool | None:
+    """Whether the model, or with "baseline_" the one without privacy, is clearly better than the trivial answer.
+
+    None where there is nothing to compare; False where no example could be used.
+    """
+    row = test_row(evaluations)
+    measure = row.get("measure", "accuracy")
+    if unusable(row):
+        return False
+    low, high, trivial = (
+        row.get(key) for key in (f"{model}{measure}_low", f"{model}{measure}_high", f"trivial_{measure}")
+    )
+    if low is None or high is None or trivial is None:
+        return None
+    return low > trivial if measure == "accuracy" else high < trivial
 
 
 def sentences(evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame | None") -> list[str]:
@@ -14,8 +75,8 @@ def sentences(evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame 
 
     The first alone without metrics, where nothing was drawn, or where no example could be used.
     """
-    row = _test_row(evaluations)
-    said = [result(evaluations), None if _is_unusable(row) else clipping(metrics)]
+    row = test_row(evaluations)
+    said = [result(evaluations), None if unusable(row) else clipping(metrics)]
     return [sentence for sentence in said if sentence is not None]
 
 
@@ -25,13 +86,15 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
     Guarantees:
       - A model that is not clearly better than the trivial answer is said to be so.   (test_no_better_than_trivial)
       - Where no example could be used, that is said in place of figures.   (test_no_example_could_be_used)
+      - A class that no test example has is named.   (test_unmatched_classes_are_named)
     """
-    row = _test_row(evaluations)
+    row = test_row(evaluations)
     measure = row.get("measure", "accuracy")
-    if _is_unusable(row):
+    if unusable(row):
         return (
-            f"None of the {row['examples']:,} test examples could be used: their labels are not among the classes, "
-            "or values are missing or not numbers; check the columns and classes of the model."
+            f"None of the {row['examples']:,} test examples could be used: their labels are not among the classes"
+            f"{_named(row.get('classes'))}, or values are missing or not numbers; check the columns and classes of the "
+            "model."
         )
     if row.get(measure) is None:
         return None
@@ -45,18 +108,26 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
     if row.get(f"baseline_{measure}") is not None:
         parts.append(f"the same model without privacy: {show(row[f'baseline_{measure}'])}")
     said = f"{'; '.join(parts)}."
-    if trivial is None or low is None:
-        return said
-    beaten = low > trivial if measure == "accuracy" else high < trivial
-    return said if beaten else f"{said} Not clearly better than {row['trivial']}: the model is of little use."
+    if unmatched := row.get("unmatched_classes"):
+        said += f" No test example has the label{_named(unmatched)}: check how the data spell it."
+    if is_useful(evaluations) is False:
+        said += f" Not clearly better than {row['trivial']}: the model is of little use."
+    return said
 
 
-def _test_row(evaluations: "Mapping[str, pl.DataFrame]") -> dict[str, Any]:
+def _named(classes: Sequence[str] | None) -> str:
+    """A few names after a word; "" for none."""
+    return "" if not classes else f" {one_of([*map(repr, classes[:_FEW]), *(['...'] if len(classes) > _FEW else [])])}"
+
+
+def test_row(evaluations: "Mapping[str, pl.DataFrame]") -> dict[str, Any]:
+    """The figures of all test examples; empty without them."""
     table = evaluations.get("test")
     return {} if table is None or table.is_empty() else table.row(0, named=True)
 
 
-def _is_unusable(row: Mapping[str, Any]) -> bool:
+def unusable(row: Mapping[str, Any]) -> bool:
+    """Whether no test example has a label and values that the model can use."""
     return bool(row.get("examples")) and row.get("without_loss") == row["examples"]
 
 

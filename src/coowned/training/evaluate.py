@@ -45,6 +45,7 @@ def evaluate(
       - A loss that is not finite counts as wrong and is left out of the loss, and it is said how many there are.
         (test_not_finite_counts_as_wrong)
       - The trivial answer and the baseline are scored on the same examples.   (test_trivial_and_baseline_stand_beside)
+      - Declared classes that no label matches are named.   (test_classes_without_examples_are_named)
     Cost: two passes over the data, in pieces; one more for a baseline.
 
     Args:
@@ -58,7 +59,8 @@ def evaluate(
       split, users_per_example ("all", "1", ..., "10+"), examples, without_loss (those of them that have none), loss,
       loss_low, loss_high, accuracy, accuracy_low, accuracy_high (null where no class is predicted), trivial (what it
       is), trivial_loss, trivial_accuracy, with a baseline its loss and accuracy with their intervals, measure (which
-      of "accuracy" and "loss" tells more), covered_by_guarantee (false).
+      of "accuracy" and "loss" tells more), classes, unmatched_classes (those that no label of the split matches; both
+      null where no class is predicted), covered_by_guarantee (false).
 
     Example:
       >>> from coowned import AttributionGraph, LogisticRegression
@@ -97,9 +99,32 @@ def evaluate(
         rows.append(row)
     measure = "accuracy" if has_accuracy and model.classes is not None else "loss"
     # Looking at all rows: a first one of nulls has no type.
+    unmatched = None if trivial is None else trivial.unmatched
     return pl.DataFrame(rows, infer_schema_length=None).with_columns(
-        measure=pl.lit(measure), covered_by_guarantee=pl.lit(False)
+        measure=pl.lit(measure),
+        classes=_listed(None if unmatched is None else model.classes),
+        unmatched_classes=_listed(unmatched),
+        covered_by_guarantee=pl.lit(False),
     )
+
+
+def check_labels(splits: "Mapping[str, pl.DataFrame]") -> None:
+    """Refuses, with InputError, a finished model none of whose classes has a label in any held-out split.
+
+    It is asked of the evaluations of a finished run, whose owner sees them anyway: what stops a training, or lets it go
+    on, may not follow from content. The folder is that of any other run, and training it cost what any other does.
+
+    Guarantees:
+      - Only where no label of any split matches a class.   (test_classes_that_match_nothing_are_refused)
+    """
+    rows = [table.row(0, named=True) for table in splits.values() if not table.is_empty()]
+    rows = [row for row in rows if row["examples"]]
+    if rows and all(row.get("classes") and row["classes"] == row["unmatched_classes"] for row in rows):
+        raise InputError(
+            f"none of the {sum(row['examples'] for row in rows):,} held-out examples has a label among the classes "
+            f"{', '.join(map(repr, rows[0]['classes']))}: this run is finished, but its model is of no use. Correct "
+            "the label column or the classes, as the data spell them, and train again in another folder"
+        )
 
 
 def example_losses(
@@ -155,6 +180,7 @@ class TrivialAnswer(NamedTuple):
     name: str  # what it is, in words
     losses: npt.NDArray[np.float64]  # (examples,) NaN where an example has nothing to predict
     right: npt.NDArray[np.bool_] | None  # (examples,) whether it is right; None for numbers
+    unmatched: tuple[str | int, ...] | None = None  # classes that no label is; None where there are no classes
 
 
 def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
@@ -181,9 +207,19 @@ def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
     labels = known[0].astype(np.float64)
     finite = np.isfinite(labels)
     if model.classes is not None:
-        return _most_frequent("the most frequent class", np.where(finite, labels, 0)[:, None], finite[:, None])
+        answer = _most_frequent("the most frequent class", np.where(finite, labels, 0)[:, None], finite[:, None])
+        matched = set(labels[finite].tolist())
+        return answer._replace(
+            unmatched=tuple(name for place, name in enumerate(model.classes) if place not in matched)
+        )
     mean = float(labels[finite].mean()) if finite.any() else 0.0
     return TrivialAnswer("the mean of the targets", np.where(finite, (labels - mean) ** 2, np.nan), None)
+
+
+def _listed(names: Iterable[Any] | None) -> Any:
+    import polars as pl
+
+    return pl.lit(None if names is None else list(map(str, names)), dtype=pl.List(pl.String))
 
 
 def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> TrivialAnswer:
