@@ -86,7 +86,8 @@ def test_metrics_and_messages_are_handed_over(caplog, tmp_path):
     stored = trained.metrics().drop("covered_by_guarantee")
     assert seen == stored.to_dicts()
     assert {record.name.split(".")[0] for record in caplog.records} == {"coowned"}
-    assert [message.partition(":")[0] for message in caplog.messages] == [
+    # On a slow machine lines of progress follow, which begin alike.
+    assert list(dict.fromkeys(message.partition(":")[0] for message in caplog.messages)) == [
         "selecting", "reading content", "training", "How good it is (NOT covered by a guarantee)",
     ]  # fmt: skip
 

@@ -339,7 +339,8 @@ def test_verdict_is_the_same_before_and_after(folder: Path, capsys):
     noise = made.signal_to_noise.verdict()
     assert "batch size 32 over noise multiplier" in noise
     assert "times the root of 6 parameters" in noise
-    said = captured.out.splitlines()[-4:-1]
+    shown = captured.out.split("\n\nWhat to try next:")[0].splitlines()
+    said = [line for line in shown if not line.startswith("wrote ")][-3:]
     assert before[-1] == said[-1] == noise
     test = made.evaluations()["test"].row(0, named=True)
     assert said[0].startswith(
