@@ -26,6 +26,7 @@ from coowned.report import verdict
 from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
+from coowned.runs.ledger import ledger_of
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import read_claim
 
@@ -611,4 +612,5 @@ def test_classes_that_match_no_label(tmp_path):
         fit(co.from_table(rows().with_columns(labels), example_id="id"), model, folder=tmp_path / "RUN")
     finished = co.open_run(tmp_path / "RUN")
     assert finished.guarantee.epsilon <= 8
+    assert finished.claim.run_id in ledger_of(tmp_path / "RUN").read_text()  # before the error, so that it counts
     assert "labels are not among the classes 'Work' or 'Home'" in str(verdict.sentences(finished.evaluations(), None))

@@ -1,5 +1,8 @@
 """Tuning in one call."""
 
+import io
+import sys
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -49,7 +52,12 @@ def examples():
     return co.from_table(rows, example_id="id")
 
 
-def tune(examples, **changed):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def tune(examples, *, model=MODEL, **changed):
     settings = {
         "grid": GRID,
         "expected_runs": 2,
@@ -59,7 +67,7 @@ def tune(examples, **changed):
         "selector": co.GreedyMinSeparation(batch_size=8, iterations=8, min_separation=2),
         "seed": 3,
     }
-    return co.tune(examples, MODEL, **(settings | changed))
+    return co.tune(examples, model, **(settings | changed))
 
 
 def test_tune(examples):
@@ -76,6 +84,26 @@ def test_tune(examples):
     assert "an untuned run" in cost
     assert not any("after" in text and "epsilon" in text for text in told)  # no part of a tuning has an epsilon
     assert "whole tuning" in run.statement()
+
+
+def test_tune_says_how_good_it_is(examples, monkeypatch):
+    """On a terminal a bar, and the verdict in the end; never how many runs there will be."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "400")
+    tune(examples, seed=None)
+    lines = stream.getvalue().splitlines()
+    assert sum("2 runs expected, at most 8" in line for line in lines) == 1
+    assert any("run 1: " in line for line in lines)
+    assert "How good it is (covered by the guarantee): Covered" in lines[-2]
+    assert "How good it is (NOT covered by a guarantee): Test accuracy" in lines[-1]
+
+
+def test_tuned_classes_that_match_no_label(examples, tmp_path):
+    model = co.LogisticRegression(features=["x1"], label="y", classes=[7, 9])
+    with pytest.raises(co.InputError, match="has a label among the classes '7', '9': this run is finished"):
+        tune(examples, model=model, folder=tmp_path / "RUN")
+    assert co.open_run(tmp_path / "RUN").covered is not None
 
 
 def test_temporary_folder_is_removed(examples):

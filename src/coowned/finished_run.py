@@ -40,7 +40,7 @@ class Run(StoredRun):
         return f"Run({str(self.folder)!r}, {self.headline})"
 
     def __str__(self) -> str:
-        """What is promised, how good the model is beside the trivial answer, and what to try next."""
+        """What is promised, how good the model is beside the trivial answer, what was chosen, and what to try next."""
         from coowned.report.summary import as_text, summary
 
         return as_text(summary(self))

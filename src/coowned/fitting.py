@@ -113,7 +113,8 @@ def fit(
     config = TrainConfig.from_sections(sections, model=model, name="fit")
     config = dataclasses.replace(config, text=_NOTE + config.text)
     select = given_selection(selector, examples, config)
-    shown = _shown(keywords.get("progress"))
+    told = keywords.get("progress")
+    shown = shown_to(told, log=_LOG.info)
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     try:
@@ -126,7 +127,7 @@ def fit(
                 progress=progress,
                 on_metrics=keywords.get("on_metrics"),
                 announce=announce,
-                advise=_say_above if keywords.get("progress") is None else announce,
+                advise=say_above if told is None else announce,
             )
         finished = dataclasses.replace(Run.open(path), specification=model)
     except BaseException:
@@ -135,11 +136,7 @@ def fit(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
-    elif finished.claims and (warning := enter(ledger_of(path), path, finished.claim)):
-        (_say_above if keywords.get("progress") is None else announce)(warning)
-    for found in qualities(finished) if keywords.get("progress") is None else ():
-        (to_stderr if is_watched() else _LOG.info)(f"{found.heading}: {found.sentence}")
-    check_labels(finished.evaluations())
+    say_result(finished, progress=told, in_ledger=folder is not None)
     return finished
 
 
@@ -198,17 +195,34 @@ def given_selection(
     return functools.partial(_given, selector, examples.graph, config)
 
 
-def _shown(progress: Progress | None) -> contextlib.AbstractContextManager[tuple[Progress | None, Announce]]:
+def shown_to(
+    progress: Progress | None, *, log: Announce | None = None
+) -> contextlib.AbstractContextManager[tuple[Progress | None, Announce]]:
     """Where progress and announcements go: to what was given, or to a bar, or to lines of the log if it is read."""
-    if progress is None and (is_watched() or _LOG.isEnabledFor(logging.INFO)):
-        return training(log=_LOG.info, above=_say_above)
+    if progress is None and (is_watched() or (log is not None and _LOG.isEnabledFor(logging.INFO))):
+        return training(log=log or to_stderr, above=say_above)
     return contextlib.nullcontext((progress, functools.partial(reporting(progress), 0.0)))
 
 
-def _say_above(text: str) -> None:
+def say_above(text: str) -> None:
     """Says above a bar what the log has anyway."""
     if is_watched():
         to_stderr(text)
+
+
+def say_result(finished: Run, *, progress: Progress | None, in_ledger: bool) -> None:
+    """Says what this run and others promise together and how good it is; InputError where no label is a class.
+
+    That error comes last: the run is in the ledger whatever its labels are.
+    """
+    if in_ledger and finished.claims and (warning := enter(ledger_of(finished.path), finished.path, finished.claim)):
+        if progress is not None:
+            progress(0.0, warning)
+        else:
+            (to_stderr if is_watched() else _LOG.warning)(warning)
+    for found in qualities(finished) if progress is None else ():
+        (to_stderr if is_watched() else _LOG.info)(f"{found.heading}: {found.sentence}")
+    check_labels(finished.evaluations())
 
 
 def _selector_settings(selector: Any) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from coowned.accounting.covered import CoveredEvaluation
 from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.finished_run import Run, open_run
-from coowned.fitting import given_selection, sections_of_fit, selector_for
+from coowned.fitting import given_selection, say_above, say_result, sections_of_fit, selector_for, shown_to
 from coowned.models.tasks import Specification
-from coowned.progress import reporting
 from coowned.runs.keywords import GROUPS, FitKeywords
-from coowned.runs.ledger import enter, ledger_of
 from coowned.runs.settings import MechanismSettings, Optimizer, RunSettings
 from coowned.runs.tuning_config import EXPECTED_RUNS, TuningConfig
 from coowned.runs.tuning_run import run_tuning
@@ -93,17 +91,18 @@ def tune(
     tuning = TuningConfig(sections=sections, grid=grid, expected_runs=expected_runs, model=model, name="tune")
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     progress = keywords.get("progress")
-    tell = functools.partial(reporting(progress), 0.0)
+    shown = shown_to(progress)  # no lines of the log, which may be kept: they would tell the number of runs
     try:
-        run_tuning(
-            tuning,
-            path,
-            examples=examples,
-            select=functools.partial(given_selection, selector, examples),
-            progress=progress,
-            announce=tell,
-            advise=tell,
-        )
+        with shown as (report, announce):
+            run_tuning(
+                tuning,
+                path,
+                examples=examples,
+                select=functools.partial(given_selection, selector, examples),
+                progress=report,
+                announce=announce,
+                advise=say_above if progress is None else announce,
+            )
         finished = open_run(path, model=model)
     except BaseException:
         if folder is None:
@@ -111,6 +110,5 @@ def tune(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
-    elif finished.claims and (warning := enter(ledger_of(path), path, finished.claim)):
-        tell(warning)
+    say_result(finished, progress=progress, in_ledger=folder is not None)
     return finished

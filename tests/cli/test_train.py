@@ -341,7 +341,9 @@ def test_verdict_is_the_same_before_and_after(folder: Path, capsys):
     assert "times the root of 6 parameters" in noise
     shown = captured.out.split("\n\nWhat to try next:")[0].splitlines()
     said = [line for line in shown if not line.startswith("wrote ")][-3:]
-    assert before[-1] == said[-1] == noise
+    # What is to be expected is said before training; after it, what came of it.
+    assert before[-1] == f"{noise} {made.signal_to_noise.outlook(made.certificate.num_distinct).sentence}"
+    assert said[-1] == noise
     test = made.evaluations()["test"].row(0, named=True)
     assert said[0].startswith(
         f"Test accuracy {test['accuracy']:.1%} (95% interval {test['accuracy_low']:.1%} to "

@@ -35,6 +35,15 @@ def test_text_is_narrow_and_markup_is_escaped():
     assert as_html(parts).count("<dd>") == 3
 
 
+def test_what_was_chosen_is_said(runs):
+    class Chosen(StoredRun):
+        reasons = ("[mechanism] clip_norm = 0.5: because.",)
+
+    shown = as_text(summary(Chosen.open(runs["none"])))
+    assert "Chosen from the graph and public numbers alone\n  [mechanism] clip_norm = 0.5: because." in shown
+    assert "Chosen" not in as_text(summary(StoredRun.open(runs["none"])))
+
+
 def test_nothing_was_evaluated(runs):
     class Unknown(StoredRun):
         def evaluations(self):

@@ -99,10 +99,11 @@ def test_without_epsilon_s_is_not_chosen():
 
 
 def test_defaults_are_explained(tmp_path):
-    """`run.plan` says what was chosen and why; a run that was killed keeps what it began with."""
+    """`run.plan` and the run say what was chosen and why; a run that was killed keeps what it began with."""
     run = co.fit(examples(), MODEL, **ASKED, seed=3, folder=tmp_path / "whole")
     assert len(run.reasons) == 5
     assert all(reason in str(run.plan) for reason in run.reasons)
+    assert all(reason in " ".join(str(run).split()) for reason in run.reasons)
     assert f"learning rate {run.plan.learning_rate:g}" in str(run.plan)
     save = RunFolder.save
 

@@ -43,10 +43,12 @@ def test_a_broken_ledger_is_a_warning(tmp_path):
     assert "could not be kept" in enter(tmp_path / "none" / NAME, tmp_path / "RUN", claim())
 
 
-def test_fit_warns_of_others(tmp_path):
+def test_fit_warns_of_others(tmp_path, caplog):
+    """Through `progress`; where nobody listens, as a warning of the log, which needs no setting up."""
     rows = [{"users": [f"u{i % 40}"], "x": (-1.0) ** i, "y": i % 2} for i in range(200)]
     told = []
-    for name in ("first", "second"):
+    for name in ("first", "second", "third"):
+        progress = None if name == "third" else lambda done, text: told.append(text)
         co.fit(
             co.from_table(rows),
             co.LogisticRegression(features=["x"], label="y", classes=[0, 1]),
@@ -54,10 +56,12 @@ def test_fit_warns_of_others(tmp_path):
             selector=co.GreedyMinSeparation(batch_size=4, iterations=6, min_separation=2),
             learning_rate=0.1,
             folder=tmp_path / name,
-            progress=lambda done, text: told.append(text),
+            progress=progress,
             **CLAIM,
         )
-        assert any("2 runs on this attribution graph" in text for text in told) == (name == "second")
+        assert any("2 runs on this attribution graph" in text for text in told) == (name != "first")
+    [warned] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned.startswith("warning: 3 runs on this attribution graph")
 
 
 @pytest.mark.parametrize("verb", ["train", "tune"])

@@ -33,6 +33,7 @@ def run(
     from coowned.runs.stored_run import StoredRun
     from coowned.runs.tuning_config import TuningConfig
     from coowned.runs.tuning_run import run_tuning
+    from coowned.training.evaluate import check_labels
 
     tuning, began = TuningConfig.read(config), time.monotonic()
     with training() as (progress, announce):
@@ -42,3 +43,4 @@ def run(
     finished = StoredRun.open(output)
     show_run(finished, json, time.monotonic() - began)
     warn_of_others(finished, ledger)
+    check_labels(finished.evaluations())

@@ -1,4 +1,4 @@
-"""A finished run on one screen: what is promised, how good the model is, and what to try next."""
+"""A finished run on one screen: what is promised, how good the model is, what was chosen, and what to try next."""
 
 import html
 import textwrap
@@ -24,10 +24,13 @@ def summary(run: StoredRun) -> list[Part]:
     Guarantees:
       - The claim stands with its unit, bound, delta and adjacency, or there is none.   (test_summary_of_every_kind)
       - Figures are said to be covered or not.   (test_summary_of_every_kind)
+      - What was chosen because nobody said it stands with its reasons.   (test_what_was_chosen_is_said)
     """
     plain = [] if not run.claims else [_sentence(run.claim.statement_parts().plain[run.claim.adjacency])]
     parts = [Part("What is promised", (_sentence(run.headline) + ".", *plain))]
     parts += [Part(found.heading, (found.sentence,)) for found in qualities(run)]
+    if run.reasons:
+        parts.append(Part("Chosen from the graph and public numbers alone", run.reasons))
     if steps := next_steps(run):
         parts.append(Part("What to try next", tuple(steps)))
     return parts
