@@ -24,15 +24,16 @@ class SourceEntry(NamedTuple):
     module: str
     reader: str  # its public function, a name of `coowned`
     suffixes: tuple[str, ...] = ()  # of several formats with one suffix the last need not recognize the file
+    text: tuple[str, ...] = ()  # the columns that hold its text, where all data of the format have the same
 
 
 SOURCES = {
     "parquet": SourceEntry("coowned.attribution.table_files", "read_parquet", SUFFIXES["parquet"]),
     "csv": SourceEntry("coowned.attribution.table_files", "read_csv", SUFFIXES["csv"]),
-    "arxiv": SourceEntry("coowned.attribution.arxiv", "read_arxiv", SUFFIXES["jsonl"]),
+    "arxiv": SourceEntry("coowned.attribution.arxiv", "read_arxiv", SUFFIXES["jsonl"], text=("title", "abstract")),
     "jsonl": SourceEntry("coowned.attribution.table_files", "read_jsonl", SUFFIXES["jsonl"]),
-    "mail": SourceEntry("coowned.attribution.mail", "read_mail", (".mbox", ".eml")),
-    "slack": SourceEntry("coowned.attribution.slack", "read_slack"),
+    "mail": SourceEntry("coowned.attribution.mail", "read_mail", (".mbox", ".eml"), text=("subject", "text")),
+    "slack": SourceEntry("coowned.attribution.slack", "read_slack", text=("text",)),
     "sql": SourceEntry("coowned.attribution.sql", "read_sql", (".sqlite", ".sqlite3")),
 }
 """Where data can come from, by format: one file and one line here."""

@@ -63,6 +63,10 @@ class DataSource(DataOptions):
         named = getattr(_module(kind), "source_names", None)
         return {} if named is None else named(self)
 
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns that hold the text, where the format says; no content is read."""
+        return SOURCES[self.format or detect_format(self.path)].text
+
     def refuse_unused(self, kind: str) -> None:
         """Refuses options that do not apply to this format."""
         for name, option in declared().items():

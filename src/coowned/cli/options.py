@@ -51,14 +51,13 @@ Engine = Annotated[
     ),
 ]
 Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
-_DATA = Annotated[
-    str,  # not a Path, which would turn sqlite:///mail.db into sqlite:/mail.db
-    typer.Argument(
-        metavar="DATA",
-        help="A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), "
-        "or a SQLite file (also as sqlite:///FILE) with --query.",
-    ),
-]
+_DATA_HELP = (
+    "A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), or a SQLite file "
+    "(also as sqlite:///FILE) with --query."
+)
+# Not a Path, which would turn sqlite:///mail.db into sqlite:/mail.db
+_DATA = Annotated[str, typer.Argument(metavar="DATA", help=_DATA_HELP)]
+_DATA_OPTION = Annotated[str | None, typer.Option("--data", metavar="DATA", help=_DATA_HELP, rich_help_panel="Data")]
 
 
 def check_signature(folder: Path, key: Path | None) -> None:
@@ -115,16 +114,18 @@ def with_parameters(
     return run
 
 
-def reads_data(verb: Callable[..., Any], *, or_config: bool = False) -> Callable[..., Any]:
+def reads_data(verb: Callable[..., Any], *, or_config: bool = False, as_option: bool = False) -> Callable[..., Any]:
     """Replaces the parameter `source` of a verb's `run(source, …)` by the data options.
 
     With `or_config` DATA may be left out, and `source` is then None: the verb takes them from a configuration.
+    With `as_option` DATA is the option `--data`, since the argument is the configuration.
     """
     options = [
         declared_parameter(name, Path if option.is_path else bool if option.is_flag else str, option, "Data")
         for name, option in declared().items()
     ]
-    data = inspect.Parameter("data", inspect.Parameter.KEYWORD_ONLY, annotation=_DATA)
+    annotation = _DATA_OPTION if as_option else _DATA
+    data = inspect.Parameter("data", inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
     data = data.replace(default=None) if or_config else data
     return with_parameters(verb, "source", [data, *options], _source)
 
@@ -135,7 +136,7 @@ def _source(values: dict[str, Any]) -> "DataSource | None":
     if values["data"] is None:
         for name, value in values.items():
             if value:
-                raise InputError(f"--{name.replace('_', '-')} needs DATA; with --config, set it in the configuration")
+                raise InputError(f"--{name.replace('_', '-')} needs DATA; with a configuration, set it there")
         return None
     chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coowned.accounting.terms import ADJACENCIES
 from coowned.cli import show
+from coowned.cli.described import Described, describes_run
 from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
 from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.errors import CoownedError, InputError
 from coowned.files import check_target, check_writable, whole_files
-from coowned.mechanism.registry import MECHANISMS
+from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import one_of
 
 if TYPE_CHECKING:
@@ -22,20 +22,17 @@ if TYPE_CHECKING:
     from coowned.runs.config import TrainConfig
 
 
+@describes_run
 @functools.partial(reads_data, or_config=True)
 def run(
     source: "DataSource | None",
+    described: Described,
     config: Annotated[
         Path | None,
         typer.Option(
             metavar="TRAIN.toml",
             help="A training configuration: its data, selector, sizes and privacy target replace DATA and the options.",
         ),
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The privacy target.")] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(metavar="D", help="Probability that the guarantee may fail; far below 1 / users."),
     ] = None,
     batch_size: Annotated[
         str | None, typer.Option(metavar="B[,B…]", help="Expected batch size, or several to try.")
@@ -58,15 +55,8 @@ def run(
         int | None,
         typer.Option(
             metavar="N",
-            help="Trainable parameters of the model, which the noise is spread over (default: those of the --config's "
-            "model, else 100, a small linear model; a text-classifier has num_features + 1 for two classes, BERT-Tiny "
-            "4.4 million).",
-        ),
-    ] = None,
-    adjacency: Annotated[
-        str | None,
-        typer.Option(
-            help="zero-out (default) or replace; the other is shown as well.", autocompletion=complete_with(ADJACENCIES)
+            help="Trainable parameters of the model, which the noise is spread over (default: those of the --model "
+            "or the --config's, at most 100 of a linear one; else 100. BERT-Tiny has 4.4 million).",
         ),
     ] = None,
     allow_large_delta: AllowLargeDelta = False,
@@ -74,7 +64,13 @@ def run(
         int | None, typer.Option(help="Public seed that breaks ties (default: 0): the same seed gives the same S.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="plan.json", help="Where to write the rows.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="plan.json|run.toml",
+            help="Where to write the rows; or, if it ends in .toml, the configuration that `train` would choose.",
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="F", help="Where to write a page with charts of the trade-off.")
@@ -93,14 +89,16 @@ def run(
         coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 64,256 --iterations 1000 --parameters 16385
 
         coowned plan --config train.toml --mechanism cyclic
+
+        coowned plan mail --label folder --classes work,family --epsilon 8 --delta 1e-6 -o run.toml
     """
     from coowned.accounting.planning import default_bounds, plan
     from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
+    from coowned.runs.configured_run import completed_for
+    from coowned.runs.defaults import reasons_in
 
     options: dict[str, Any] = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "adjacency": adjacency,
+        **described.privacy,
         "batch_size": None if batch_size is None else _numbers(batch_size, "--batch-size"),
         "iterations": iterations,
         "contribution_bounds": None if contribution_bounds is None else _numbers(contribution_bounds),
@@ -108,6 +106,7 @@ def run(
         "allow_large_delta": allow_large_delta or None,
         "seed": seed,
     }
+    writes_config = output is not None and output.suffix == ".toml"
     if [] in options.values():
         raise InputError("Nothing to plan; name at least one bound, one selector and one batch size")
     if (source is None) == (config is None):
@@ -116,7 +115,13 @@ def run(
     if config is not None:
         from coowned.runs.config import TrainConfig
 
+        described.refuse("needs DATA; with a configuration, set it there", privacy=False)
+        if writes_config:
+            raise InputError(f"{output}: needs DATA; with --config, `coowned train` chooses what the file leaves out")
         configuration = TrainConfig.read(config)
+    elif writes_config or described.model:
+        assert source is not None
+        configuration = _configuration(source, described, options, mechanism if writes_config else None)
     settings: dict[str, Any] = {"adjacency": "zero-out"} if configuration is None else _settings_of(configuration)
     settings |= {name: value for name, value in options.items() if value is not None}
     for name in ("epsilon", "delta"):
@@ -135,7 +140,14 @@ def run(
         from coowned.content.splits import split_examples
 
         graph = graph.subgraph(split_examples(graph, configuration.splits)["train"])
-        if bound := configuration.selection.settings.get("contribution_bound"):
+        if writes_config:
+            with show.progress("choosing") as progress:
+                configuration = completed_for(configuration, examples, graph, progress=progress)
+            # What the table says of it is what is written.
+            settings |= _settings_of(configuration)
+            settings["contribution_bounds"] = [configuration.selection.settings["contribution_bound"]]
+            mechanism = mechanism_class(configuration.mechanism.sizes[0]).kind
+        elif bound := configuration.selection.settings.get("contribution_bound"):
             settings.setdefault("contribution_bounds", sorted({bound, *default_bounds(graph)}))
         parameters = parameters or _parameters_of(configuration, examples)
     with show.progress("planning") as progress:
@@ -148,7 +160,8 @@ def run(
         )
     if output is not None:
         with whole_files(output) as (temporary,):
-            temporary.write_text(found.to_json() + "\n", encoding="utf-8")
+            text = configuration.text if configuration and writes_config else f"{found.to_json()}\n"
+            temporary.write_text(text, encoding="utf-8")
     if html is not None:
         from coowned.report.page import write_plan
 
@@ -159,6 +172,32 @@ def run(
     _show(found.choices)
     for sentence in (*found.notes(), *found.advice):
         show.line(sentence)
+    if configuration is not None and writes_config:
+        assert output is not None
+        for reason in reasons_in(configuration.text):
+            show.line(reason)
+        show.written(output)
+
+
+def _configuration(
+    source: "DataSource", described: Described, options: dict[str, Any], mechanism: str | None
+) -> "TrainConfig":
+    """Returns the configuration that the options describe; with a mechanism, all that they say of its other keys."""
+    from coowned.runs.config import TrainConfig
+
+    sections = described.sections(source, allow_large_delta=bool(options["allow_large_delta"]))
+    if mechanism is not None:
+        several = [name for name, value in options.items() if isinstance(value, list) and len(value) > 1]
+        for name in several:
+            raise InputError(f"--{name.replace('_', '-')}: a configuration has one; give one, or leave it out")
+        sizes, bounds, selectors = (
+            options[name] or [None] for name in ("batch_size", "contribution_bounds", "selectors")
+        )
+        kind = None if mechanism == "all" else mechanism_class(mechanism).training_kind
+        sections["mechanism"] = {"kind": kind, "batch_size": sizes[0], "iterations": options["iterations"]}
+        seed, bound = options["seed"], bounds[0]
+        sections["selection"] = {"selector": selectors[0], "contribution_bound": bound, "seed": seed}
+    return TrainConfig.from_sections(sections, name="the options")
 
 
 def _settings_of(config: "TrainConfig") -> dict[str, Any]:
@@ -181,17 +220,19 @@ def _settings_of(config: "TrainConfig") -> dict[str, Any]:
 
 
 def _parameters_of(config: "TrainConfig", examples: "AttributedExamples") -> int | None:
-    """Trainable parameters of a configuration's model; None if its columns, files or packages are not there yet.
+    """Trainable parameters of a configuration's model whose noise counts; None if it cannot be made yet.
 
-    No content is read.
+    Its columns, files or packages may be missing. No content is read.
     """
     import numpy as np
 
-    from coowned.models.model import num_parameters
+    from coowned.accounting.signal_to_noise import felt_parameters
+    from coowned.models.model import num_parameters, num_scores
 
     no_rows = {"train": np.empty(0, np.int64)}
     try:
-        return num_parameters(config.task(examples.payload.schema).load(examples, no_rows).model)
+        model = config.task(examples.payload.schema).load(examples, no_rows).model
+        return felt_parameters(num_parameters(model), num_scores(model))
     except CoownedError:
         return None
 

@@ -1,5 +1,6 @@
 """`coowned train`: from data to a model, following one configuration; resumable."""
 
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -10,20 +11,29 @@ import typer
 
 from coowned import interrupts
 from coowned.cli import show
-from coowned.cli.options import AllowLargeDelta, Json, Ledger
+from coowned.cli.described import Described, describes_run
+from coowned.cli.options import AllowLargeDelta, Json, Ledger, reads_data
+from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.progress_display import to_stderr, training
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from coowned.attribution.sources import DataSource
+    from coowned.runs.config import TrainConfig
     from coowned.runs.stored_run import StoredRun
 
 
+@describes_run
+@functools.partial(reads_data, or_config=True, as_option=True)
 def run(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG.toml", help="What to train on, how, and with which privacy.")
     ] = None,
+    *,
+    source: "DataSource | None",
+    described: Described,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="RUN", help="The folder of the run.")] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a commented configuration and exit.")] = False,
     sign_key: Annotated[
@@ -38,6 +48,9 @@ def run(
 ) -> None:
     """Reads, splits, selects, certifies, accounts, trains and evaluates, following a configuration file.
 
+    Without a file, `--data` says what to train on. What is not given is chosen from the graph and public numbers, with
+    reasons in RUN/config.toml.
+
     Run the same command again to resume after an interruption. The result is in RUN: model.safetensors, guarantee.json,
     certificate.json, config.toml, and metrics that no guarantee covers.
 
@@ -46,22 +59,25 @@ def run(
         coowned train --example > run.toml
 
         coowned train run.toml -o RUN
+
+        coowned train --data mail --label folder --classes work,family --epsilon 8 --delta 1e-6 -o RUN
     """
     if example:
         from coowned.runs.config import example as text
 
         show.line(text().rstrip("\n"))
         return
-    if config is None or output is None:
-        raise InputError("train needs CONFIG.toml and -o RUN; --example prints a configuration to start from")
-    from coowned.runs.config import TrainConfig
+    if (config is None and source is None) or output is None:
+        raise InputError(
+            "train needs CONFIG.toml and -o RUN, or --data in place of the file; --example prints one to start from"
+        )
     from coowned.runs.configured_run import run_configuration
     from coowned.runs.run_folder import RunFolder
     from coowned.runs.signature import sign_run, signing_key
     from coowned.runs.stored_run import StoredRun
     from coowned.training.evaluate import check_labels
 
-    settings = TrainConfig.read(config, allow_large_delta=allow_large_delta)
+    settings = _configuration(config, source, described, output, allow_large_delta)
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
     with RunFolder.open(output) as folder, training() as (progress, announce):
@@ -88,6 +104,22 @@ def run(
     show_run(finished, json, time.monotonic() - began)
     warn_of_others(finished, ledger)
     check_labels(finished.evaluations())
+
+
+def _configuration(
+    config: Path | None, source: "DataSource | None", described: Described, output: Path, allow_large_delta: bool
+) -> "TrainConfig":
+    from coowned.runs.config import TrainConfig
+
+    if config is not None:
+        if source is not None:
+            raise InputError("train takes either CONFIG.toml or --data, not both")
+        described.refuse("needs --data; with a configuration, set it there")
+        return TrainConfig.read(config, allow_large_delta=allow_large_delta)
+    assert source is not None
+    refuse_to_overwrite(files_of(source), [output])
+    sections = described.sections(source, allow_large_delta=allow_large_delta)
+    return TrainConfig.from_sections(sections, name="the options")
 
 
 def warn_of_others(run: "StoredRun", ledger: Path | None) -> None:
