@@ -315,6 +315,22 @@ def test_killed_fit_is_resumed(tmp_path, monkeypatch):
         fit(folder=tmp_path / "killed", seed=5)
 
 
+@pytest.mark.full
+def test_fit_in_two_processes():
+    seen = []
+    run = fit(processes=2, on_metrics=seen.append, seed=5)
+    arrays, alone = run.arrays(), fit(seed=5).arrays()
+    assert seen
+    assert all(np.array_equal(arrays[name].view(np.uint32), alone[name].view(np.uint32)) for name in alone)
+
+
+def test_what_cannot_be_sent_is_refused():
+    parameters = {"w": np.zeros(2, np.float32)}
+    model = co.JaxModel(loss=lambda parameters, example, key: parameters["w"].sum(), parameters=parameters)
+    with pytest.raises(co.errors.InputError, match="cannot be sent to other processes"):
+        fit(model=model, processes=2)
+
+
 @pytest.mark.parametrize(
     ("selector", "kind"),
     [

@@ -21,6 +21,10 @@ class MissingExtraError(CoownedError, ImportError):
     """A part of the package was used whose packages are not installed."""
 
 
+class WorkerLostError(CoownedError):
+    """Another process of the run has ended or does not answer; the run can be resumed from its last checkpoint."""
+
+
 class MemoryLimitError(InputError):
     """Not even one example at a time fits the memory limit that was given."""
 

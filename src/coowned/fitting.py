@@ -10,8 +10,9 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
+from coowned import validate
 from coowned.accounting.covered import CoveredEvaluation
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
@@ -25,6 +26,7 @@ from coowned.progress_display import Announce, is_watched, to_stderr, training
 from coowned.report.verdict import qualities
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
+from coowned.runs.given_processes import Told, train_in_processes
 from coowned.runs.keywords import FitKeywords, sections_of
 from coowned.runs.ledger import enter, ledger_of
 from coowned.runs.run_folder import RunFolder
@@ -32,6 +34,7 @@ from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings,
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.training.evaluate import check_labels
+from coowned.training.workers import ALONE, Workers
 
 _LOG = logging.getLogger(__name__)
 _SCHEDULE = ("batch_size", "iterations", "min_separation")  # of a selector that makes a schedule
@@ -62,6 +65,7 @@ def fit(
     Guarantees:
       - It is the run that `coowned train` makes of the same data, settings and seed, bit for bit.
         (test_fit_is_what_train_does)
+      - It is the same run, bit for bit, in any number of processes.   (test_fit_in_two_processes)
       - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
       - A run that was killed and resumed ends in the same bits.   (test_killed_fit_is_resumed)
       - A second run beside the first, on the same graph, is told what both promise.   (test_fit_warns_of_others)
@@ -91,6 +95,7 @@ def fit(
       splits: shares of train, validation and test; by default the model's.
       selection_seed: public; breaks ties in the selector's order.
       seed: in short for that of `run`, of a test run: noise and coins are known, and nothing is promised.
+      processes: of this machine that train together; each gets all of the examples, the model and the selector.
       progress: called now and then as progress(done, message): before the first step with what is being done, and with
         advice where a few users keep most examples out of S. By default a bar on a terminal or in a notebook, with the
         time that is left, and then how good the model is; elsewhere the same is logged under the name "coowned".
@@ -110,25 +115,20 @@ def fit(
     groups = {"privacy": privacy, "mechanism": mechanism, "optimizer": optimizer, "run": run}
     claim = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency}
     sections = sections_of_fit(model, selector, evaluation, groups=groups, keywords={**claim, **keywords})
-    config = TrainConfig.from_sections(sections, model=model, name="fit")
-    config = dataclasses.replace(config, text=_NOTE + config.text)
-    select = given_selection(selector, examples, config)
-    told = keywords.get("progress")
-    shown = shown_to(told, log=_LOG.info)
+    progress = keywords.get("progress")
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
+    asked_for = _Fit(examples, model, selector, sections, path)
     try:
-        with RunFolder.open(path) as opened, shown as (progress, announce):
-            run_configuration(
-                config,
-                opened,
-                examples=examples,
-                given=Given(select=select),
-                progress=progress,
-                on_metrics=keywords.get("on_metrics"),
-                announce=announce,
-                advise=say_above if told is None else announce,
-            )
+        asked_for.config()  # refuses before any process is started
+        processes = keywords.get("processes", 1)
+        validate.positive(processes=processes)
+        with shown_to(progress, log=_LOG.info) as (shown, announce):
+            told = Told(shown, announce, say_above if progress is None else announce, keywords.get("on_metrics"))
+            if processes == 1:
+                asked_for.train(ALONE, told)
+            else:
+                train_in_processes(asked_for, processes, told)
         finished = dataclasses.replace(Run.open(path), specification=model)
     except BaseException:
         if folder is None:
@@ -136,8 +136,36 @@ def fit(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
-    say_result(finished, progress=told, in_ledger=folder is not None)
+    say_result(finished, progress=progress, in_ledger=folder is not None)
     return finished
+
+
+class _Fit(NamedTuple):
+    """What every process of a `fit` is given."""
+
+    examples: AttributedExamples
+    model: Specification
+    selector: Any
+    sections: dict[str, Any]
+    path: Path
+
+    def config(self) -> TrainConfig:
+        config = TrainConfig.from_sections(self.sections, model=self.model, name="fit")
+        return dataclasses.replace(config, text=_NOTE + config.text)
+
+    def train(self, workers: Workers, told: Told) -> None:
+        config = self.config()
+        with RunFolder.open(self.path, workers=workers) as opened:
+            run_configuration(
+                config,
+                opened,
+                examples=self.examples,
+                given=Given(select=given_selection(self.selector, self.examples, config)),
+                progress=told.progress,
+                on_metrics=told.on_metrics,
+                announce=told.announce,
+                advise=told.advise,
+            )
 
 
 def selector_for(selector: Any, examples: AttributedExamples) -> Any:

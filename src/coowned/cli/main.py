@@ -16,7 +16,7 @@ import typer.main
 
 import coowned
 from coowned import interrupts
-from coowned.errors import CertificateMismatchError, CoownedError
+from coowned.errors import CertificateMismatchError, CoownedError, WorkerLostError
 
 EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character still shows the rest
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     code = run(sys.argv[1:] if arguments is None else arguments)
-    if code == EXIT_INTERRUPTED:
-        # XLA's threads may still be computing and crash when the interpreter shuts down. Our own files are closed and
-        # cleaned up by now, so leave at once.
+    if code in (EXIT_INTERRUPTED, EXIT_MACHINE):
+        # XLA's threads may still be computing, or waiting for another worker, and crash when the interpreter shuts
+        # down. Our own files are closed and cleaned up by now, so leave at once.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
@@ -99,6 +99,8 @@ def run(arguments: list[str]) -> int:
         return _say(f"{message.removesuffix('.')}; see --help", EXIT_INPUT)
     except CertificateMismatchError as error:
         return _say(error, EXIT_CLAIM)
+    except WorkerLostError as error:
+        return _say(error, EXIT_MACHINE)
     except CoownedError as error:
         return _say(error, EXIT_INPUT)
     except (KeyboardInterrupt, typer.Abort):

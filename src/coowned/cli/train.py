@@ -1,6 +1,7 @@
 """`coowned train`: from data to a model, following one configuration; resumable."""
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -42,6 +43,9 @@ def run(
             metavar="FILE", help="Sign the finished run with this private key; created, with FILE.pub, if missing."
         ),
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Train in N processes of this machine: the same bits.")
+    ] = 1,
     allow_large_delta: AllowLargeDelta = False,
     ledger: Ledger = None,
     json: Json = False,
@@ -72,15 +76,28 @@ def run(
             "train needs CONFIG.toml and -o RUN, or --data in place of the file; --example prints one to start from"
         )
     from coowned.runs.configured_run import run_configuration
+    from coowned.runs.engines import workers_from
     from coowned.runs.run_folder import RunFolder
     from coowned.runs.signature import sign_run, signing_key
     from coowned.runs.stored_run import StoredRun
     from coowned.training.evaluate import check_labels
 
     settings = _configuration(config, source, described, output, allow_large_delta)
+    workers = workers_from(os.environ)
+    if processes > 1:
+        if workers.count > 1:
+            raise InputError("--processes: these processes were started as workers already; leave the option out")
+        paths = {"--sign-key": sign_key, "--ledger": ledger}
+        options = [word for name, path in paths.items() if path is not None for word in (name, str(path))]
+        options += [name for name, given in (("--allow-large-delta", allow_large_delta), ("--json", json)) if given]
+        raise typer.Exit(_in_processes(processes, config, ["-o", str(output), *options]))
+    if workers.rank:  # worker 0 tells what happens, and signs
+        with RunFolder.open(output, workers=workers) as folder:
+            run_configuration(settings, folder)
+        return
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
-    with RunFolder.open(output) as folder, training() as (progress, announce):
+    with RunFolder.open(output, workers=workers) as folder, training() as (progress, announce):
         try:
             run_configuration(
                 settings,
@@ -104,6 +121,14 @@ def run(
     show_run(finished, json, time.monotonic() - began)
     warn_of_others(finished, ledger)
     check_labels(finished.evaluations())
+
+
+def _in_processes(processes: int, config: Path | None, options: list[str]) -> int:
+    from coowned.runs.launch import launch
+
+    if config is None:
+        raise InputError("--processes needs CONFIG.toml in place of --data; --example prints one to start from")
+    return launch([sys.executable, "-m", "coowned", "train", str(config), *options], processes)
 
 
 def _configuration(

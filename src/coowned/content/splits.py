@@ -45,9 +45,16 @@ def split_examples(
         raise InputError(f"splits must add up to 1, the first above 0, not {list(fractions)}")
     ends = [min(2**64 - 1, int(2.0**53 * edge) << 11) for edge in np.cumsum(fractions)[:2]]
     offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
-    hashes = _hash_ids(offsets, data, graph.num_examples, hash_seed(np.int64(_SEED)))
+    hashes = hash_ids(offsets, data, graph.num_examples, _SEED)
     part = (hashes >= np.uint64(ends[0])).astype(np.uint8) + (hashes >= np.uint64(ends[1]))  # (num_examples,)
     return {name: np.flatnonzero(part == number) for number, name in enumerate(SPLITS)}
+
+
+def hash_ids(
+    offsets: npt.NDArray[np.int64], data: npt.NDArray[np.uint8], count: int, seed: int
+) -> npt.NDArray[np.uint64]:
+    """(count,) 64-bit hashes of texts in a buffer; every seed is a stream of its own."""
+    return _hash_ids(offsets, data, count, hash_seed(np.int64(seed)))
 
 
 @numba.njit(cache=True, nogil=True)

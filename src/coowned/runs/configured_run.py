@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -27,7 +28,7 @@ from coowned.progress import Progress
 from coowned.runs import graph_summary
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.defaults import ModelSizes, completed
-from coowned.runs.run_folder import RunFolder
+from coowned.runs.run_folder import RunFolder, code_digest, machine
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.held_out import select_held_out
 from coowned.selection.selection_files import encode_selection
@@ -37,6 +38,7 @@ from coowned.training import evaluate as evaluation
 from coowned.training.loop import TrainedModel, check_devices, train, train_without_privacy
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import OnMetrics, claim, parquet_bytes
+from coowned.training.workers import Workers, agree, send
 
 _LOG = logging.getLogger(__name__)
 Select = Callable[[AttributionGraph], Selection | Schedule]
@@ -103,6 +105,11 @@ def run_configuration(
         announce(text)
 
     require("train", "training")
+    workers = folder.workers
+    if workers.count > 1:
+        named = {"version of the code or of coowned, jax, numpy, numba or optax": code_digest()}
+        named |= {"kind of device or processor, or XLA_FLAGS,": machine(), "configuration": config.digest}
+        agree(workers, named)
     folder.refuse_if_finished()
     check_devices(config.run.devices)  # selecting may take long
     config.model.check_files(config.folder)
@@ -114,9 +121,10 @@ def run_configuration(
     splits = split_examples(examples.graph, config.splits)
     graph, test_graph = (examples.graph.subgraph(splits[name]) for name in ("train", "test"))
     resumed = folder.is_begun
-    if resumed:
-        tell("recounting the selection")
-        run = StoredRun.open(folder.path, finished=False)  # `train` recounts and compares everything that matters
+    run = StoredRun.open(folder.path, finished=False) if resumed else None
+    run_id = _run_id(workers, run)
+    if run is not None:
+        tell("recounting the selection")  # `train` recounts and compares everything that matters
         config = config.completed_as(run.config(config.folder))
         plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
         held_out = run.held_out(test_graph) if config.evaluation else None
@@ -124,7 +132,8 @@ def run_configuration(
         tell("selecting")
         held_out = held_out_of(config, test_graph) if config.evaluation else None
         config = completed_for(config, examples, graph, given.select)
-        plan = make_plan(config, graph, run_key, given, held_out=held_out and certify(test_graph, held_out))
+        part = held_out and certify(test_graph, held_out)
+        plan = make_plan(config, graph, run_key, given, held_out=part, run_id=run_id)
         if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
             _LOG.info(advice)
             advise(advice)
@@ -143,6 +152,8 @@ def run_configuration(
 
     def at_end(trained: TrainedModel) -> None:
         baseline = None
+        if workers.rank:
+            return
         if config.run.baseline:
             tell("training without privacy, for comparison")
             baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
@@ -225,11 +236,13 @@ def make_plan(
     given: Given = _NOTHING,
     *,
     held_out: ContributionCertificate | None = None,
+    run_id: str | None = None,
 ) -> TrainingPlan:
     """Selects from the graph, certifies and accounts for what the configuration asks.
 
     Args:
       held_out: of the part that a covered evaluation counts on.
+      run_id: what the guarantee calls the run; made up at random by default.
     """
     selected = choose(config, graph) if given.select is None else given.select(graph)
     certificate = certify(graph, selected)
@@ -251,8 +264,17 @@ def make_plan(
             test_run=run_key.is_test_run,
             held_out=held_out,
             epsilon_share=config.evaluation.epsilon_share if config.evaluation else 0.0,
+            run_id=run_id,
         )
     return _plan(config, certificate, selected, mechanism, claimed, run_key)
+
+
+def _run_id(workers: Workers, run: StoredRun | None) -> str | None:
+    """The name that worker 0 gives the run, where there are several workers; else the guarantee has its own."""
+    if workers.count == 1:
+        return None
+    known = None if run is None or run.guarantee is None else run.guarantee.run_id
+    return send(workers, (known or secrets.token_hex(8)).encode() if workers.rank == 0 else None).decode()
 
 
 def _plan(

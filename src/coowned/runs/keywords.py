@@ -25,6 +25,7 @@ class FitKeywords(TypedDict, total=False):
     splits: Sequence[float] | None
     selection_seed: int
     seed: int | None
+    processes: int
     progress: Progress | None
     on_metrics: OnMetrics | None
 
@@ -48,7 +49,7 @@ _SHORT = {
     "seed": "run",
 }
 _WORDS = {"mechanism": "kind", "optimizer": "name"}  # the key that a plain word in place of a group stands for
-_NO_KEYS = ("selection_seed", "progress", "on_metrics")
+_NO_KEYS = ("selection_seed", "processes", "progress", "on_metrics")
 
 
 def sections_of(groups: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,7 @@ from coowned.files import check_parent, check_writable, refusing_unwritable, syn
 from coowned.mechanism.mechanism import Mechanism
 from coowned.runs.records import FILES, RunRecord, is_run_file
 from coowned.training.checkpoint import Checkpoint
+from coowned.training.workers import ALONE, Workers, send
 
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts
 _NOT_TRAINING = ("audit/", "cli/", "report/", "spark/", "testing/")  # folders that decide nothing of a step
@@ -71,8 +72,8 @@ class RunFolder:
     all that can be done from here, and some disks keep old blocks.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, workers: Workers = ALONE):
+        self.path, self.workers = Path(path), workers
         self._record = RunRecord(state="preparing")
         self._key: RunKey | None = None
         self._prepared: dict[str, tuple[bytes, int]] = {}
@@ -80,11 +81,15 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: str | os.PathLike[str]) -> Iterator["RunFolder"]:
+    def open(cls, path: str | os.PathLike[str], *, workers: Workers = ALONE) -> Iterator["RunFolder"]:
         """Makes the folder or opens an earlier one, and keeps other processes out until the end.
 
-        A folder that it made, and in which no run has begun, is removed again.
+        A folder that it made, and in which no run has begun, is removed again. Of several workers only worker 0 has the
+        folder; what others get writes nothing.
         """
+        if workers.rank:
+            yield AbsentFolder(path, workers=workers)
+            return
         folder = Path(path)
         is_new = not os.path.lexists(folder)
         if is_new:
@@ -96,7 +101,7 @@ class RunFolder:
         else:
             raise InputError(f"{folder}: not a folder; choose another folder for the run")
         try:
-            with cls._locked(folder) as opened:
+            with cls._locked(folder, workers) as opened:
                 yield opened
         finally:
             if is_new:
@@ -105,7 +110,7 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def _locked(cls, path: Path) -> Iterator["RunFolder"]:
+    def _locked(cls, path: Path, workers: Workers) -> Iterator["RunFolder"]:
         foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not is_run_file(name))
         if foreign:
             raise InputError(f"{path}: a folder with other files in it ({foreign[0]}); choose another one for the run")
@@ -115,7 +120,7 @@ class RunFolder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except OSError:
                 raise InputError(f"{path}: another process is training there; wait, or choose another folder") from None
-            folder = cls(path)
+            folder = cls(path, workers=workers)
             folder._clear_unbegun()
             folder._refuse_files_of_others()
             yield folder
@@ -144,6 +149,7 @@ class RunFolder:
     def run_key(self, seed: int | None = None) -> RunKey:
         """The key of the run here, made at the first call, stored by `begin`: the system's, or a seed's for a test."""
         self.refuse_if_finished()
+        first_call = self._key is None
         if self._key is None:
             if self.is_begun:
                 self._key = self._stored_key()
@@ -153,6 +159,8 @@ class RunFolder:
             raise CertificateMismatchError(
                 f"{self.path}: the run was started with a different seed; choose another folder"
             )
+        if first_call:
+            send(self.workers, self._key.to_json().encode())
         return self._key
 
     def give_key(self, key: RunKey) -> None:
@@ -314,6 +322,42 @@ class RunFolder:
         for name in ("checkpoint.safetensors", *(f".{name}.part" for name in FILES)):
             (self.path / name).unlink(missing_ok=True)
         sync_folder(self.path)
+
+
+class AbsentFolder(RunFolder):
+    """What a worker other than worker 0 has in place of the run's folder: it writes nothing, the key least of all.
+
+    Guarantees:
+      - Nothing is on the disk that this worker wrote.   (test_other_workers_write_nothing)
+    """
+
+    @property
+    def is_finished(self) -> bool:
+        return False
+
+    @property
+    def is_begun(self) -> bool:
+        return False
+
+    def run_key(self, seed: int | None = None) -> RunKey:
+        """The key that worker 0 made or read."""
+        if self._key is None:
+            self._key = RunKey.from_json(send(self.workers, None).decode())
+        return self._key
+
+    def begin(self, run: Mapping[str, Any]) -> Checkpoint | None:
+        return None
+
+    def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        pass
+
+    def finish(
+        self, models: Mapping[str, tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, str]]], files: Mapping[str, bytes]
+    ) -> None:
+        pass
+
+    def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
+        pass
 
 
 def _serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.certificate import ContributionCertificate
 from coowned.mechanism.mechanism import Mechanism
+from coowned.training.workers import Workers
 
 
 class Checkpoint(NamedTuple):
@@ -22,6 +23,11 @@ class Keeper(Protocol):
 
     @property
     def is_begun(self) -> bool: ...
+
+    @property
+    def workers(self) -> Workers:
+        """The processes that train; worker 0's place is the one that keeps anything."""
+        ...
 
     def prepare_claim(
         self, certificate: ContributionCertificate, guarantee: PrivacyGuarantee | None, mechanism: Mechanism

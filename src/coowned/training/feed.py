@@ -16,6 +16,7 @@ from coowned.content.data import Draw, TrainingData, rows_in_place
 from coowned.exact.keys import RunKey
 from coowned.exact.noise import NoiseStream
 from coowned.mechanism.batching import Batches
+from coowned.training.workers import Share
 
 _ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without a copy
 
@@ -26,7 +27,7 @@ class StepInput(NamedTuple):
     step: int
     batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; features may be `InPlace`
     mask: npt.NDArray[np.bool_]  # (physical size,)
-    copies: int  # how many were drawn, empty ones included; secret
+    copies: int  # how many were drawn for all workers, empty ones included; secret
     noise: dict[str, npt.NDArray[np.int64]] | None  # (num_models, *shape)
     slot: Any  # give it back with `Feeder.release`
 
@@ -53,6 +54,7 @@ class Feeder:
     start: int
     stop: int
     in_place: bool = False
+    share: Share | None = None  # of the batch that is this worker's; None: all
     _free: list[dict[int, dict[str, npt.NDArray[Any]]]] = dataclasses.field(default_factory=list, init=False)
 
     def __iter__(self) -> Iterator[StepInput]:
@@ -77,6 +79,9 @@ class Feeder:
     def _make(self, step: int) -> StepInput:
         slot = self._free.pop() if self._free else {}
         drawn = self.batches.batch(step)
+        copies = drawn.num_copies
+        if self.share is not None:
+            drawn = self.share.of(drawn, batch_size=self.batches.batch_size, multiple_of=self.batches.multiple_of)
         size, count = drawn.physical_size, drawn.num_copies
         in_place = rows_in_place(self.data, drawn.examples) if self.in_place else None
         if size not in slot:
@@ -93,7 +98,7 @@ class Feeder:
         for array in arrays.values():
             array[count:] = 0
         noise = None if self.noise is None else self.noise.next()
-        return StepInput(step, batch, drawn.mask, count, noise, slot)
+        return StepInput(step, batch, drawn.mask, copies, noise, slot)
 
 
 def _aligned(shape: tuple[int, ...], kind: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -22,10 +22,19 @@ from coowned.training.feed import Feeder, StepInput
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
-from coowned.training.step import Step, compiled_loss, gathered
+from coowned.training.step import Step, compiled_loss, compiled_total_loss, gathered
+from coowned.training.workers import ALONE, Share, Workers, agree, mean_loss, send, shards_of
 
 if TYPE_CHECKING:
     import polars as pl
+
+_NAMED = {  # what an error calls the parts of a run that workers must agree in
+    "plan": "graph, selection, mechanism, noise, clip norm or optimizer",
+    "data": "data set (features, labels or attribution)",
+    "initial": "set of initial parameters",
+    "devices": "number of devices",
+    "key": "run key",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -182,7 +191,13 @@ def run_plans(
     model.check_data(data.shapes())
     plan.check(data.graph)
     start_parameters = _check_initial(model, initial)
+    workers: Workers = ALONE if folder is None else folder.workers
     run: dict[str, Any] | None = None
+    if workers.count > 1 and not any(p.clip_norm is not None and p.clip_norm < math.inf for p in plans):
+        raise InputError(
+            "several processes need a clip_norm: without one, sums are of floating-point numbers and depend on the "
+            "number of processes; set clip_norm, or train in one process"
+        )
     if folder is not None or not plan.run_key.is_test_run:  # a digest reads all of the data
         run = {
             "plan": plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]},
@@ -200,10 +215,11 @@ def run_plans(
         }
         bound = [run[name] for name in ("plan", "model", "data", "initial", "devices")]
         plan.run_key.bind(json.dumps(bound, sort_keys=True))
-    trainer = Trainer(plans, model, devices=devices)
+        agree(workers, {_NAMED.get(name, name): json.dumps(value, sort_keys=True) for name, value in run.items()})
+    trainer = Trainer(plans, model, devices=devices, workers=workers)
     state, rows, start = trainer.initial_state(start_parameters), [], 0
     if folder is not None and run is not None:
-        stored = folder.begin(run)
+        stored = trainer.sent(folder.begin(run), state)
         if stored is not None:
             state, rows, start = trainer.restore(state, stored)
     every = checkpoint_every or max(1, plan.iterations // 20)
@@ -217,7 +233,10 @@ def run_plans(
 
     read = data if plan.clip_norm is None else with_norms(data)
     state = trainer.run(read, state, rows, start=start, after=after)
-    return trainer.released(state), metrics_table(rows)
+    released = trainer.released(state)
+    if workers.count > 1:
+        agree(workers, {"model at the end": digest_arrays(released)})
+    return released, metrics_table(rows)
 
 
 class Trainer:
@@ -226,7 +245,14 @@ class Trainer:
     Every array of the state has a leading axis for the members.
     """
 
-    def __init__(self, plans: Sequence[TrainingPlan], model: Model, *, devices: int = 1):
+    def __init__(
+        self,
+        plans: Sequence[TrainingPlan],
+        model: Model,
+        *,
+        devices: int = 1,
+        workers: Workers = ALONE,
+    ):
         import jax
 
         if devices > 1 and not model.runs_in_jax:
@@ -237,7 +263,7 @@ class Trainer:
                 "scale_gradients needs gradients computed by JAX and independent noise in every step; remove it for "
                 "linear models and for dp-mf"
             )
-        self._plans, self._model = tuple(plans), model
+        self._plans, self._model, self._workers = tuple(plans), model, workers
         plan = self._plans[0]
         self._clips = plan.clip_norm is not None and plan.clip_norm < math.inf
         self._split, self._replicated = _shardings(devices)
@@ -250,9 +276,9 @@ class Trainer:
             ),
             plan.batch_size,
             tuple(model.grid(p.clip_norm or math.inf) for p in plans) if self._clips else None,
-            tuple(jax.devices()[:devices]) if devices > 1 else (),
+            tuple(jax.local_devices()[:devices]) if devices > 1 else (),
+            workers,
         )
-        self._mean_loss = compiled_loss(model)
         self._log_every = max(10, plan.iterations // 200)  # a loss reads the batch once more
         self._batches = plan.batches(multiple_of=8 * devices)
 
@@ -293,7 +319,7 @@ class Trainer:
         """All steps from `start` on; `rows` gains the metrics of a single model."""
         import jax
 
-        plan, single = self._plans[0], len(self._plans) == 1
+        plan, single, workers = self._plans[0], len(self._plans) == 1, self._workers
         if self._replicated is not None:
             state = jax.device_put(state, self._replicated)
         waiting: tuple[StepInput, Any] | None = None
@@ -305,6 +331,7 @@ class Trainer:
             start=start,
             stop=plan.iterations,
             in_place=self._clips,
+            share=None if workers.count == 1 else Share(shards_of(data.graph), workers.rank, workers.count),
         )
         for step_input in inputs:
             interrupts.check()
@@ -312,8 +339,9 @@ class Trainer:
             if self._split is not None and not self._clips:
                 batch, mask = jax.device_put((batch, mask), self._split)
             logged = single and (step_input.step % self._log_every == 0 or step_input.step == plan.iterations - 1)
-            loss = self._mean_loss(state[0], gathered(batch), mask) if logged else None
-            state, clipped = self._step(state, batch, mask, step_input.noise)
+            loss = self._loss(state[0], gathered(batch), mask) if logged else None
+            drawn = () if workers.count == 1 else (step_input.copies,)
+            state, clipped = self._step(state, batch, mask, step_input.noise, *drawn)
             if waiting is not None:  # the step before has read its batch once it has a result
                 _wait(waiting[1])
                 inputs.release(waiting[0])
@@ -323,6 +351,11 @@ class Trainer:
             after(step_input.step, state, rows)
         jax.block_until_ready(state)
         return state
+
+    def _loss(self, parameters: Any, batch: Mapping[str, Any], mask: Any) -> Any:
+        if self._workers.count == 1:
+            return compiled_loss(self._model)(parameters, batch, mask)
+        return mean_loss(self._workers, *compiled_total_loss(self._model)(parameters, batch, mask))
 
     def _noise(self, start: int) -> NoiseStream | None:
         if self._step.grids is None or not any(p.noise_multiplier for p in self._plans):
@@ -362,6 +395,20 @@ class Trainer:
         rows = [StepMetrics(int(step), loss, clipped, int(copies)) for step, loss, clipped, copies in metrics]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), rows, stored.step
 
+    def sent(self, stored: Checkpoint | None, like: Any) -> Checkpoint | None:
+        """The checkpoint of worker 0, on every worker; metrics stay where they are."""
+        workers = self._workers
+        if workers.count == 1:
+            return stored
+        step = int(workers.sum(np.array([0 if stored is None else stored.step], np.int64))[0])
+        if step == 0:
+            return None
+        tensors = {"metrics": np.zeros((0, len(StepMetrics._fields)))} if stored is None else dict(stored.tensors)
+        for name, leaf in _named_leaves(like).items():
+            found = np.frombuffer(send(workers, None if stored is None else tensors[name].tobytes()), leaf.dtype)
+            tensors[name] = found.reshape(leaf.shape)
+        return Checkpoint(step, tensors)
+
 
 def _named_leaves(state: Any) -> dict[str, Any]:
     """The arrays of a state by their names in a checkpoint, in the order of `jax.tree.leaves`."""
@@ -384,8 +431,8 @@ def check_devices(devices: int) -> None:
     if devices > 1:
         import jax
 
-        if devices > len(jax.devices()):
-            there = counted(len(jax.devices()), "device")
+        if devices > len(jax.local_devices()):
+            there = counted(len(jax.local_devices()), "device")
             raise InputError(f"devices: this machine has {there}, not {devices}; use fewer")
 
 
@@ -396,7 +443,7 @@ def _shardings(devices: int) -> tuple[Any, Any]:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("batch",))
+    mesh = Mesh(np.array(jax.local_devices()[:devices]), ("batch",))
     return NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
 
 

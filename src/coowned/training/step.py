@@ -14,6 +14,7 @@ from coowned.exact.grid import Grid
 from coowned.exact.noise import release
 from coowned.models.model import Model, compiled_for
 from coowned.training.optimizers import Arrays, Rates, Rule, State, compiled_scales, compiled_update
+from coowned.training.workers import ALONE, Workers, summed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class Step:
       batch_size: the public one.
       grids: of each model; None: gradients are not clipped and have no noise.
       devices: that share the work on clipped gradients; none: the default one.
+      workers: the processes that each have a part of the batch.
     """
 
     model: Model
@@ -36,9 +38,19 @@ class Step:
     batch_size: int
     grids: tuple[Grid, ...] | None
     devices: tuple[Any, ...] = ()
+    workers: Workers = ALONE
 
-    def __call__(self, state: State, batch: Arrays, mask: Any, noise: Arrays | None) -> tuple[State, Any]:
-        """(the state after one step, number of clipped copies)."""
+    def __call__(
+        self, state: State, batch: Arrays, mask: Any, noise: Arrays | None, drawn: int | None = None
+    ) -> tuple[State, Any]:
+        """(the state after one step, number of clipped copies).
+
+        Args:
+          state: before the step.
+          batch, mask: of this worker's copies.
+          noise: the row of the step; None: none.
+          drawn: how many copies all workers have together; needed where there are several.
+        """
         update = compiled_update(self.rule)
         if self.grids is None:
             gradients, clipped = compiled_mean(self.model)(state[0], batch, mask, np.float32(self.batch_size))
@@ -46,6 +58,8 @@ class Step:
         scales = compiled_scales(self.rule)(state)
         given = () if scales is None else (scales,)
         sums, clipped = self.model.clipped_sum(state[0], batch, mask, self.grids, self.devices, *given)
+        if self.workers.count > 1:
+            sums, clipped = summed(self.workers, sums, clipped, mask, drawn)
         units = np.array([grid.unit for grid in self.grids])
         return update(state, release(sums, noise, units, self.batch_size), self.rates, *given), clipped
 
@@ -79,12 +93,25 @@ def compiled_loss(model: Model) -> Callable[..., Any]:
     return compiled_for(model, functools.partial(_mean_loss, model))
 
 
+@functools.lru_cache(maxsize=32)
+def compiled_total_loss(model: Model) -> Callable[..., tuple[Any, Any]]:
+    """(parameters of one model, batch, mask) -> total loss of the real rows, and how many have one."""
+    return compiled_for(model, functools.partial(_total_loss, model))
+
+
 def _mean_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> Any:
+    import jax.numpy as jnp
+
+    total, count = _total_loss(model, parameters, batch, mask)
+    return total / jnp.maximum(1, count)
+
+
+def _total_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> tuple[Any, Any]:
     import jax.numpy as jnp
 
     losses, _ = model.losses({name: array[0] for name, array in parameters.items()}, batch)
     counted = jnp.isfinite(losses) & mask
-    return jnp.where(counted, losses, 0).sum() / jnp.maximum(1, counted.sum())
+    return jnp.where(counted, losses, 0).sum(), counted.sum()
 
 
 def gathered(batch: Arrays) -> Arrays:

@@ -1,0 +1,6 @@
+"""`python -m coowned`: the command line, for what starts a module, such as torchrun."""
+
+from coowned.cli.main import main
+
+if __name__ == "__main__":
+    main()
