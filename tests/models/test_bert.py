@@ -119,7 +119,12 @@ def test_frozen_weights_stay(folder, tmp_path):
     schema = mails().payload.schema
     everything = dataclasses.replace(spec, trainable=None).task(schema, folder=folder, is_private=True)
     start = everything.read(mails())[0].initial()
-    settings = {"selector": co.Greedy(contribution_bound=2), "batch_size": 24, "iterations": 6, "checkpoint_every": 2}
+    settings = {
+        "selector": co.Greedy(contribution_bound=2),
+        "batch_size": 24,
+        "iterations": 6,
+        "run": co.RunSettings(checkpoint_every=2),
+    }
     private = {"epsilon": 8.0, "delta": 1e-5, "adjacency": "zero-out", "seed": 3, **settings}
 
     def stop(row):
