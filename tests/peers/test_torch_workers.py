@@ -11,8 +11,6 @@ from tests.runs.test_engines import write_config, write_data
 
 from coowned.runs.launch import free_port
 
-torch = pytest.importorskip("torch")
-
 
 def train(tmp_path, name, *starter):
     command = [sys.executable, *starter, "-m", "coowned", "train", str(tmp_path / "run.toml"), "-o", name]

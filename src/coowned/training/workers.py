@@ -96,7 +96,7 @@ def shards_of(graph: AttributionGraph) -> npt.NDArray[np.int64]:
 
     >>> graph = AttributionGraph.from_users_per_example([[0]] * 4096)
     >>> len(np.unique(shards_of(graph)))
-    1003
+    1010
     """
     offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
     return (hash_ids(offsets, data, graph.num_examples, _SEED) >> np.uint64(54)).astype(np.int64)  # of 64 bits: 1,024
