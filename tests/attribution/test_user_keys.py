@@ -291,6 +291,33 @@ def test_no_way_of_writing_splits_a_person(local, stops, pairs, blank, frame, en
         assert examples.user_mapping.users_of(cell) == [plain]
 
 
+def _keys_of_rows(column, cells):
+    """The user keys of each row that has a cell; None where the table is refused."""
+    try:
+        examples = from_table({column: cells}, users=column)
+    except InputError:
+        return None
+    keys = examples.user_keys.to_pylist()
+    rows = np.split(examples.graph.users, examples.graph.indptr[1:-1])
+    return [{keys[user] for user in row} for row in rows]
+
+
+@given(
+    st.lists(st.one_of(spellings, st.sampled_from(["ann@x.org", "Bob <bob@x.org>"])), min_size=2, max_size=5),
+    spellings,
+    st.data(),
+)
+def test_one_spelling_changes_no_other_row(cells, other, data):
+    """However one person is written, the users of all other rows, and their ids, stay what they are."""
+    changed = data.draw(st.integers(0, len(cells) - 1))
+    for column in ("users", "to"):
+        before = _keys_of_rows(column, cells)
+        after = _keys_of_rows(column, [*cells[:changed], other, *cells[changed + 1 :]])
+        if before is not None and after is not None:
+            del before[changed], after[changed]
+            assert before == after
+
+
 @given(
     st.text("ab", min_size=1, max_size=2),
     st.text('ab"()', min_size=1, max_size=5),
