@@ -137,7 +137,7 @@ def tuned_delta(profile: PrivacyProfile, law: NumberOfRuns, epsilon: float) -> f
 
     Guarantees:
       - Never below the exact delta of small mechanisms, whichever order.   (test_never_below_the_exact_delta)
-      - The bound of Koskela, Redberg and Wang is never smaller.   (test_never_above_the_published_bound)
+      - A bound by one ratio, as of Koskela et al., is never smaller.   (test_never_above_the_published_bound)
       - One run costs what it costs alone.   (test_one_run_costs_what_it_costs_alone)
 
     Example:
